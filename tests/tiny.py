@@ -1,4 +1,4 @@
-"""Settings of small runs, and what such a run left, for tests of several folders."""
+"""Provide settings of small runs, and access to what such a run left, for tests of several folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_in(results: Path, name: str = "FL_global_model.pt") -> dict[str, torch
 
 
 def without_times(value: Any) -> Any:
-    """Results without what a clock wrote."""
+    """Return results without values of a clock."""
     clocks = ("seconds", "started", "updated", "finished", "run")  # and the id of the run
     if isinstance(value, dict):
         return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}

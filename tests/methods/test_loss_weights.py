@@ -33,7 +33,7 @@ SMALL = {**SEGMENTATION, "local_epochs": 1, "criterion": "task"}
 def weigh(
     rule: Any, field: str, current_round: int = 0, samples: Any = None, num_rounds: int = 300, **said: float
 ) -> Any:
-    """A round in which sites report; their weights in order of names, rounded."""
+    """Do a round in which sites report; return their weights in order of names, rounded."""
     given = inputs({s: {field: v} for s, v in said.items()}, current_round=current_round, num_rounds=num_rounds)
     given.received = {}
     given.num_samples = samples or dict.fromkeys(said, 1)
@@ -196,7 +196,7 @@ def loss_of(task: ClassificationTask, state: Any) -> float:
 
 
 def test_fed_gas_gap_over_rounds(tmp_path):
-    """No gap in the first round and after a round without the site; the same when a round is asked for again."""
+    """Check no gap in the first round and after a round without the site; a repeated round gives the same."""
     task = ClassificationTask(**TASK)
     states = [initial(task, seed) for seed in range(4)]
 
@@ -220,7 +220,7 @@ def test_fed_gas_gap_over_rounds(tmp_path):
 
 
 class Dying(Listener):
-    """The server dies in round 2, before the sites are asked."""
+    """Stop the server in round 2, before the sites are asked."""
 
     def event(self, kind, details):
         if kind == "phase" and details["current_round"] == 2:

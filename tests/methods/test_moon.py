@@ -1,4 +1,4 @@
-"""MOON: its objective line by line, its first round, mu = 0, and what stays at the site."""
+"""Test MOON: its objective line by line, its first round, mu = 0, and state that stays at the site."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_without_mu_it_is_fed_avg_to_the_bit(worker):
 
 @pytest.mark.long
 def test_a_repeated_round_starts_from_the_same_previous_model(worker, tmp_path):
-    """A new process for each task; then the server asks for rounds 2 and 1 again: a restart, and a step back."""
+    """Check a new process for each task; then the server asks for rounds 2 and 1 again: a restart, and a step back."""
     state = initial()
     replies = {}
     for current_round in (0, 1, 2):

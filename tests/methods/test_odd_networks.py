@@ -1,4 +1,4 @@
-"""Networks that are no plain stack of convolutions and batch norms, in runs of two rounds in this process."""
+"""Test networks that are no plain stack of convolutions and batch norms, in runs of two rounds in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Swin(SegmentationTask):
 
 
 class ViT(nn.Module):
-    """MONAI's, without the hidden states next to its answer."""
+    """Define MONAI's ViT without the hidden states next to its answer."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ViT(nn.Module):
 
 
 class SequenceFirst(nn.Module):
-    """Tokens in front of the images, torch's attention, and a batch norm behind one value a channel."""
+    """Define a network with tokens before images, torch's attention, and a batch norm of one value a channel."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings:
     ],
 )
 def test_every_layer_has_a_score(tmp_path, task, learns, batch, unscored):
-    """Two rounds of Fed-LWR, and of every layer a score but of those that never run."""
+    """Check two rounds of Fed-LWR: every layer has a score, except layers that never run."""
     found = run(tmp_path, "fed_lwr", task, learns, batch_size=batch, learning_rate=1e-3)
     for record in found["rounds"]:
         assert record["left_out"] == []
@@ -137,7 +137,7 @@ def largest_singular_values(network: nn.Module, state: dict[str, torch.Tensor]) 
 
 @pytest.mark.parametrize("method", ["fed_avg", "fed_ism"])
 def test_averages_of_parametrized_weights(tmp_path, method):
-    """Also under SAM's two passes the averaged network divides by what its weights measure."""
+    """Check that the averaged network divides by its weights' own norm, also under SAM's two passes."""
     found = run(tmp_path, method, classifier(Parametrized), CLASSES, batch_size=8, learning_rate=3e-2)
     state = found["model"]["model"]
     assert largest_singular_values(Parametrized(5), state) == pytest.approx([1, 1], abs=0.01)
@@ -175,7 +175,7 @@ def test_a_spectral_norm_divides_by_what_the_average_measures():
 
 
 def test_singular_vectors_by_hand():
-    """diag(3, 1), transposed convolutions by their second dimension; a weight of 0 has none."""
+    """Check diag(3, 1), and transposed convolutions by their second dimension; a weight of 0 has no singular vector."""
     u, v = torch.tensor([0.5, 0.5]), torch.tensor([0.6, 0.1])
     key = "a.parametrizations.weight."
     found = singular_vectors({key + "original": torch.diag(torch.tensor([3.0, 1.0])), key + "0._u": u, key + "0._v": v})
@@ -195,7 +195,7 @@ def test_singular_vectors_by_hand():
 
 
 def test_sam_moves_what_the_parametrization_owns():
-    """By hand: the gradient at w + rho g / |g| over all original tensors, and the weights put back before the step."""
+    """Check by hand the gradient at w + rho g / |g| over all original tensors, and weights restored before the step."""
     torch.manual_seed(0)
     network = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)), nn.Tanh(), nn.Linear(2, 1))
     x = torch.randn(5, 3)

@@ -1,4 +1,4 @@
-"""The seam of what stays at a site: kept, loaded, not sent, and said so."""
+"""Test tensors that stay at a site: saved, loaded, not sent, and reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ with_downloads = pytest.mark.parametrize("name", [*STAYING, "cffl", "cgsv"])
 
 
 def of_method(name: str) -> dict[str, Any]:
-    """A rule where the plain mean will not do."""
+    """Return a rule of the method where the plain mean is not its average."""
     return {"rule": build(all_methods()[name].rule, {})} if name in ("cffl", "cgsv") else {}
 
 
@@ -114,7 +114,7 @@ def test_a_comparison_says_whose_models_it_compares(tmp_path):
 
 @every
 def test_a_site_is_measured_with_its_own(tmp_path, name):
-    """Before training, and in the final test, which is that of the last model with the parts of the last round."""
+    """Check before training, and in the final test of the last model with the own parts of the last round."""
     made, sites = run(tmp_path, half(name))
     task, last = Plane(), made.net.tasks[-1].params
     for site in SITES:
@@ -201,7 +201,7 @@ def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name)
 
 @every
 def test_one_site_with_the_bits_of_fed_avg(tmp_path, name):
-    """Without others there is nobody to be unlike; of Ditto, the common model."""
+    """Check that a single site gives FedAvg's bits, as no site differs from it; with Ditto the common model does."""
     settings = {"sites": ["site-1"], "num_rounds": 4}
     plain, _ = run(tmp_path / "plain", LocalTraining(**SMALL, local_epochs=2), **settings)
     own, sites = run(tmp_path / "own", half(name, local_epochs=2), **settings)
@@ -357,7 +357,7 @@ def test_a_silent_site_is_as_an_absent_one(tmp_path):
 
 
 def test_fed_lwr_compares_the_averaged_model_under_the_site_s_own_statistics(tmp_path) -> None:
-    """The anchor with this site's weights is this site's model: nothing differs but the statistics that came along."""
+    """Check the anchor with this site's own weights: only the statistics that came along differ."""
     training = build(all_methods()["fed_lwr"].training, {"norm_statistics": "site", "batch_size": 4})
     worker = at_site(tmp_path, training)
     state = initial()
@@ -373,7 +373,7 @@ def test_fed_lwr_compares_the_averaged_model_under_the_site_s_own_statistics(tmp
 
 
 def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
-    """Sums of thirds would change the last bits of numbers in float64."""
+    """Check equal bits, as sums of thirds would change the last bits of numbers in float64."""
     g = torch.Generator().manual_seed(0)
     received = {"bn.weight": torch.randn(500, generator=g).double().sin(), "weight": torch.ones(500).double()}
     collector = Collector(FedAvg(weighting="uniform"), tmp_path)

@@ -1,4 +1,4 @@
-"""Which checkpoint of the prior network a job may name: the packaged weights in other places."""
+"""Test which checkpoint of the prior network a job may name: the packaged weights in other places."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TASK = {**CLASSES, "projector_dim": 96}
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
-    """``data`` of the site and ``secret`` beside it, each with a checkpoint; a link from the one to the other."""
+    """Make ``data`` of the site and ``secret`` beside it, each with a checkpoint, and a link between them."""
     for name in ("data", "secret"):
         (tmp_path / name).mkdir()
         shutil.copy(EMBEDDED_FILE, tmp_path / name / "p.safetensors")
@@ -31,7 +31,7 @@ def folders(tmp_path: Path) -> Path:
 
 
 def answer(folders: Path, prior: str, settings: dict[str, Any]) -> SiteReply:
-    """A training whose job names ``prior``; ``{}`` in both stands for the folders."""
+    """Return the answer to a training whose job names ``prior``; ``{}`` in both stands for the folders."""
     own = {key: value.format(folders) if isinstance(value, str) else value for key, value in settings.items()}
     if "linked_roots" in own:
         own["linked_roots"] = [entry.format(folders) for entry in own["linked_roots"]]

@@ -1,4 +1,4 @@
-"""The range of every setting, by the range: of each method's halves, of the tasks and of a run.
+"""Test the range of every setting: of each method's halves, of the tasks and of a run.
 
 tests/unit/test_settings.py tries that a declared range is the one that holds, and what a value out of it is told.
 """

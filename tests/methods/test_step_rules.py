@@ -1,4 +1,4 @@
-"""FedNova and q-FedAvg: rounds with reports against the authors' loops in float64, sites, bounds, stock controllers."""
+"""Test FedNova and q-FedAvg: rounds against the authors' loops in float64, sites, bounds, stock controllers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_norm_that_cannot_be_costs_its_site_the_round(tmp_path, norm, steps, m
 
 
 class Normed(Line):
-    """With a batch norm, and a buffer whose name tells nothing."""
+    """Define a network with a batch norm, and a buffer whose name says nothing."""
 
     def build_model(self) -> torch.nn.Module:
         model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
@@ -92,7 +92,7 @@ class Normed(Line):
 
 
 def test_rounds_know_what_is_trained_from_the_model(tmp_path):
-    """Sites move everything by 0.1 k; parameters go a longer step, buffers the plain mean by samples."""
+    """Check sites that move everything by 0.1 k: parameters take a longer step, buffers the plain mean by samples."""
     norms = {1: 1.0, 2: 2.0, 3: 6.0}
 
     def said(site: str, name: str, task: Any) -> Any:
@@ -118,7 +118,7 @@ def test_rounds_know_what_is_trained_from_the_model(tmp_path):
 
 
 def test_what_one_site_can_do_to_the_step_is_bounded(tmp_path):
-    """Of six, one says that its steps came to 1, or to a million."""
+    """Check one of six sites that reports its steps as 1, or as a million."""
     sites = [f"site-{k}" for k in range(1, 7)]
 
     def step(norm: float, **bounds: Any) -> Any:
@@ -178,7 +178,7 @@ def test_the_constant_of_the_step(tmp_path):
 
 
 def q_weighed(rule: QFedAvg, changes: Any, losses: Any) -> Any:
-    """A round of one parameter that starts at 1."""
+    """Do a round of one parameter that starts at 1."""
     sites = list(SITES[: len(changes)])
     reports = {site: {"probe_loss": loss} for site, loss in zip(sites, losses, strict=True)}
     states = {s: {"w": torch.tensor([1.0 - by], dtype=torch.float64)} for s, by in zip(sites, changes, strict=True)}
@@ -191,7 +191,7 @@ def q_weighed(rule: QFedAvg, changes: Any, losses: Any) -> Any:
 
 
 def test_the_measured_constant_by_hand() -> None:
-    """a = (1/3, 2/3); sum a d^2 / F = 0.01 / 3 + 2/3 * 0.04 / 2 = 1/60; then half as much of it, then four times."""
+    """Check a = (1/3, 2/3); sum a d^2 / F = 0.01 / 3 + 2/3 * 0.04 / 2 = 1/60; then half as much, then four times."""
     rule = QFedAvg()
     first = q_weighed(rule, (0.1, 0.2), (1.0, 2.0))
     assert first.sites == pytest.approx({"a": 1 / 3, "b": 2 / 3})
@@ -205,7 +205,7 @@ def test_the_measured_constant_by_hand() -> None:
 
 @pytest.mark.parametrize("q", [0.5, 1.0, 2.0, 5.0])
 def test_the_measured_step_is_never_below_one_part_in_one_plus_q(q: float) -> None:
-    """Whatever a site sends: also a loss of 0, a huge update, and both."""
+    """Check anything that a site sends: also a loss of 0, a huge update, and both."""
     rule, rng = QFedAvg(q=q), np.random.default_rng(int(q * 2))
     for _ in range(200):
         changes, losses = 10 ** rng.uniform(-6, 3, 3), 10 ** rng.uniform(-8, 3, 3)
@@ -214,7 +214,7 @@ def test_the_measured_step_is_never_below_one_part_in_one_plus_q(q: float) -> No
 
 
 def test_after_long_updates_the_default_steps_and_the_papers_constant_does_not(tmp_path) -> None:
-    """Longer by far than learning rate times gradient, as Adam's are."""
+    """Check updates that are far longer than learning rate times gradient, as Adam's are."""
     said = reports("probe_loss", 0.7, 0.6, 0.8)
     steps = {L: aggregated(QFedAvg(lipschitz=L), tmp_path / str(L), said)[1].values["step"] for L in ("auto", "rate")}
     assert steps["auto"] == pytest.approx(0.5)
@@ -278,7 +278,7 @@ def test_a_site_reports_what_its_steps_come_to(tmp_path, given, how, caplog):
 
 
 def test_nova_trains_like_the_others(tmp_path):
-    """Without a proximal term plain training, with one FedProx; authors' momentum is another one."""
+    """Check plain training without a proximal term, FedProx with one; the authors' momentum is different."""
     plain = train(LocalTraining(**SGD), tmp_path / "a").update
     assert same(plain, train(NovaTraining(**SGD), tmp_path / "b").update)
     assert not same(plain, train(NovaTraining(**SGD, nesterov=False), tmp_path / "c").update)
@@ -293,7 +293,7 @@ def test_a_pull_that_overshoots_is_refused():
 
 @pytest.mark.parametrize("probe", ["ce", "la"])
 def test_probe_is_the_mean_loss_of_the_received_model(tmp_path, probe):
-    """Against one float64 batch of all training images, whatever the batch size; training is as without it."""
+    """Compare with one float64 batch of all training images, for any batch size; training does not change."""
     settings = {"batch_size": 7, "criterion": "logit_adjusted", "augment": True}
     reply = train(LossProbe(**settings, probe_loss=probe), tmp_path / "a")
     task = ClassificationTask(**TASK)

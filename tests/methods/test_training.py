@@ -1,4 +1,4 @@
-"""Local training, the frame of every site half: determinism, rates, moments, refusals."""
+"""Test local training, the base of every site half: determinism, rates, moments, refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_training_is_deterministic_and_depends_on_the_round(worker):
 
 
 def test_optimizer_moments_cross_processes_and_a_repeated_round_starts_the_same(worker):
-    """A new worker per task, as the simulator does with few workers; then the server asks for round 1 again."""
+    """Check a new worker per task, as in the simulator with few workers; then the server asks for round 1 again."""
     state = initial()
     worker().perform(request("train", state, 0))
     kept = worker().perform(request("train", state, 1))
@@ -75,7 +75,7 @@ def test_nan_loss_names_the_site_and_the_remedy(worker):
 
 
 def test_every_epoch_has_an_order_and_an_augmentation_of_its_own(worker):
-    """Those of the round's seed plus the epoch; and ``run.batch`` says which images a batch holds."""
+    """Check seeds of the round plus the epoch; ``run.batch`` says which images a batch holds."""
     seen = []
 
     class Watched(LocalTraining):
@@ -105,7 +105,7 @@ def test_every_epoch_has_an_order_and_an_augmentation_of_its_own(worker):
 
 
 class BadLastStep(LocalTraining):
-    """In round 1 the loss stays as it is, the gradient of the last step does not."""
+    """Break the gradient of the last step in round 1, and leave its loss as it is."""
 
     def begin_round(self, run, model):
         self.seen = 0
@@ -122,7 +122,7 @@ class BadLastStep(LocalTraining):
 
 
 class HugeLastStep(BadLastStep):
-    """Finite, but not its square: Adam's step is 0, and would be from then on."""
+    """Return a finite gradient whose square overflows: Adam's step is 0, and would remain 0."""
 
     def nothing(self, value):
         return 1e25 * (value - value.detach())
@@ -130,7 +130,7 @@ class HugeLastStep(BadLastStep):
 
 @pytest.mark.parametrize("broken", [BadLastStep, HugeLastStep])
 def test_moments_of_a_broken_round_are_not_kept(worker, broken):
-    """One such step would otherwise shut the site out of every later round."""
+    """Check that moments are dropped, as one such step would exclude the site from every later round."""
     state = initial()
     here = worker(broken(batch_size=4))
     assert here.perform(request("train", state, 0)).status == "ok"
@@ -153,7 +153,7 @@ def test_moments_of_a_broken_round_are_not_kept(worker, broken):
 
 
 def small_task() -> ClassificationTask:
-    """Somebody's own network, whose last stage has features of 1x1."""
+    """Define a user's own network whose last stage has features of 1x1."""
     task = ClassificationTask(
         phantom="fundus", image_size=(32, 32), phantom_sites=2, phantom_samples=60, phantom_test=40, partition="iid",
         corrupted_sites=0,
@@ -173,7 +173,7 @@ TOLD = {"search_distance": 0.05, "rescue_factor": True, "mean_loss": 0.5}
     ids=lambda kind: kind.__name__,
 )
 def test_a_last_batch_of_one_sample_is_trained_on(worker, training):
-    """With the running statistics where it has none of its own; elsewhere with its own."""
+    """Check that the running statistics are used where the sample has none of its own."""
     task = small_task()
     count = task.open_site("site-1", {}).num_samples("training")
     here = worker(training(batch_size=count - 1), task=task)
@@ -266,12 +266,12 @@ LOW = 0.001  # of the rate
 
 
 def share(current_round: int) -> float:
-    """Of the rate 0.1 in the tests below, which ends at a thousandth of it."""
+    """Return the share of the rate 0.1 in the tests below, which ends at a thousandth of it."""
     return LOW + (1 - LOW) * COSINE[current_round]
 
 
 def test_rates_of_the_schedules():
-    """lr_r = 1e-4 + (0.1 - 1e-4) (1 + cos(pi (r + 1) / R)) / 2, of Fed-MAS's code."""
+    """Check lr_r = 1e-4 + (0.1 - 1e-4) (1 + cos(pi (r + 1) / R)) / 2, of Fed-MAS's code."""
     cosine = LocalTraining(learning_rate=0.1, schedule="cosine", lowest_rate=1e-4)
     wanted = [1e-4 + 0.0999 * c for c in COSINE]
     assert wanted == pytest.approx([0.0853699837, 0.05005, 0.0147300163, 1e-4], rel=1e-8)
@@ -306,7 +306,7 @@ def test_bad_lowest_rates():
 
 
 def moved(reply: SiteReply) -> torch.Tensor:
-    """The change of all weights; batch norm's statistics do not depend on the rate."""
+    """Return the change of all weights; batch norm's statistics do not depend on the rate."""
     assert reply.status == "ok", reply.reason
     return torch.cat([t.flatten().double() for n, t in reply.update.items() if n.endswith(("weight", "bias"))])
 
@@ -314,7 +314,7 @@ def moved(reply: SiteReply) -> torch.Tensor:
 @pytest.mark.parametrize("current_round", range(4))
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 def test_the_schedule_sets_the_step(worker, optimizer, current_round):
-    """One step over all images: the cosine's is the constant rate's, shrunk."""
+    """Check one step over all images: the cosine's step is the constant rate's, shrunk."""
     settings = {"optimizer": optimizer, "learning_rate": 0.1, "momentum": 0.0, "batch_size": 100}
     steps = {}
     for schedule in ("constant", "cosine"):
@@ -327,7 +327,7 @@ def test_the_schedule_sets_the_step(worker, optimizer, current_round):
 
 
 def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
-    """What an optimizer keeps includes the rate of the round before."""
+    """Check that an optimizer's saved rate of the round before is not used."""
     steps = {}
     for schedule in ("constant", "cosine"):
         training = LocalTraining(learning_rate=0.1, schedule=schedule, batch_size=100)
@@ -341,7 +341,7 @@ def test_the_rounds_rate_goes_before_the_kept_optimizers(worker):
 
 
 def naive_criterion(criterion: str, tau: float, logits: torch.Tensor, label: int, counts: list[int]) -> float:
-    """One sample's loss, in plain numbers."""
+    """Compute one sample's loss, in plain numbers."""
     total = sum(counts)
     shift = {
         "logit_adjusted": lambda n: tau * math.log(n / total),
@@ -363,7 +363,7 @@ def naive_criterion(criterion: str, tau: float, logits: torch.Tensor, label: int
     ],
 )
 def test_criterion_of_the_first_step(worker, criterion, strength, tau):
-    """The recorded loss of one step over all images is the criterion's mean with this site's class counts."""
+    """Check that one step's recorded loss over all images is the criterion's mean with this site's class counts."""
     task = ClassificationTask(
         image_size=(33, 33), features=(4, 4, 8, 8), phantom="fundus", phantom_sites=3, phantom_samples=60,
         phantom_test=40, partition="iid", corrupted_sites=0,
@@ -393,7 +393,7 @@ CLASSES = {**LONG_TAILED, "partition": "iid", "projector_dim": 96}
 @pytest.mark.parametrize("half", HALVES, ids=lambda h: h.__name__)
 @pytest.mark.parametrize("steps", [2, 4, 9])  # less than a pass, one, two and a bit
 def test_the_same_number_of_steps_whatever_the_data(worker, half, steps):
-    """The batches are those of the epochs, cut off; every method counts a step once, and knows which images it sees."""
+    """Check batches of cut-off epochs; every method counts a step once, and knows which images it sees."""
     seen = []
 
     class Watched(half):
@@ -420,7 +420,7 @@ def test_the_same_number_of_steps_whatever_the_data(worker, half, steps):
 
 
 def test_steps_that_make_whole_passes_are_epochs(worker):
-    """Bit by bit, with moments and losses; and a loss of each pass, of what was gone through of the last."""
+    """Check equality bit by bit, with moments and losses; the last pass's loss is of its own batches."""
     state = initial()
     epochs = worker(LocalTraining(batch_size=4, local_epochs=2), "a").perform(request("train", state))
     assert epochs.num_steps % 2 == 0
@@ -445,7 +445,7 @@ def test_steps_and_epochs_exclude_each_other():
 
 
 def test_the_loss_of_fedmrl_is_of_all_steps(worker):
-    """The last pass may be one batch long."""
+    """Check a last pass that may be one batch long."""
     here = worker(FairProximalTraining(batch_size=10, local_steps=5, mu=0.0), task=ClassificationTask(**CLASSES))
     reply = here.perform(request("train", initial(here.task)))
     whole, cut = reply.stats["epoch_losses"]
@@ -458,12 +458,12 @@ def test_the_loss_of_fedmrl_is_of_all_steps(worker):
 
 
 def hooks() -> list[str]:
-    """What a half may override: public members of the base that are no settings."""
+    """Return the hooks that a half may override: public members of the base that are no settings."""
     return sorted(n for n in vars(LocalTraining) if not n.startswith("_") and n not in field_names(LocalTraining))
 
 
 def test_twelve_hooks_and_each_has_two_users() -> None:
-    """A thing that one method needs is a part, a mix-in or a function."""
+    """Check also that each hook has two methods; a feature of one method is a part, a mix-in or a function."""
     assert len(hooks()) <= 12
     halves: list[type] = [ReportsScore, ClassifierRetraining, *(method.training for method in all_methods().values())]
     classes = {base for half in halves for base in half.__mro__ if base is not LocalTraining}

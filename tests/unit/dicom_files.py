@@ -1,4 +1,4 @@
-"""DICOM files as scanners write them, made with pydicom for the tests."""
+"""Write DICOM files in the forms of scanners, with pydicom, for the tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AXIAL = [1, 0, 0, 0, 1, 0]
 
 
 def dicom(path: Path, pixels: npt.NDArray[Any], **tags: Any) -> Path:
-    """One file.
+    """Write one DICOM file.
 
     Args:
         path: of it.
@@ -53,7 +53,7 @@ def dicom(path: Path, pixels: npt.NDArray[Any], **tags: Any) -> Path:
 
 
 def series(folder: Path, volume: npt.NDArray[Any], order: list[int] | None = None, **tags: Any) -> Path:
-    """A folder with the axial slices (rows, columns, slices) of one series, named so that the names say nothing."""
+    """Write a folder with the axial slices (rows, columns, slices) of one series, under names without meaning."""
     folder.mkdir(parents=True)
     names = order or [(7 * k) % volume.shape[2] for k in range(volume.shape[2])]
     for k in range(volume.shape[2]):

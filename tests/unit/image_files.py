@@ -1,4 +1,4 @@
-"""What the tests of the tasks on images share."""
+"""Provide helpers that the tests of the tasks on images share."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ HEAVY = ("monai", "torch", "sklearn", "nibabel", "matplotlib", "PIL", "nvflare")
 
 
 def heavy_imports(code: str) -> str:
-    """Which of the slow packages a new process has imported after some code."""
+    """Return which of the slow packages a new process has imported after some code."""
     code = f"import sys\n{code}\nprint([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of a split, from batches of three."""
+    """Return inputs and targets of a split, from batches of three."""
     batches = list(data.batches(split, batch_size=3, **options))
     return torch.cat([inputs for inputs, _ in batches]), torch.cat([targets for _, targets in batches])
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
-    """The samples that a function of :mod:`fairflare.data.reading` reads from now on."""
+    """Count the samples that a function of :mod:`fairflare.data.reading` reads from now on."""
     calls: list[Any] = []
     real = getattr(reading, name)
 
@@ -47,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
 def refusal(
     action: Callable[[], object], settings: Mapping[str, Any], site: str, secrets: Sequence[str]
 ) -> DataError:  # fmt: skip
-    """The error of an action at a site; its public text names the site, and neither the data folder nor a secret."""
+    """Return the error of an action at a site; its public text names the site, but no data folder and no secret."""
     with pytest.raises(DataError) as caught:
         action()
     error = caught.value
@@ -59,7 +59,7 @@ def refusal(
 
 
 def whole_split(data: SiteData) -> tuple[torch.Tensor, torch.Tensor]:
-    """The training images and targets in order, after a look at the batches: how many, and shuffled by their seed."""
+    """Return training images and targets in order, after checks of the number and shuffling of batches."""
     count = data.num_samples("training")
     plain = data.batches("training", batch_size=3)
     assert len(plain) == len(list(plain)) == -(-count // 3)

@@ -1,4 +1,4 @@
-"""Folders of runs for the tests of the report: results as a run writes them, with figures that are made up."""
+"""Make folders of runs for the tests of the report: results as a run writes them, with invented figures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def round_of(number: int, sites: Sequence[str], values: Mapping[str, float], **m
 
 
 def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2, **head: Any) -> dict[str, Any]:
-    """A run that completed; ``values`` are its dice by site on the test splits."""
+    """Return the document of a completed run; ``values`` are its dice by site on the test splits."""
     sites = list(values)
     info = {
         "experiment": "",
@@ -90,7 +90,7 @@ def read_all(runs: Sequence[Mapping[str, Any]]) -> list[Results]:
 
 
 def write_run(folder: Path, content: Any) -> Path:
-    """Where ``fairflare run`` has it; text is written as it is."""
+    """Write results where ``fairflare run`` has them; a text is written as it is."""
     place = folder / "server" / "simulate_job" / "fairflare"
     place.mkdir(parents=True)
     text = content if isinstance(content, str) else json.dumps(content)
@@ -99,14 +99,14 @@ def write_run(folder: Path, content: Any) -> Path:
 
 
 def write_comparison(folder: Path, runs: Sequence[Mapping[str, Any]]) -> Path:
-    """As ``fairflare compare`` leaves them."""
+    """Write runs as ``fairflare compare`` leaves them."""
     for run in runs:
         write_run(folder / "runs" / f"{run['info']['label']}-seed{run['info']['seed']}", run)
     return folder
 
 
 def large(folder: Path, methods: int = 8, sites: int = 6, seeds: int = 3, layers: int = 41, rounds: int = 30) -> Path:
-    """A comparison with weights by layer in every run."""
+    """Write a comparison with weights by layer in every run."""
     names = [f"site-{k + 1}" for k in range(sites)]
     numbers = [
         {

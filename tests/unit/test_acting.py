@@ -1,4 +1,4 @@
-"""Settings that do nothing in a combination are refused, whoever gives them: --set, a recipe, a row of a comparison."""
+"""Test that settings without effect in a combination are refused from --set, a recipe, or a row of a comparison."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_in_recipes_and_rows_alike() -> None:
 
 
 def test_only_what_somebody_set_counts() -> None:
-    """Small jobs, papers and the set-up of another method have more settings than act."""
+    """Check that settings of small jobs, papers and another method's set-up may have no effect."""
     for method in all_methods():
         make_plan(method, num_rounds=20)
     for paper in ("fed_lwr", "fed_mrl", "fed_ism", "fed_mas"):
@@ -79,7 +79,7 @@ def test_only_what_somebody_set_counts() -> None:
 
 
 def test_what_is_declared_exists() -> None:
-    """A need of a setting that nobody has would never be looked at."""
+    """Check that a setting's declared needs exist, as others would never be looked at."""
     tasks = [load_task_class(file) for file in TASKS_BY_KIND.values()]
     for method in all_methods().values():
         classes = [method.rule, method.training, *tasks, RunSettings]

@@ -1,4 +1,4 @@
-"""``fairflare adapt``: norm statistics of unlabelled images of a hospital that was not there."""
+"""Test ``fairflare adapt``: norm statistics of unlabelled images of a hospital that did not train."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def of_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of an unlike scanner: bright, with little contrast."""
+    """Return images of an unlike scanner: bright, with little contrast."""
     folder = tmp_path_factory.mktemp("images")
     random = np.random.default_rng(0)
     for number in range(COUNT):
@@ -54,7 +54,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference(place: Path, images: Path) -> dict[str, torch.Tensor]:
-    """Statistics one norm after the other in the order of execution, over all pictures in one batch, in NumPy."""
+    """Compute statistics norm by norm in the order of execution, over all pictures in one batch, in NumPy."""
     predictor = load_predictor(place)
     network = predictor.network.eval()
     batch = torch.stack([predictor.task.read_input(file, None) for file in sorted(images.iterdir())])

@@ -1,4 +1,4 @@
-"""Adapters in MONAI's networks, frozen parts, and the settings that say so."""
+"""Test adapters in MONAI's networks, frozen parts, and the settings for them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_factors(model: nn.Module) -> None:
-    """As after a training: B is not 0 any more."""
+    """Set random factors as after a training: B is not 0 any more."""
     for name, parameter in model.named_parameters():
         if ".lora_B." in name:
             nn.init.normal_(parameter, std=0.05)
 
 
 def merged(model: nn.Module, scale: float) -> dict[str, torch.Tensor]:
-    """The tensors of the network without adapters that computes the same: W + scale B A, one kernel at a time."""
+    """Return the tensors of the network without adapters that computes the same: W + scale B A, kernel by kernel."""
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for layer, (name_a, name_b) in pairs_of(state).items():
         a, b = state.pop(name_a).double(), state.pop(name_b).double()
@@ -91,7 +91,7 @@ def test_the_adapted_forward_is_that_of_the_merged_weights(make: Any, side: int,
 
 
 def trained_by(task: Any, steps: int = 3) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A network after some steps of the sites' own optimizer, with weight decay, and its tensors before."""
+    """Return a network after some steps of the sites' own optimizer, with weight decay, and its tensors before."""
     torch.manual_seed(0)
     model = network_of(task)
     random_factors(model)

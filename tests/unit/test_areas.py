@@ -1,4 +1,4 @@
-"""Areas under the ROC curve: DeLong's covariance by case, intervals and thresholds, against other implementations."""
+"""Test areas under the ROC curve: DeLong's covariance by case, intervals, thresholds, against other implementations."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def by_pairs(truth: np.ndarray, scores: np.ndarray, cases: np.ndarray) -> tuple[
 
 
 def test_the_worked_example_of_the_published_implementation() -> None:
-    """The figures are those of ``compare_auc_delong_xu.py`` (yandexdataschool/roc_comparison), to six digits."""
+    """Compare with figures of ``compare_auc_delong_xu.py`` (yandexdataschool/roc_comparison), to six digits."""
     areas, covariance = delong(TRUTH, SCORES)
     assert areas == pytest.approx([0.791667, 0.708333], abs=1e-6)
     assert covariance == pytest.approx(np.array([[0.049769, 0.020833], [0.020833, 0.059028]]), abs=1e-6)
@@ -92,7 +92,7 @@ def test_delong_is_what_two_other_implementations_give(seed: int, patients: int 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_average_precision_is_the_step_sum_of_two_other_implementations(seed: int) -> None:
-    """Of scikit-learn, which makes the figure, of MONAI, and of the sum over distinct scores."""
+    """Compare with scikit-learn, which computes the figure, with MONAI, and with the sum over distinct scores."""
     random = np.random.default_rng(seed)
     truth = random.random(80) < 0.25
     scores = np.round(random.random(80) * 0.6 + 0.3 * truth, 1 if seed % 2 else 6)
@@ -148,7 +148,7 @@ def test_the_same_scores_do_not_differ_and_what_cannot_be_known_is_not_said() ->
 
 
 def test_intervals_by_patient_hold_where_those_by_image_do_not() -> None:
-    """40 patients of three alike images: the interval by patient covers the true area about as often as it says."""
+    """Check 40 patients of three alike images: the interval by patient covers the true area as often as stated."""
     random, inside = np.random.default_rng(3), np.zeros(2)
     true = float(stats.norm.cdf(1 / np.sqrt(2 * 1.0)))
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Which part of the packages may import which."""
+"""Test which part of the packages may import which."""
 
 from __future__ import annotations
 

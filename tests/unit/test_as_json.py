@@ -1,4 +1,4 @@
-"""``--json``: one document on standard output, of the keys that are declared, with the figures of the tables."""
+"""Test ``--json``: one document on standard output, with the declared keys and the figures of the tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def asked(*arguments: str | Path, code: int = 0) -> dict[str, Any]:
 
 
 def documented(row: str) -> set[str]:
-    """Keys that the page names for a command, or for a part of its document."""
+    """Return the keys that the page names for a command, or for a part of its document."""
     (line,) = re.findall(rf"^\| {re.escape(row)} \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     return set(re.findall(r"`(\w+)`", line))
 

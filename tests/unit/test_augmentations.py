@@ -1,4 +1,4 @@
-"""The random changes of training images: how far they go, and the papers' own."""
+"""Test the random changes of training images: how far they go, and the papers' own."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ SIZE = (41, 61)
 
 
 def changed(image: torch.Tensor, names: list[str], count: int = 40) -> list[np.ndarray]:
-    """The image after as many random changes."""
+    """Return the image after as many random changes."""
     batches = [(image.expand(count, -1, -1, -1), torch.zeros(count))]
     ((inputs, _),) = Augmented(batches, names, 0, size=image.shape[1:], with_targets=False)
     return list(inputs[:, 0].numpy())
 
 
 def line() -> torch.Tensor:
-    """A horizontal line through the middle."""
+    """Return an image of a horizontal line through the middle."""
     image = torch.zeros(1, *SIZE)
     image[:, SIZE[0] // 2 - 1 : SIZE[0] // 2 + 2, 5:-5] = 1
     return image
 
 
 def angle(picture: np.ndarray) -> float:
-    """Of the line, in degrees in (-90, 90], by the second moments of the bright pixels."""
+    """Return the line's angle in degrees in (-90, 90], by the second moments of the bright pixels."""
     rows, columns = np.nonzero(picture > 0.5)
     covariance = np.cov(columns, rows)
     return math.degrees(0.5 * math.atan2(2 * covariance[0, 1], covariance[0, 0] - covariance[1, 1]))
@@ -39,7 +39,7 @@ def angle(picture: np.ndarray) -> float:
 
 @pytest.mark.parametrize(("names", "most"), [(["affine"], 11.9), (["rotate"], 10.0)])
 def test_images_are_turned_by_at_most_ten_degrees(names: list[str], most: float) -> None:
-    """``affine`` turns by 9.74 degrees, and makes an image up to 1.1 times as high and 0.9 times as wide."""
+    """Check that ``affine`` turns by 9.74 degrees, and scales height by up to 1.1 and width by 0.9."""
     found = [abs(angle(picture)) for picture in changed(line(), names, 80)]
     assert most - 4.0 < max(found) < most + 1.0  # of pixels
     turned = [one for one in found if one > 0.2]
@@ -70,7 +70,7 @@ def test_flips_are_left_and_right_or_up_and_down() -> None:
 
 
 def test_the_blur_is_torchvisions() -> None:
-    """Sampled Gaussians of 5 columns and 9 rows, edges mirrored: with SciPy, in float64."""
+    """Compare with sampled Gaussians of 5 columns and 9 rows with mirrored edges: with SciPy, in float64."""
     image = torch.rand(3, 20, 24, generator=torch.Generator().manual_seed(0))
     blur = Blur()
     for seed in range(5):
@@ -85,7 +85,7 @@ def test_the_blur_is_torchvisions() -> None:
 
 
 def test_one_move_scales_shifts_or_turns() -> None:
-    """One of the three each time, a third of the images each: by size, centre and angle of a bar."""
+    """Check one of three changes each time, a third of the images each: by size, centre and angle of a bar."""
     image = torch.zeros(1, 101, 101)
     image[:, 44:57, 21:80] = 1
     seen: dict[str, list[float]] = {"scaled": [], "shifted": [], "turned": []}
@@ -112,7 +112,7 @@ def test_one_move_scales_shifts_or_turns() -> None:
 
 
 def jittered(picture: Image.Image, seed: int) -> np.ndarray:
-    """With Pillow, as torchvision does it, and the hue pixel by pixel with Python's ``colorsys``."""
+    """Compute torchvision's jitter with Pillow, and the hue pixel by pixel with Python's ``colorsys``."""
     random = np.random.RandomState(seed)
     factors, turn = random.uniform(0.75, 1.25, 3), random.uniform(-0.01, 0.01)
     for kind in random.permutation(4):
@@ -128,7 +128,7 @@ def jittered(picture: Image.Image, seed: int) -> np.ndarray:
 
 
 def test_the_jitter_is_torchvisions() -> None:
-    """But for the rounding to 256 levels, four times."""
+    """Check equality except for the rounding to 256 levels, four times."""
     pixels = np.random.default_rng(0).integers(0, 256, (12, 10, 3)).astype(np.uint8)
     pixels[0, 0], pixels[1, 1] = 90, (0, 0, 255)
     image = torch.as_tensor(pixels.transpose(2, 0, 1) / 255).float()

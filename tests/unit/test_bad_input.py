@@ -1,4 +1,4 @@
-"""What the formulas refuse, by site and value; and an error in somebody's own code, in one line."""
+"""Test that formulas refuse bad input by site and value, and that an error in a user's code is one line."""
 
 from __future__ import annotations
 

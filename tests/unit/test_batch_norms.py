@@ -1,4 +1,4 @@
-"""Running statistics measured again: against a reference in float64 that sees all images at once."""
+"""Test running statistics that are measured again against a reference in float64 that sees all images at once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def resnet() -> nn.Module:
 
 
 def images(count: int = 13, side: int = 32, seed: int = 1) -> list[torch.Tensor]:
-    """In batches of four; each image with its own brightness and contrast."""
+    """Return images in batches of four; each image has its own brightness and contrast."""
     g = torch.Generator().manual_seed(seed)
     found = torch.randn(count, 1, side, side, generator=g) * torch.rand(count, 1, 1, 1, generator=g)
     return list((found + torch.randn(count, 1, 1, 1, generator=g)).split(4))
@@ -113,7 +113,7 @@ def test_dropout_is_off_in_one_pass() -> None:
 
 
 def test_moments_of_values_far_from_0() -> None:
-    """Sums of squares in float32 would leave no digit of this variance."""
+    """Check a variance of which sums of squares in float32 would leave no digit."""
     values = 1e4 + 1e-2 * torch.randn(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found: Moments | None = None
     for part in values.split([1, 999, 3000]):
@@ -135,7 +135,7 @@ def test_pooled_by_hand() -> None:
 
 
 class Odd(nn.Module):
-    """A norm that runs twice in a row, one that no image reaches, one under two names, and others' statistics."""
+    """Define a norm that runs twice in a row, one that no image reaches, one under two names, and other norms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_what_is_not_finite_is_named() -> None:
 
 
 def test_a_lone_sample_in_one_pass() -> None:
-    """Its batch has no variance; the norm takes its running statistics for it."""
+    """Check that a batch of one sample, which has no variance, uses the norm's running statistics."""
     model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
     values = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
 

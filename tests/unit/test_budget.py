@@ -1,4 +1,4 @@
-"""The packages keep to the sizes of tools/budget.toml, and the tool that says so can say no."""
+"""Test that the packages keep to the sizes of tools/budget.toml, and that the tool can refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MONAI bundle as the task: what is read of it, what is refused and how, and what goes with a job."""
+"""Test a MONAI bundle as the task: the parts that are read, refusals, and the files that a job carries."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_later_file_and_an_override_go_before(tmp_path: Path) -> None:
 
 
 def own_network(folder: Path, width: int) -> Path:
-    """A bundle with code of its own, in a module that other bundles have too."""
+    """Make a bundle with code of its own, in a module name that other bundles have too."""
     config = train_config()
     config["network_def"] = {"_target_": "scripts.net.Net"}
     write_bundle(folder, config)

@@ -1,4 +1,4 @@
-"""What a MONAI bundle's task makes of a site's volumes: patches, whole volumes, metric; against MONAI's own parts."""
+"""Test a MONAI bundle's task on a site's volumes: patches, whole volumes, metric; against MONAI's own parts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_seed_decides_and_nothing_else(data: SiteData, task: MonaiBundleTask, 
 
 
 def test_every_epoch_has_cuts_and_changes_of_its_own(data: SiteData) -> None:
-    """Two seeds that put the images into the same order."""
+    """Check two seeds that put the images into the same order."""
     count = data.num_samples("training")
     orders = [torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist() for seed in range(100)]
     other = orders.index(orders[0], 1)
@@ -107,7 +107,7 @@ def test_every_epoch_has_cuts_and_changes_of_its_own(data: SiteData) -> None:
 
 
 def test_what_is_measured_on_is_not_changed_at_random(data: SiteData) -> None:
-    """The same patch whatever the order is, with grey values that stand in the volume."""
+    """Check the same patch for any order, with grey values that occur in the volume."""
     inputs = torch.cat(gone_through(data, batch_size=1)[::2])
     other = torch.cat(gone_through(data, batch_size=1, shuffle_seed=4)[::2])
     assert sorted(map(float, inputs.flatten(1).sum(1))) == sorted(map(float, other.flatten(1).sum(1)))
@@ -164,7 +164,7 @@ def mask_with(folder: Path, affine: Any, turned: bool) -> dict[str, Any]:
 def test_a_label_that_does_not_lie_on_its_image(
     task: MonaiBundleTask, tmp_path: Path, affine: Any, turned: bool, message: str | None
 ) -> None:
-    """A bundle's transforms leave it as it lies, and learn and measure voxel on voxel."""
+    """Check that a bundle's transforms leave it in place, and that learning and measuring go voxel on voxel."""
     data = task.open_site("site-1", mask_with(tmp_path, affine, turned))
     if message is None:
         assert len(gone_through(data)) == 4
@@ -213,7 +213,7 @@ def test_training_images_of_different_sizes(tmp_path: Path, settings: dict[str, 
 
 
 def plainly(model: torch.nn.Module, data: SiteData, metric: Any) -> tuple[float, float, torch.Tensor]:
-    """As one would write it with MONAI alone: the metric, the loss, and each image's values."""
+    """Compute metric, loss and each image's values as one would write them with MONAI alone."""
     from monai.losses import DiceCELoss
 
     losses, model = [], model.eval()
@@ -298,7 +298,7 @@ def test_nothing_of_the_postprocessing_writes_files(tmp_path: Path, settings: di
 
 
 def test_pictures(tmp_path: Path) -> None:
-    """The same in two dimensions, validated in batches of images of one size."""
+    """Check the same in two dimensions, validated in batches of images of one size."""
     config = train_config(dims=2)
     config["validate"]["dataloader"] = {"_target_": "DataLoader", "batch_size": 3}
     task = task_of(tmp_path / "b", config)

@@ -1,4 +1,4 @@
-"""What a site's labels have, and the question about what only others' labels have, in every command that sees both."""
+"""Test the census of a site's labels, and the question about labels of other sites alone, in every command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASK = SegmentationTask(num_classes=2, image_size=(32, 32), features=(4, 4, 8, 8
 
 
 def masks_site(folder: Path, marked: tuple[int, ...], images: int = 3, **more: Any) -> dict[str, Any]:
-    """A site whose masks have these values: a column of each; its block in ``fairflare.json``."""
+    """Make a site whose masks have these values, a column of each; return its block in ``fairflare.json``."""
     rng = np.random.default_rng([images, *folder.name.encode()])
     folder.mkdir(parents=True)
     splits: dict[str, list[dict[str, Any]]] = {}
@@ -48,7 +48,7 @@ def written(folder: Path, sites: dict[str, Any]) -> Path:
 
 
 def test_the_worked_example_of_a_floor() -> None:
-    """12 cases, floor 5: of 12, 3 and 0 only the first number may leave; 9 would tell of the 3 without."""
+    """Check 12 cases with floor 5: of 12, 3 and 0 only the first number may leave; 9 would reveal the 3 without."""
     counts = {"a": 12, "b": 3, "c": 0, "d": 9, "e": 7}
     assert told_cases(counts, 12, 5) == {"a": 12, "e": 7}
     assert told_cases(counts, 12, 1) == {"a": 12, "b": 3, "d": 9, "e": 7}

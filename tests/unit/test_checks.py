@@ -1,4 +1,4 @@
-"""The checks that the formulas share: what passes, what does not, and how they say it."""
+"""Test the checks that the formulas share: accepted values, refused values, and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classification task: settings, a site's images or its phantom, batches, metrics, initial weights."""
+"""Test the classification task: settings, a site's images or its phantom, batches, metrics, initial weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def folder(root: Path, splits: Mapping[str, Sequence[int]] | None = None, size: tuple[int, int] = (40, 48)) -> Path:
-    """A site with random images; ``splits`` are their labels."""
+    """Make a site with random images; ``splits`` are their labels."""
     labels = {"training": (0, 1, 2, 0, 0, 1, 2), "validation": (0, 1), "test": (2, 2, 0)} if splits is None else splits
     rng = np.random.default_rng(0)
     (root / "images").mkdir(parents=True)
@@ -54,7 +54,7 @@ def refused(task: ClassificationTask, settings: dict[str, Any], site: str = "hos
 
 
 class Fixed(torch.nn.Module):
-    """Gives the logits that the inputs hold."""
+    """Define a network that returns the logits that the inputs hold."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return inputs
@@ -104,7 +104,7 @@ def test_a_site_numbers_its_classes_differently(tmp_path: Path) -> None:
 
 
 def test_a_label_that_is_no_class(tmp_path: Path) -> None:
-    """Refused when the site is opened, before any image is read."""
+    """Check that the site refuses at its opening, before any image is read."""
     root = str(folder(tmp_path / "a", {"training": (0, 1), "validation": (0, 3), "test": (1,)}))
     error = refused(ClassificationTask(**OWN), {"data_root": root})
     assert str(error) == (
@@ -314,7 +314,7 @@ def test_augmentation_is_seeded_and_keeps_the_labels(kind: str, tmp_path: Path) 
     ],
 )
 def test_the_smallest_images_train_in_a_batch_of_one(arguments: dict[str, Any]) -> None:
-    """The last batch of an epoch may be one image; its last feature map needs more than one value."""
+    """Check the last batch of an epoch with one image, whose last feature map needs more than one value."""
     task = ClassificationTask(**{**OWN, **arguments})
     model = task.build_model().train()
     loss = task.loss(model(torch.rand(1, 3, *task.image_size)), torch.tensor([2]))
@@ -334,7 +334,7 @@ def test_losses() -> None:
 
 
 def test_evaluate_on_fixed_outputs() -> None:
-    """Targets 0 0 1 2, found 0 1 1 2."""
+    """Check targets 0 0 1 2 with predictions 0 1 1 2."""
     task = ClassificationTask(**OWN, class_names=["a", "b", "c"], class_groups={"often": [0], "rare": [1, 2]})
     shares = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.7, 0.1], [0.15, 0.6, 0.25], [0.1, 0.1, 0.8]])
     targets = torch.tensor([0, 0, 1, 2])

@@ -1,4 +1,4 @@
-"""The command line: what it describes, what it refuses and how, and what it shows of a run."""
+"""Test the command line: descriptions, refusals with their messages, and its view of a run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ RUN = ["run", "fed_avg", "--in-process", "--sites", "2", *given(TINY)]
 
 
 def one_line(result: Result) -> str:
-    """The error: exit code 2, one line, nothing else."""
+    """Return the error of a command: exit code 2, one line, nothing else."""
     assert result.exit_code == 2, (result.output, result.exception)
     assert result.stdout == ""
     assert result.stderr.startswith("error: ")
@@ -110,7 +110,7 @@ def test_no_command_shows_the_help() -> None:
 
 
 def expected_names(cls: type, prefix: str = "") -> set[str]:
-    """Every argument of a class, and of every kind of part that it takes, found by looking at signatures."""
+    """Return every argument of a class, and of every kind of part that it takes, by looking at signatures."""
     found = set()
     for name, parameter in inspect.signature(cls.__init__).parameters.items():
         if name == "self":
@@ -406,7 +406,7 @@ class Task(SegmentationTask):
     ],
 )
 def test_an_export_tries_the_users_own_network(body: str, code: int, message: str, tmp_path: Path) -> None:
-    """One that needs a file of the sites is exported, with a word."""
+    """Check that a network that needs a file of the sites is exported with a warning."""
     path = tmp_path / "mine.py"
     path.write_text(NETWORK.format(body))
     done = fairflare("export", "fed_avg", "--out", str(tmp_path / "jobs"), "--task-file", str(path))
@@ -447,7 +447,7 @@ class Task(SegmentationTask):
 
 
 def test_a_task_file_may_declare_settings(tmp_path: Path) -> None:
-    """Also with annotations that are texts, which are looked up in its module."""
+    """Check also annotations that are texts, which are looked up in the task file's module."""
     file = tmp_path / "task.py"
     file.write_text(TASK_WITH_SETTING)
     task = make_plan("fed_avg", task_file=file, settings={"depth": 4}).task
@@ -486,7 +486,7 @@ def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
 
 
 def documented() -> list[str]:
-    """Every complete ``run`` and ``export`` of README and pages; ``test_documented_commands.py`` has the others."""
+    """Return every complete ``run`` and ``export`` of the pages; ``test_documented_commands.py`` has the other ones."""
     found = []
     for page in (
         ROOT / "README.md",
@@ -538,7 +538,7 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Two runs in this process: one that completes, one that cannot; and what the view of the first was told."""
+    """Do two runs in this process, one that completes and one that cannot, with the events of the first one's view."""
     root = tmp_path_factory.mktemp("runs")
     told: list[tuple[str, dict[str, Any]]] = []
     original = RunView.event
@@ -641,7 +641,7 @@ def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> Non
 
 
 def test_what_the_sites_of_a_simulator_kept_back_is_in_its_log(tmp_path: Path) -> None:
-    """Their log is that of the one who runs it, so the text that no site sends is told here, once."""
+    """Check that texts that no site sends are printed once, as in the simulator the log belongs to the user."""
     log = tmp_path / "run.log"
     lines = [
         "  File 'x.py', line 3, in forward",
@@ -656,7 +656,7 @@ def test_what_the_sites_of_a_simulator_kept_back_is_in_its_log(tmp_path: Path) -
 
 
 def test_a_run_that_may_not_go_on_says_so_once(tmp_path: Path) -> None:
-    """The reason is in the results and its origin in the log, whatever kind of error it was."""
+    """Check that results have the reason and the log has its origin, for any kind of error."""
     common = [*RUN, "--rounds", "1", "--experiment", "e"]
     assert fairflare(*common, "-w", str(tmp_path / "run")).exit_code == 0
     refused = fairflare(*common, "-w", str(tmp_path / "run"), "--seed", "4")
@@ -796,7 +796,7 @@ def test_doctor_looks_at_a_kit(tmp_path: Path) -> None:
 
 
 def certificate(days: int) -> bytes:
-    """A self-signed one that ends in so many days."""
+    """Return a self-signed certificate that ends in so many days."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "site-1")])
     end = datetime.now(timezone.utc) + timedelta(days=days, hours=1)
@@ -815,7 +815,7 @@ def test_doctor_tries_the_ports() -> None:
 
 
 def drawn(width: int, *, terminal: bool) -> list[str]:
-    """What is on the screen at the end, a site's name longer than there is room for."""
+    """Return the screen's content at the end, with a site's name that is longer than the space."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
     sites = ["a", "university-hospital-of-the-north", "university-hospital-of-the-south"]
@@ -851,7 +851,7 @@ def test_a_pipe_gets_a_line_for_each_round() -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["--experiment", "e"]])
 def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[str]) -> None:
-    """The signal comes in the second round, from the site's own loss."""
+    """Check a signal that comes in the second round, from the site's own loss."""
     file = tmp_path / "task.py"
     file.write_text(
         "import os, signal\n"
@@ -883,7 +883,7 @@ def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[st
 
 
 def offered(words: str) -> list[str]:
-    """What the shell would offer at the end of the line."""
+    """Return what the shell would offer at the end of the line."""
     environment = {"_FAIRFLARE_COMPLETE": "complete_bash", "COMP_WORDS": f"fairflare {words}"}
     environment["COMP_CWORD"] = str(len(environment["COMP_WORDS"].split(" ")) - 1)
     return CliRunner().invoke(cli.app, [], prog_name="fairflare", env=environment).stdout.split()
@@ -936,7 +936,7 @@ def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_answers_without_tensors_import_none_of_the_large_packages(line: str, said: str, tmp_path: Path) -> None:
-    """Nor does TAB, which asks the same of the methods."""
+    """Check also TAB, which asks the same of the methods."""
     code = (
         "import sys\n"
         "from fairflare.cli import main\n"

@@ -1,4 +1,4 @@
-"""Updates that are far larger than the others': the norm, the view that is read, and what is left alone."""
+"""Test updates that are far larger than other updates: their norm, the view that is read, and untouched tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def moved(by: float, statistics: float = 0.1, steps: int = 5) -> dict[str, torch
 
 
 def naive(states: Mapping[str, Any], received: Mapping[str, Any], factor: float) -> dict[str, dict[str, torch.Tensor]]:
-    """Float64, everything in memory, for floating tensors."""
+    """Clip in float64 with everything in memory, for floating tensors."""
     groups = [[n for n in received if "running" in n], [n for n in received if received[n].is_floating_point()]]
     groups[1] = [n for n in groups[1] if n not in groups[0]]
     result: dict[str, dict[str, torch.Tensor]] = {site: {} for site in states}
@@ -89,7 +89,7 @@ def test_one_liar_of_three_is_scaled_to_the_multiple_of_the_median() -> None:
 
 
 def test_running_statistics_are_looked_at_apart() -> None:
-    """A wild variance must not hide in, nor stand for, the parameters' norm."""
+    """Check that a wild variance is neither hidden in the parameters' norm nor counted as it."""
     states = {"a": moved(0.1), "b": moved(0.1), "c": moved(0.1, statistics=-1e6)}
     found, clips = clipped_states(states, RECEIVED, 3.0)
     assert [(c.site, c.what) for c in clips] == [("c", STATISTICS), ("c", VARIANCES)]
@@ -119,7 +119,7 @@ def test_counters_and_constants(value: int) -> None:
 
 
 def test_the_limit_of_counters_is_a_whole_number_below() -> None:
-    """1.5 times the median 5 is 7.5: the eighth step is one too many."""
+    """Check 1.5 times the median 5, which is 7.5: the eighth step is one too many."""
     start = {"bn.num_batches_tracked": torch.tensor(10)}
     states = {s: {"bn.num_batches_tracked": torch.tensor(10 + n)} for s, n in (("a", 5), ("b", 5), ("c", 7), ("d", 8))}
     states["e"] = {"bn.num_batches_tracked": torch.tensor(12)}
@@ -174,7 +174,7 @@ def test_two_sites_cannot_say_who_lies() -> None:
 
 
 class Counted(dict[str, Any]):
-    """A state that counts how often each tensor is read."""
+    """Define a state that counts how often each tensor is read."""
 
     def __init__(self, state: Any) -> None:
         super().__init__(state)

@@ -1,4 +1,4 @@
-"""The runs of a comparison while they go: how many at once, what fails, and how long it still takes."""
+"""Test the runs of a comparison in progress: how many at once, failures, and the estimate of the time left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def runner_of(folder: Path, *methods: str, at_once: int = 2) -> Runner:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of runs in the order in which they begin; those of fed_lwr fail, the others complete."""
+    """Return names of runs in the order of their begin; runs of fed_lwr fail, the other ones complete."""
     names: list[str] = []
 
     def start(self: Runner, progress: Progress) -> tuple[Progress, Any, Any]:

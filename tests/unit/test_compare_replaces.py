@@ -1,4 +1,4 @@
-"""Runs of a comparison that are refused before their first round are replaced."""
+"""Test that runs of a comparison that are refused before their first round are replaced."""
 
 from __future__ import annotations
 

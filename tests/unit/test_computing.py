@@ -1,4 +1,4 @@
-"""Mixed precision, channels last and compiled networks: what changes, and what must not."""
+"""Test mixed precision, channels last and compiled networks: what changes, and what must not."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nothing_chosen_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("precision", "error"), [("bf16", 2e-2), ("fp16", 3e-3)])
 def test_lower_precision_inside_and_float32_outside(precision: Any, error: float) -> None:
-    """The error is that of a few significant digits: more than none, less than the type's."""
+    """Check an error of a few significant digits: more than none, less than the type's."""
     model, seen = unet(), []
     plain = model(images()).detach()
     Computing(precision).apply(model, CPU)
@@ -165,7 +165,7 @@ def test_only_deterministic_operations_and_afterwards_as_before(monkeypatch: pyt
 
 @pytest.mark.long
 def test_compiled_networks_see_hooks_that_are_set_later(tmp_path: Path) -> None:
-    """As written inside ``plainly``; outside, a hook makes a new graph. ``eager``: without a compiler."""
+    """Check hooks inside ``plainly``; outside it a hook makes a new graph. ``eager``: without a compiler."""
     model = unet()
     Computing(compile=True).apply(model, CPU)
     model.compile(backend="eager")

@@ -1,4 +1,4 @@
-"""Gaussian noise and motion blur."""
+"""Test Gaussian noise and motion blur."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_kernel_scales_with_the_image() -> None:
 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_noise_by_the_definition(severity: int) -> None:
-    """Of intensities in [0, 1], as Hendrycks & Dietterich write it; the same random numbers, in float64."""
+    """Check intensities in [0, 1], as Hendrycks & Dietterich write it; the same random numbers, in float64."""
     drawn = np.random.default_rng(8).standard_normal(PICTURE.shape, np.float32).astype(float)
     expected = np.clip(PICTURE / 255 + (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1] * drawn, 0, 1) * 255
     noisy = gaussian_noise(PICTURE, severity, np.random.default_rng(8))

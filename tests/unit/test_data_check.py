@@ -1,4 +1,4 @@
-"""``fairflare check-data``: what is wrong with images, all at once."""
+"""Test that ``fairflare check-data`` finds all problems of images at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def site(folder: Path, classes: bool, seed: int, **more: Any) -> dict[str, list[dict[str, Any]]]:
-    """A good site: three images in each split, of three patients; returns its datalist's splits."""
+    """Make a good site: three images in each split, of three patients; return its datalist's splits."""
     rng = np.random.default_rng(seed)
     splits: dict[str, list[dict[str, Any]]] = {}
     (folder / "images").mkdir(parents=True)
@@ -48,7 +48,7 @@ def problems(text: str) -> list[str]:
 
 
 def copy(folder: Path, source: str, target: str) -> None:
-    """The same pixels in another file type, so that the files differ."""
+    """Write the same pixels in another file type, so that the files differ."""
     with Image.open(folder / source) as image:
         image.save(folder / target)
 
@@ -152,7 +152,7 @@ def test_faults_of_classes(tmp_path: Path) -> None:
 
 
 def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
-    """A test list that all sites have, and an image in two test lists; also one patient's number at two sites."""
+    """Check a test list that all sites have, an image in two test lists, and one patient's number at two sites."""
     for name in "ab":
         folder = tmp_path / name
         splits = site(folder, True, ord(name))

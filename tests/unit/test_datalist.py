@@ -1,4 +1,4 @@
-"""Datalists and the reading of images and masks."""
+"""Test datalists and the reading of images and masks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def nifti(path: Path, array: Any) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Three tiny images with masks, one in each split."""
+    """Write three tiny images with masks, one in each split."""
     splits = {}
     for index, split in enumerate(SPLITS):
         png(tmp_path / f"images/{index}.png", np.full((4, 6), 50 * index, np.uint8))
@@ -141,7 +141,7 @@ def test_top_level_must_be_an_object(root: Path) -> None:
 
 @pytest.fixture
 def elsewhere(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another folder with the same files."""
+    """Make another folder with the same files."""
     return Path(shutil.copytree(root, tmp_path_factory.mktemp("elsewhere") / "archive"))
 
 
@@ -198,7 +198,7 @@ def test_one_image_under_two_names_is_seen(root: Path) -> None:
 
 
 def with_classes(root: Path, **splits: Any) -> None:
-    """The images of ``root`` with the classes 0, 1, 2, and further lists."""
+    """Give the images of ``root`` the classes 0, 1, 2, and add further lists."""
     entries = {split: [{"image": f"images/{n}.png", "label": n}] for n, split in enumerate(SPLITS)}
     write_datalist(root / "datalist.json", {**entries, **splits})
 
@@ -234,7 +234,7 @@ def test_a_class_label_is_needed(root: Path) -> None:
 
 @pytest.mark.parametrize("class_labels", [True, False])
 def test_further_test_lists(root: Path, class_labels: bool) -> None:
-    """In the order of their names; their images may be in other test lists."""
+    """Check the order of names; images of further lists may be in several of them."""
     label: Any = 1 if class_labels else "masks/0.png"
     png(root / "images/dark.png", np.zeros((4, 6), np.uint8))
     dark = [{"image": "images/dark.png", "label": label}, {"image": "images/2.png", "label": label}]
@@ -409,7 +409,7 @@ def test_image_and_mask_must_be_of_one_size(root: Path) -> None:
 
 
 def with_keys(root: Path, **more: Any) -> None:
-    """The three entries with more keys; a list gives each its own."""
+    """Return the three entries with more keys; a list gives each entry its own value."""
     content = json.loads((root / "datalist.json").read_text())
     for index, split in enumerate(SPLITS):
         content[split][0].update({k: v[index] if isinstance(v, list) else v for k, v in more.items()})

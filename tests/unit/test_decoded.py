@@ -1,4 +1,4 @@
-"""Volumes on the site's own disk: decoded once, whatever is asked for in which order; damaged, outdated, too many."""
+"""Test volumes on the site's own disk: decoded once for any order of requests; damaged, outdated, too many."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nifti(path: Path, values: np.ndarray) -> Path:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """A site with the slices of many volumes and their masks."""
+    """Make a site with the slices of many volumes and their masks."""
     root = tmp_path / "data"
     root.mkdir()
     splits: dict[str, list[dict[str, Any]]] = {}
@@ -63,7 +63,7 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that are really decoded from now on."""
+    """Record the files that are really decoded from now on."""
     found: list[Path] = []
 
     real = {kind: kind.decode for kind in KINDS.values()}
@@ -79,7 +79,7 @@ def decodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def forget() -> None:
-    """As in a new process."""
+    """Forget decoded volumes as in a new process."""
     reading._decode.cache_clear()
     reading._measured.cache_clear()
 
@@ -103,7 +103,7 @@ def one(path: Path, kept: DecodedVolumes, number: int = 1) -> np.ndarray:
 
 
 def test_shuffled_slices_decode_every_volume_once(site: Path, decodings: list[Path], tmp_path: Path) -> None:
-    """Images and masks; also in the next pass, in a new process, with threads; and the tensors are the same."""
+    """Check images and masks; also in the next pass, in a new process, with threads; with equal tensors."""
     wanted = passed(opened(site))
     without = len(decodings)
     decodings.clear()
@@ -150,7 +150,7 @@ def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_p
 
 @pytest.mark.long
 def test_a_whole_run_decodes_every_volume_once(site: Path, decodings: list[Path], tmp_path: Path) -> None:
-    """Training, validation and test; and none in the next job of the site."""
+    """Check training, validation and test; the site's next job decodes no volume."""
     settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "batch_size": 24, "augment": False}
     own = {"sites": {"a": {"data_root": str(site), "cache_bytes": 0, "state_root": str(tmp_path / "state")}}}
     for again in range(2):

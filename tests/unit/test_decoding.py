@@ -1,4 +1,4 @@
-"""Files that would take too much memory, or hold more or less than their header says, and what that costs."""
+"""Test files that would take too much memory, or hold more or less than their header says, and the cost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nifti(path: Path, array: Any, **header: Any) -> Path:
 
 
 def header_of(shape: tuple[int, ...], kind: Any = nibabel.Nifti1Header, dtype: Any = np.uint8) -> bytes:
-    """Of a single-file volume, with the four bytes that say that no extension follows."""
+    """Return the header of a single-file volume, with four bytes that say that no extension follows."""
     header = kind()
     header.set_data_dtype(dtype)
     header.set_data_shape(shape)
@@ -47,7 +47,7 @@ def header_of(shape: tuple[int, ...], kind: Any = nibabel.Nifti1Header, dtype: A
 
 
 def zeros(path: Path, head: bytes, size: int) -> Path:
-    """A gzip file of ``size`` zeros behind a header, made without them: one block after the other."""
+    """Make a gzip file of ``size`` zeros after a header, block by block, without allocating them."""
     block = bytes(2**24)
     with gzip.open(path, "wb", compresslevel=1) as file:
         file.write(head)
@@ -57,7 +57,7 @@ def zeros(path: Path, head: bytes, size: int) -> Path:
 
 
 def volume_bomb(path: Path) -> Path:
-    """4 GiB by its header and, as that is never looked at, some of the zeros."""
+    """Make a volume of 4 GiB by its header, with some of the zeros, as their number is never looked at."""
     return zeros(path / "bomb.nii.gz", header_of((SIDE, SIDE, SLICES)), 2**26)
 
 
@@ -71,14 +71,14 @@ def flat_bomb(path: Path) -> Path:
 
 
 def scaled_bomb(path: Path) -> Path:
-    """513 MiB of bytes, which become 4.0 GiB of float64."""
+    """Make 513 MiB of bytes, which become 4.0 GiB of float64."""
     header = nibabel.Nifti1Header(header_of((SIDE, SIDE, 513))[:348])
     header["scl_slope"] = 0.5
     return zeros(path / "scaled.nii.gz", header.binaryblock + bytes(4), 2**20)
 
 
 def extension_bomb(path: Path) -> Path:
-    """Nothing to decode, but 2 GiB in front of it, which nibabel would read as an extension."""
+    """Make a volume with 2 GiB before its data, which nibabel would read as an extension."""
     header = nibabel.Nifti1Header(header_of((4, 4, 1))[:348])
     header["vox_offset"] = 2**31
     extension = b"\1\0\0\0" + struct.pack("<ii", 2**31 - 352, 0)
@@ -102,7 +102,7 @@ def array2_bomb(path: Path) -> Path:
 
 
 def picture_bomb(path: Path) -> Path:
-    """13,000 x 13,000 in colour is 484 MiB, just below what Pillow opens."""
+    """Make a colour picture of 13,000 x 13,000, which is 484 MiB, just below Pillow's limit."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -124,7 +124,7 @@ LIMITS = {picture_bomb: 2**28}  # bytes; otherwise the default
 @pytest.mark.parametrize("what", ["image", "mask"])
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused_by_its_header(tmp_path: Path, bomb: Callable[[Path], Path], what: str) -> None:
-    """Nothing of it is decoded: at most some kilobytes are taken."""
+    """Check that no data are decoded: the refusal takes at most some kilobytes."""
     path, limit = bomb(tmp_path), LIMITS.get(bomb, MAX_IMAGE_BYTES)
     read = read_image if what == "image" else read_mask
     small = Sample(path, path)
@@ -149,7 +149,7 @@ def test_a_bomb_is_refused_by_its_header(tmp_path: Path, bomb: Callable[[Path], 
 
 
 def example(path: Path, name: str) -> tuple[Path, int]:
-    """A good file and the bytes that its array takes."""
+    """Return a good file and the bytes that its array takes."""
     values = np.arange(60, dtype=np.int16).reshape(3, 4, 5)
     if name == "volume.nii.gz":
         return nifti(path / name, values), 120
@@ -224,7 +224,7 @@ def test_more_than_the_header_says_is_not_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_changed_byte_in_a_packed_volume_is_found(tmp_path: Path) -> None:
-    """By gzip's checksum at the end, which nobody looked at while the volume alone was read."""
+    """Check gzip's checksum at the end, which is not looked at while the volume alone is read."""
     path = nifti(tmp_path / "a.nii.gz", np.random.default_rng(0).integers(0, 99, (20, 20, 3), np.uint8))
     content = bytearray(path.read_bytes())
     content[-6] ^= 1

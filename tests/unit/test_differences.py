@@ -1,4 +1,4 @@
-"""Paired differences: hand numbers, coverage, and what the tables say."""
+"""Test paired differences: numbers by hand, coverage, and the words of the tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.report_runs import read
 
 
 def run(label: str, seed: int, by_site: dict[str, float | None], metric: str = "dice", **head: Any) -> Results:
-    """A run; its draws of the test patients do not scatter, so that all there is is over the seeds."""
+    """Return a run whose draws of test patients do not scatter, so that all scatter is over the seeds."""
     info = {"label": label, "config": {"seed": seed}, "sites": sorted(by_site), "primary_metric": metric}
     test = {site: {metric: value} for site, value in by_site.items()}
     drawn = {site: [value] * 30 for site, value in by_site.items() if value is not None}
@@ -85,7 +85,7 @@ def test_which_way_is_better(measure: str, metric: str) -> None:
 
 
 def test_a_spread_is_at_most_half_of_the_metric() -> None:
-    """std .00, .08, .16 against 0: (7.6488 + 1.0607) * .08 / sqrt(3) = .402, between .66 / 2 and .66."""
+    """Check std .00, .08, .16 against 0: (7.6488 + 1.0607) * .08 / sqrt(3) = .402, between .66 / 2 and .66."""
     runs = [run("fed_avg", s, {"a": 0.5, "b": 0.5}) for s in range(3)]
     runs += [run("fair", s, {"a": 0.5 + d, "b": 0.5 - d}) for s, d in enumerate((0.0, 0.08, 0.16))]
     found = of(differences(runs, "fed_avg"), "std")
@@ -94,7 +94,7 @@ def test_a_spread_is_at_most_half_of_the_metric() -> None:
 
 
 def test_from_seeds_alone_nothing_is_said() -> None:
-    """All seeds are tested on the same patients: without their draws, what one method has with them counts as truth."""
+    """Check that no verdict is given without draws, as all seeds are tested on the same patients."""
     runs = [run(label, s, {"a": v + 0.001 * s * (v > 0.5), "b": v}, resampled={}) for label, v in
             (("fed_avg", 0.5), ("fair", 0.8)) for s in range(3)]  # fmt: skip
     found = differences(runs, "fed_avg")
@@ -130,7 +130,7 @@ def test_runs_that_cannot_be_paired_are_refused() -> None:
 
 
 def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> Results:
-    """A run whose metric is the mean of each site's images, with draws as the sites make them."""
+    """Return a run whose metric is the mean of each site's images, with draws as the sites make them."""
     drawn = {s: scores[draws(s, len(scores), count)].mean(1).tolist() for s, scores in images.items()}
     return run(label, seed, {site: float(scores.mean()) for site, scores in images.items()}, resampled=drawn)
 
@@ -154,7 +154,7 @@ def test_hand_numbers_with_test_images() -> None:
 
 
 def test_the_same_images_take_their_luck_out() -> None:
-    """Paired: images that are hard for both do not widen the interval."""
+    """Check paired draws: images that are hard for both methods do not widen the interval."""
     hard = np.linspace(0, 1, 30)
     rows = [scored("fair", seed, {"a": 0.9 * hard + 0.1 - 0.001 * seed}) for seed in (0, 1)]
     even = [scored("fed_avg", seed, {"a": 0.9 * hard}) for seed in (0, 1)]
@@ -185,7 +185,7 @@ def test_draws_that_do_not_fit_are_not_used() -> None:
 
 @pytest.mark.long
 def test_the_interval_over_seeds_and_images_covers_the_truth() -> None:
-    """Other seeds and other images, drawn from a population whose mean difference is known."""
+    """Check with further seeds and images from a population whose mean difference is known."""
     rng = np.random.default_rng(1)
     sites, hits, over_seeds = {"a": 30, "b": 60, "c": 45}, 0, 0
     for _ in range(400):
@@ -213,7 +213,7 @@ LOSES_C: list[dict[str, float | None]] = [{"A": 0.9, "B": 0.85}, {"A": 0.9, "B":
 
 @pytest.mark.parametrize("has", LOSES_C)
 def test_a_method_that_loses_its_worst_site_is_not_better(has: dict[str, float | None]) -> None:
-    """Of its two sites it has the values of the reference: on like sites there is no difference."""
+    """Check a method that has the reference's values at two sites: on common sites there is no difference."""
     noise = (0.0, 0.001, -0.001)
     even = [run("fed_avg", s, {"A": 0.9 + x, "B": 0.85, "C": 0.4}) for s, x in enumerate(noise)]
     rows = [run("other", s, {k: v if v is None else v + 0.0005 * s for k, v in has.items()}) for s in range(3)]
@@ -260,7 +260,7 @@ def test_no_site_in_common_is_no_pair() -> None:
 
 
 def drawn_run(label: str, seed: int, images: dict[str, np.ndarray], patients: dict[str, list[int]], **head: Any) -> Any:
-    """As :func:`scored`, of patients."""
+    """Return a run with draws of patients, like :func:`scored`."""
     resampled, told = {}, {}
     for site, scores in images.items():
         units = units_of([("patient", str(whose)) for whose in patients[site]], len(scores))
@@ -271,7 +271,7 @@ def drawn_run(label: str, seed: int, images: dict[str, np.ndarray], patients: di
 
 
 def test_draws_of_patients_by_hand() -> None:
-    """Two sites of three patients with two images each; the seeds agree, so all of the variance is of the patients."""
+    """Check two sites of three patients with two images each; seeds agree, so all variance is by patients."""
     gains = {"a": np.array([0.2, 0.2, 0.0, 0.0, 0.1, 0.1]), "b": np.array([0.0, 0.0, 0.05, 0.05, 0.1, 0.1])}
     patients = {site: [0, 0, 1, 1, 2, 2] for site in gains}
     plain = {site: np.full(6, 0.5) for site in gains}
@@ -297,7 +297,7 @@ def test_draws_of_patients_by_hand() -> None:
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_the_worst_site_of_each_draw(higher: bool) -> None:
-    """The worst site of a draw is the lowest, of a metric that is better when lower the highest (site b)."""
+    """Check that a draw's worst site is the lowest, and the highest (site b) where lower is better."""
     rng = np.random.default_rng(3)
     sites = {"a": rng.uniform(0.3, 0.5, 9), "b": rng.uniform(0.35, 0.55, 7), "c": rng.uniform(0.3, 0.6, 8)}
     runs, worst = [], {}
@@ -324,7 +324,7 @@ def test_draws_of_patients_and_of_images_are_not_the_same() -> None:
 
 
 def test_only_the_sites_of_a_pair_are_drawn() -> None:
-    """The reference has a third site, whose draws would move the average: they are not in it."""
+    """Check that the reference's third site, whose draws would move the average, is not included."""
     rng = np.random.default_rng(4)
     common = {"a": rng.uniform(0, 1, 9), "b": rng.uniform(0, 1, 7)}
     gain = {site: scores + rng.uniform(0, 0.3, len(scores)) for site, scores in common.items()}
@@ -362,7 +362,7 @@ def test_holm_is_over_rows_and_measures_and_over_sites_of_their_own() -> None:
 
 
 def test_cannot_tell_is_not_within_noise() -> None:
-    """The same mean difference, known well and not at all."""
+    """Check the same mean difference, known well and not at all."""
     for spread, verdict in ((0.01, "within noise"), (0.3, "cannot tell")):
         runs = [run("fed_avg", s, {"a": 0.5, "b": 0.5}) for s in range(3)]
         runs += [run("fair", s, {"a": 0.5 + spread * x, "b": 0.5 + spread * x}) for s, x in enumerate((-1, 0, 1.1))]
@@ -387,7 +387,7 @@ def test_fewer_seeds_are_told() -> None:
 
 
 def last_run(label: str, seed: int, values: list[float]) -> Results:
-    """``values``: of site a after each of the last rounds; site b has half of it, clean images more."""
+    """Return a run; ``values``: of site a after each last round; site b has half, clean images have more."""
     tests = [
         {s: {"dice": v * f, "clean/dice": v * f + 0.1, "bad/dice": v * f - 0.2} for s, f in (("a", 1.0), ("b", 0.5))}
         for v in values
@@ -398,7 +398,7 @@ def last_run(label: str, seed: int, values: list[float]) -> Results:
 
 
 def test_the_last_models_are_pooled() -> None:
-    """Mean and population deviation of all rounds of all seeds; differences of each seed's mean."""
+    """Check mean and population deviation of all rounds of all seeds, and differences of each seed's mean."""
     one = {0: [0.5, 0.6, 0.7], 1: [0.4, 0.5, 0.6]}
     two = {0: [0.8, 0.8, 0.8], 1: [0.6, 0.7, 0.8]}
     runs = [last_run(name, s, v) for name, of in (("fed_avg", one), ("fair", two)) for s, v in of.items()]

@@ -1,4 +1,4 @@
-"""The Dockerfile as ``docker/check.py`` reads it; what it copies is there and let into a build."""
+"""Test the Dockerfile as ``docker/check.py`` reads it; the files that it copies exist and are in the build context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of the docstrings, as they stand."""
+"""Test the examples in the docstrings as they are written."""
 
 from __future__ import annotations
 

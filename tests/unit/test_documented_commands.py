@@ -1,4 +1,4 @@
-"""Every command that a page shows is run here, or stands in the table of ``docs/tested.md`` with the reason why not.
+"""Test every command that a page shows, unless ``docs/tested.md`` gives a reason why it is not run.
 
 A line of a fenced block of shell (or ``$ ...`` in a block of text) counts, of every page and of the README files.
 """
@@ -46,7 +46,7 @@ RUN = (
 
 
 def one_command(line: str) -> str | None:
-    """The program and its words, without a prompt, a path of the program, what follows a pipe, and a comment."""
+    """Return program and words of a command, without a prompt, the program's path, a pipe's rest, and a comment."""
     line = re.sub(r"^\$ ", "", line.strip())
     line = re.sub(r"^\w+=\$\((.*)\)$", r"\1", line)
     line = re.split(r" (?:\||&&|<<) ?", line)[0].partition(" #")[0].strip()
@@ -57,7 +57,7 @@ def one_command(line: str) -> str | None:
 
 
 def shown() -> dict[str, list[str]]:
-    """Pages by command."""
+    """Return the pages by command."""
     found: dict[str, list[str]] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
@@ -74,7 +74,7 @@ def shown() -> dict[str, list[str]]:
 
 
 def marked() -> dict[str, str]:
-    """Row of ``docs/tested.md`` by the beginning of the commands that it is about."""
+    """Return the rows of ``docs/tested.md`` by the beginning of the commands that they are about."""
     found = {}
     for row in (ROOT / "docs" / "tested.md").read_text(encoding="utf-8").splitlines():
         if row.startswith("| `"):
@@ -85,7 +85,7 @@ def marked() -> dict[str, str]:
 
 
 def beginning(command: str, among: Any) -> str:
-    """The longest of ``among`` with which the command begins, word by word; none: an empty text."""
+    """Return the longest text of ``among`` with which the command begins, word by word; none: an empty text."""
     words = command.split()
     return max((one for one in among if words[: len(one.split())] == one.split()), key=len, default="")
 
@@ -138,7 +138,7 @@ def test_flare_knows_the_options(command: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def in_pages(names: str) -> list[str]:
-    """Commands of fenced blocks and those within a sentence."""
+    """Return the commands of fenced blocks and within sentences."""
     found = {c for c in COMMANDS if re.match(f"fairflare (?:{names})", c)}
     for page in PAGES:
         found |= set(re.findall(rf"`(fairflare (?:{names})[^`]*)`", page.read_text(encoding="utf-8")))
@@ -148,7 +148,7 @@ def in_pages(names: str) -> list[str]:
 
 @cache
 def commands_of(preparers: bool) -> dict[str, Any]:
-    """The command line's commands, or those of `prepare`; made once."""
+    """Return the command line's commands, or those of `prepare`; they are collected once."""
     app = make_app() if preparers else cli.app
     return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -179,7 +179,7 @@ def fairflare(*words: str) -> Any:
 @pytest.mark.many
 @pytest.mark.parametrize("command", sorted(c for c in COMMANDS if c.startswith("fairflare compare ")))
 def test_a_comparison_is_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as the training: the plan is read, and each row's method and settings, and the metric."""
+    """Check a comparison up to the training: its plan, each row's method and settings, and the metric."""
 
     def trained(*rest: object) -> None:
         raise typer.Exit(0)
@@ -202,7 +202,7 @@ def test_a_comparison_is_accepted(command: str, tmp_path: Path, monkeypatch: pyt
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages' commands name: images of two sites, a run, a table of labels, files of a user."""
+    """Make a folder with what the pages' commands name: images of two sites, a run, a table of labels, and files."""
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

@@ -1,4 +1,4 @@
-"""The largest entries of a change, and how they travel."""
+"""Test the largest entries of a change, and how they travel."""
 
 from __future__ import annotations
 

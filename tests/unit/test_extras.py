@@ -1,4 +1,4 @@
-"""What a bare ``pip install fairflare`` does without the extras, and the sentence that names the extra."""
+"""Test a bare ``pip install fairflare`` without the extras, and the sentence that names the missing extra."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TINY = (
 
 
 def fairflare(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Where nothing of the extras can be imported."""
+    """Run the command line where no package of the extras can be imported."""
     code = WITHOUT.replace("ABSENT", repr((*EXTRAS, "peft", "einops", "mlflow")))
     return subprocess.run(
         [sys.executable, "-c", code, *words], cwd=place, capture_output=True, text=True, timeout=300, check=False
@@ -60,7 +60,7 @@ def test_at_most_twelve_packages_are_needed() -> None:
 
 
 def test_every_package_that_is_imported_is_declared() -> None:
-    """Also one that others bring: they may stop to."""
+    """Check also packages that other packages bring, as these may stop to."""
     optional = PROJECT["optional-dependencies"]
     named = {"sklearn": "scikit-learn", "PIL": "pillow", "yaml": "pyyaml"}
     # Of pydantic; for type checkers; of typer; what FLARE makes its kits with.
@@ -80,7 +80,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 
 def _is_package(name: str) -> bool:
-    """A word of a sentence at the beginning of a line is none."""
+    """Return whether a name is a package; a word of a sentence at the beginning of a line is none."""
     try:
         distribution({"sklearn": "scikit-learn"}.get(name, name))
     except Exception:

@@ -1,4 +1,4 @@
-"""Formulas of the weighting baselines: the spec's numbers, limits, and plain loops."""
+"""Test formulas of the weighting baselines: the spec's numbers, limits, and plain loops."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_accumulated_steps_of_the_spec(steps, how, expected):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("mu", [0.0, 0.3])
 def test_accumulated_steps_are_what_the_optimizer_does(momentum, nesterov, mu):
-    """SGD itself: with gradients g_s that are independent unknowns, the weights of all of them."""
+    """Check SGD itself: with independent unknown gradients g_s, the weights of all of them."""
     rate, steps = 0.2, 6
     weights = []
     for s in range(steps):
@@ -165,7 +165,7 @@ def test_projection_of_the_spec(values, expected):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=4), st.sampled_from([0.0, 0.3, 1.0]))
 def test_projection_is_the_nearest(values, mass):
-    """Against random points of the simplex, none of which is nearer."""
+    """Check random points of the simplex, none of which is nearer."""
     found = np.array(list(simplex_projection(named(*values), mass).values()))
     assert found.sum() == pytest.approx(mass, abs=1e-9)
     assert found.min() >= 0
@@ -244,7 +244,7 @@ def test_fed_ce_of_the_spec():
 
 
 def test_cosines_against_plain_vectors():
-    """From models, with another start, several tensors and weights that do not sum to 1."""
+    """Check models with another start, several tensors, and weights that do not sum to 1."""
     g = torch.Generator().manual_seed(3)
     received = {"a": torch.randn(40_000, generator=g), "n": torch.tensor(4), "b": torch.randn(3, 2, generator=g)}
     states = {

@@ -1,4 +1,4 @@
-"""The fairness summary against the published tables and against plain formulas."""
+"""Test the fairness summary against published tables and plain formulas."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_worked_by_hand():
 
 
 def reference(values: dict[str, float], higher: bool) -> tuple[str, str, float, float]:
-    """Worst and best site, bottom and top decile: one after the other, without sorting tricks."""
+    """Compute worst and best site, bottom and top decile, one after the other, without sorting tricks."""
     worst, best = min(values), min(values)
     for site in sorted(values):
         if values[site] < values[worst] if higher else values[site] > values[worst]:
@@ -67,7 +67,7 @@ def reference(values: dict[str, float], higher: bool) -> tuple[str, str, float, 
 @pytest.mark.parametrize("higher", [True, False])
 @given(values=st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=4), st.floats(-3, 3), min_size=1, max_size=45))
 def test_the_worst_are_those_served_worst(higher, values):
-    """Of a loss the highest: in the sites that are named, the deciles and the range alike."""
+    """Check that for a loss the highest values are the worst, in names, deciles and range alike."""
     summary = summarize(values, higher_is_better=higher)
     worst, best, bottom, top = reference(values, higher)
     assert (summary.worst_site, summary.best_site) == (worst, best)

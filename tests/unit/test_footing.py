@@ -1,4 +1,4 @@
-"""Sites with different annotated structures on one footing: the specification's numbers, limits, direction."""
+"""Test sites with different annotated structures on one footing: the spec's numbers, limits, direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tables, the verdict and the page say of sites that annotate different structures."""
+"""Test tables, verdict and page for sites that annotate different structures."""
 
 from __future__ import annotations
 

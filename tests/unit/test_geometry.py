@@ -1,4 +1,4 @@
-"""The judge of stacks and of pairs: worked examples with numbers by hand, ITK, highdicom and dicom2nifti."""
+"""Test the checks of stacks and of pairs: examples by hand, ITK, highdicom and dicom2nifti."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_10_uneven_steps() -> None:
 
 
 def test_drift_that_no_step_shows() -> None:
-    """50 steps of 1.000 and 50 of 1.009: each within 1 %, 0.224 mm off in the middle."""
+    """Check 50 steps of 1.000 and 50 of 1.009: each within 1 %, 0.224 mm off in the middle."""
     heights = np.concatenate([[0], np.cumsum([1.0] * 50 + [1.009] * 50)])
     refused(stack(axial(heights)), "drift", "0.22", "mm off even steps")
 
@@ -367,7 +367,7 @@ def ways() -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
 def stored_as(
     array: np.ndarray, affine: np.ndarray, order: tuple[int, ...], signs: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """An array with other axes, and its affine, by plain indexing."""
+    """Return an array with other axes, and its affine, by plain indexing."""
     other = array.transpose(order)
     mapping = np.zeros((4, 4))
     mapping[3, 3] = 1

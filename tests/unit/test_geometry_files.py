@@ -1,4 +1,4 @@
-"""Masks that SimpleITK makes on series, enhanced files and NIfTI that lie any way: they agree, or are refused."""
+"""Test masks that SimpleITK makes on series, enhanced files and NIfTI in any position: they agree, or are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EXACT = Reading(orientation="canonical", intensity="range")
 
 
 def truth() -> np.ndarray:
-    """(rows, columns, slices) of 0 and 1, like none of its turns."""
+    """Return (rows, columns, slices) of 0 and 1, unlike any of its turns."""
     return np.random.default_rng(5).integers(0, 2, (ROWS, COLUMNS, SLICES)).astype(np.int16)
 
 
@@ -64,7 +64,7 @@ def scanned(
     folder: Path, way: str, kind: str = "series", order: str = "up", volume: np.ndarray | None = None, tilt: float = 0,
     steps: Any = None,
 ) -> Path:  # fmt: skip
-    """A volume as DICOM, or as the NIfTI that nibabel writes; slices follow each other along the normal."""
+    """Write a volume as DICOM, or as NIfTI by nibabel; slices follow each other along the normal."""
     volume = truth() * 1000 if volume is None else volume
     across = np.array(WAYS[way])
     normal = np.cross(across[:3], across[3:])
@@ -122,7 +122,7 @@ def by_itk(image: Path) -> sitk.Image:
 
 
 def mask_of(image: Path, path: Path, codes: str = "") -> Path:
-    """What 3D Slicer and ITK-SNAP do: a threshold on what ITK reads, with its geometry, perhaps turned."""
+    """Make a mask as 3D Slicer and ITK-SNAP do: a threshold on ITK's volume, with its geometry, perhaps turned."""
     made = sitk.Cast(by_itk(image) > 500, sitk.sitkUInt8)
     path.parent.mkdir(parents=True, exist_ok=True)
     sitk.WriteImage(sitk.DICOMOrient(made, codes) if codes else made, str(path))
@@ -130,7 +130,7 @@ def mask_of(image: Path, path: Path, codes: str = "") -> Path:
 
 
 def agrees(image: Path, mask: Path) -> None:
-    """Every picture of every orientation, and the whole volume, voxel by voxel."""
+    """Check every picture of every orientation, and the whole volume, voxel by voxel."""
     for orientation in ORIENTATIONS:
         how = Reading(orientation=orientation, intensity="range")  # type: ignore[arg-type]
         count = slices_in(image, how=how) or 1
@@ -145,7 +145,7 @@ def agrees(image: Path, mask: Path) -> None:
 
 
 def refusal(image: Path, mask: Path, number: int | None = 0) -> str:
-    """The same reason in 2D, 3D, also for pictures as they are stored."""
+    """Check the same reason in 2D and 3D, also for pictures as they are stored."""
     said = set()
     for how in (EXACT, Reading(orientation="stored")):
         with pytest.raises(DataError) as caught:
@@ -170,7 +170,7 @@ def test_what_itk_makes_on_an_image_is_taken(tmp_path: Path, way: str, kind: str
 
 
 def test_frames_that_itk_reads_wrongly(tmp_path: Path) -> None:
-    """Frames out of order: ITK keeps the file's order and invents a spacing; ours are where they say."""
+    """Check frames out of order: ITK keeps the file's order and invents a spacing; ours are in their place."""
     image = scanned(tmp_path / "e", "axial", "enhanced", "mixed")
     series = scanned(tmp_path / "s", "axial", "series")
     array = image_file(image).decode(is_mask=False, limit=10**6)
@@ -192,7 +192,7 @@ def test_a_tilted_gantry_is_refused(tmp_path: Path, kind: str, order: str) -> No
 
 
 def sites_of(root: Path, kind: str) -> tuple[Path, Path]:
-    """Images and masks of all ways and orders."""
+    """Make sites with images and masks in all positions and orders."""
     for way, order in itertools.product(WAYS, ORDERS[:2]):
         place = root / "images" / f"{way}-{order}"
         volume = distinct(way, order)
@@ -208,7 +208,7 @@ def sites_of(root: Path, kind: str) -> tuple[Path, Path]:
 
 
 def distinct(way: str, order: str) -> np.ndarray:
-    """No two are alike."""
+    """Check that no two are alike."""
     seed = [*way.encode(), *order.encode()]
     return np.random.default_rng(seed).integers(0, 2, (ROWS, COLUMNS, SLICES)).astype(np.int16) * 1000
 
@@ -258,7 +258,7 @@ def test_positions_that_were_rounded_when_they_were_written(tmp_path: Path) -> N
 
 
 def test_a_mask_tells_which_of_two_forms_is_meant(tmp_path: Path) -> None:
-    """By the mask of its qform the image is that of its qform, also where it is read by itself in a datalist."""
+    """Check an image by the mask of its qform, also where it is read by itself in a datalist."""
     volume = truth().swapaxes(0, 1) * 1000
     q = np.array([[-1, 0, 0, 10], [0, -1, 0, 20], [0, 0, 2, 30], [0, 0, 0, 1.0]])
     s = np.array([[1, 0, 0, -5], [0, 1, 0, -6], [0, 0, 2, -7], [0, 0, 0, 1.0]])
@@ -289,7 +289,7 @@ def test_a_mask_tells_which_of_two_forms_is_meant(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("way", "kind", "order"), itertools.product(WAYS, KINDS, ORDERS[:2]))
 def test_a_predicted_mask_lies_on_its_image(tmp_path: Path, way: str, kind: str, order: str) -> None:
-    """As ``predict`` does: each picture as the network sees it, stacked, written; ITK and nibabel find it there."""
+    """Check pictures as the network sees them, stacked and written: ITK and nibabel find the mask on its image."""
     image = scanned(tmp_path / "image", way, kind, order)
     turn, _, _ = turn_and_size(image, how=EXACT)
     seen = [read_image(Sample(image, 0, k), site="a", split="test", how=EXACT)[:, :, 0] > 0.5 for k in range(SLICES)]
@@ -352,7 +352,7 @@ def test_the_tag_of_a_png_may_stand_behind_its_pixels(tmp_path: Path) -> None:
 
 
 def test_each_frame_has_its_own_rescale(tmp_path: Path) -> None:
-    """Its own goes before that of all; stored 0, 100, 200 with (1, 0), (2, 0), (1, -50), and out of order."""
+    """Check that a frame's own rescale comes first; stored 0, 100, 200 with (1, 0), (2, 0), (1, -50), out of order."""
     volume = np.stack([np.full((4, 5), value, np.uint16) for value in (0, 200, 100)], axis=2)
     each = [
         {"PixelValueTransformationSequence": {"RescaleSlope": slope, "RescaleIntercept": intercept}}
@@ -395,7 +395,7 @@ def test_frames_that_are_no_stack(tmp_path: Path) -> None:
 
 
 def test_resampling_as_the_message_says(tmp_path: Path) -> None:
-    """Its call, literally, on a mask of a part and on one of another resolution."""
+    """Check the call in the message, literally, on a mask of a part and on one of another resolution."""
     image_path = scanned(tmp_path / "s", "sagittal", volume=np.kron(truth(), np.ones((2, 2, 1), np.int16)) * 1000)
     image = by_itk(image_path)
     whole = sitk.Cast(image > 500, sitk.sitkUInt8)
@@ -445,7 +445,7 @@ def test_geometry_from_the_program_that_made_the_array(tmp_path: Path) -> None:
 
 
 def test_mask_drawn_on_is_of_a_site(tmp_path: Path) -> None:
-    """Without it refused, with either value read; through the datalist, prepare and check-data."""
+    """Check that a pair without it is refused with either value; through the datalist, prepare and check-data."""
     picture = np.random.default_rng(0).integers(0, 2, (33, 48, 6)).astype(np.uint8) * 255
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -489,7 +489,7 @@ def test_mask_drawn_on_is_of_a_site(tmp_path: Path) -> None:
 
 
 def test_leave_out_and_fetch_anew(tmp_path: Path) -> None:
-    """A gap, uneven steps and a copied file: refused a line a kind; left out with --leave-out; read when whole."""
+    """Check a gap, uneven steps and a copied file: a line a kind; left out with --leave-out; read when whole."""
     images, masks = tmp_path / "images", tmp_path / "masks"
     broken = {"gap": [0, 2, 4, 12, 14], "uneven": [0, 2, 4.1, 6, 8]}
     for number in range(8):
@@ -584,7 +584,7 @@ def test_what_dcm2niix_makes_of_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_stack_by_itself(tmp_path: Path) -> None:
-    """Two echoes: in one folder or one file refused; each in a folder, or a file, of its own read."""
+    """Check two echoes: refused in one folder or file; read where each has a folder or file of its own."""
     both = tmp_path / "both"
     for number, echo in enumerate((10, 20)):
         one = scanned(tmp_path / f"one{number}", "coronal", volume=distinct(f"e{echo}", "up"))

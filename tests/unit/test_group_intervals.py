@@ -1,4 +1,4 @@
-"""How sure metrics of groups and their gaps are: against SciPy, published formulas in loops, and a simulation."""
+"""Test intervals of group metrics and gaps: against SciPy, published formulas in loops, and a simulation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BINS, SURE = 40, 7
 
 
 def made(classes: int, count: int, seed: int = 0, groups: int = 3) -> tuple[Any, Any, Any]:
-    """Labels, probabilities and groups of made-up images; the model is worse in group 1."""
+    """Return labels, probabilities and groups of synthetic images; the model is worse in group 1."""
     rng = np.random.default_rng(seed)
     labels, numbers = rng.integers(0, classes, count), rng.integers(0, groups, count)
     logits = rng.normal(size=(count, classes)) + np.eye(classes)[labels] * np.where(numbers == 1, 0.5, 2.0)[:, None]
@@ -39,7 +39,7 @@ def wilson(hits: int, count: int, error: float) -> tuple[float, float]:
 
 
 def newcombe(a: tuple[int, int], b: tuple[int, int], error: float) -> tuple[float, float]:
-    """Interval of the difference of two shares, hits and count of each: Newcombe 1998, method 10, in his letters."""
+    """Compute the interval of the difference of two shares from hits and counts: Newcombe 1998, method 10."""
     p1, p2 = a[0] / a[1], b[0] / b[1]
     (l1, u1), (l2, u2) = wilson(*a, error), wilson(*b, error)
     delta, epsilon = math.sqrt((p1 - l1) ** 2 + (u2 - p2) ** 2), math.sqrt((u1 - p1) ** 2 + (p2 - l2) ** 2)
@@ -47,7 +47,7 @@ def newcombe(a: tuple[int, int], b: tuple[int, int], error: float) -> tuple[floa
 
 
 def largest(shares: list[list[tuple[int, int]]]) -> tuple[float, float]:
-    """Interval of the largest difference between groups in any part; ``shares[group][part]``."""
+    """Compute the interval of the largest difference between groups in any part; ``shares[group][part]``."""
     pairs = [(a[k], b[k]) for a, b in combinations(shares, 2) for k in range(len(a)) if a[k][1] and b[k][1]]
     low, high = 0.0, 0.0
     for one, other in pairs:
@@ -83,7 +83,7 @@ def test_gaps_of_shares_have_newcombes_intervals(classes: int) -> None:
 
 
 def delong(scores: Any, truth: Any) -> tuple[float, float]:
-    """Area and its standard error, pair by pair."""
+    """Compute an area and its standard error, pair by pair."""
     positive, negative = scores[truth], scores[~truth]
     v10 = [np.mean([(p > n) + (p == n) / 2 for n in negative]) for p in positive]
     v01 = [np.mean([(p > n) + (p == n) / 2 for p in positive]) for n in negative]
@@ -156,7 +156,7 @@ def both(ends: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("classes", [0, 2, 4])
 def test_several_images_of_a_patient_count_as_one(classes: int) -> None:
-    """Each patient's images are alike: twelve of them say what one says."""
+    """Check patients whose images are alike: twelve such images count as one."""
     labels, scores, numbers = made(max(classes, 2), 90, 4)
     labels, scores = (labels, scores) if classes else (None, scores[:, :1])
     whose = np.repeat(np.arange(90), 12)
@@ -171,7 +171,7 @@ def test_several_images_of_a_patient_count_as_one(classes: int) -> None:
 
 
 def test_one_patient_with_most_images_is_one_patient() -> None:
-    """Kish by hand: of 9 patients with 1 image and one with 91, 100^2 / (9 + 91^2) = 1.206 count."""
+    """Check Kish by hand: of 9 patients with 1 image and one with 91, 100^2 / (9 + 91^2) = 1.206 count."""
     whose = np.array([*range(9), *[9] * 91])
     right = (np.arange(100) < 60).astype(float)
     sums = sums_of(np.zeros(100, np.int64), np.stack([right, 1 - right], 1), np.ones(100, bool), 5, 5, whose)
@@ -199,7 +199,7 @@ def test_below_five_patients_there_is_no_interval(patients: int, told: bool) -> 
 def run(
     label: str, seed: int, gap: float, ends: list[float | None], kept: Any = None, cases: int = 50, without: Any = None
 ) -> Results:
-    """A run of two groups; without each part of the cases the gap moves by ``without``, else by hardly anything."""
+    """Return a run of two groups; without each part of the cases the gap moves by ``without``, else hardly."""
     moved = np.arange(20) % 2 * 1e-6 if without is None else np.asarray(without)
     of = {
         "gaps": {"accuracy_gap": gap}, "gap_intervals": {"accuracy_gap": ends}, "worst": {"accuracy": "dark"},
@@ -298,7 +298,7 @@ def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
 
 @pytest.mark.parametrize("measure", ["accuracy_gap", "accuracy_gap_within", "es_accuracy"])
 def test_which_way_is_better(measure: str) -> None:
-    """A gap is better when smaller, an equity-scaled metric when larger."""
+    """Check that a smaller gap is better, and a larger equity-scaled metric."""
     for turn in (1, -1):
         rows: dict[str, list[Results]] = {}
         for label, value in (("fed_avg", 0.4), ("other", 0.4 + 0.1 * turn)):
@@ -313,7 +313,7 @@ def test_which_way_is_better(measure: str) -> None:
 
 
 def test_images_and_seeds_are_in_a_verdict_together() -> None:
-    """By hand: what one method has with these cases is the same with every seed, and no certainty."""
+    """Check by hand that an effect of one method with these cases, equal for every seed, gives no certainty."""
     taste = np.linspace(-0.02, 0.02, 20)  # what the difference becomes without each part
 
     def rows(without: Any) -> dict[str, Any]:

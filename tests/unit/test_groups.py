@@ -1,4 +1,4 @@
-"""Metrics by group of people from sums: against scikit-learn and float64 loops; attributes; what few cases hide."""
+"""Test metrics by group from sums: against scikit-learn and float64 loops; attributes; hiding of few cases."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pooled_over_sites_as_scikit_learn_has_it(classes: int) -> None:
 
 
 def test_binned_scores_have_an_exact_area() -> None:
-    """Where a score is the middle of its bin, ties and all are as scikit-learn counts them."""
+    """Check scores at the middle of their bins: ties count as in scikit-learn."""
     labels, scores, _ = made(2, 300)
     positive = (np.minimum((scores[:, 1] * BINS).astype(int), BINS - 1) + 0.5) / BINS
     found = metrics_of(sums(labels, np.stack([1 - positive, positive], 1), np.ones(300, bool)))
@@ -194,7 +194,7 @@ def test_results_and_rows() -> None:
 
 
 def test_what_is_in_no_figure_is_said() -> None:
-    """Who has no value, groups that nobody is of, and one group alone."""
+    """Check notes on groups without a value, groups without images, and single groups."""
     labels, scores, groups = made(2, 60)
     names = ("<40", "40-60", ">=60", "unknown")
     numbers = {"<40": groups == 0, ">=60": groups == 1, "unknown": groups == 2}
@@ -233,7 +233,7 @@ def test_a_caption_says_how_sure_a_gap_is() -> None:
 
 
 def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> Results:
-    """``{site: {group: (Dice of all, cases)}}``, each case with so many images; results of these groups of ``zone``."""
+    """Return results of groups of ``zone`` from ``{site: {group: (Dice of all, cases)}}``, with images a case."""
     of: dict[str, Any] = {}
     for site, groups in values.items():
         for group, (dice, cases) in groups.items():
@@ -245,7 +245,7 @@ def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) ->
 
 
 def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
-    """Twelve images a patient; the only one with an enlarged zone is at the second of three sites."""
+    """Check twelve images a patient; the only patient with an enlarged zone is at the second of three sites."""
     at = {
         "site-1": {"small": (0.5, 4)},
         "site-2": {"small": (0.7, 2), "enlarged": (0.75, 1)},
@@ -267,7 +267,7 @@ def test_one_patient_is_told_as_one_and_no_gap_is_sure_of_it() -> None:
 
 
 def test_gaps_within_sites_by_hand() -> None:
-    """Weights n m / (n + m): 6 * 3 / 9 = 2 and 8 * 8 / 16 = 4; .1 and .4 of them: .3. The third site has one group."""
+    """Check weights n m / (n + m): 6 * 3 / 9 = 2 and 8 * 8 / 16 = 4; .1 and .4 of them: .3; one site has one group."""
     at = {
         "a": {"F": (0.8, 6), "M": (0.7, 3)}, "b": {"F": (0.9, 8), "M": (0.5, 8)}, "c": {"M": (0.2, 9)},
     }  # fmt: skip
@@ -297,7 +297,7 @@ def test_what_the_sites_hide_or_turn_round_is_said() -> None:
 
 
 def test_equalised_odds_of_one_rate_are_said() -> None:
-    """M has no image of class 1: its sensitivity is not defined, and only false positives are compared."""
+    """Check group M without an image of class 1: its sensitivity is undefined, only false positives are compared."""
     labels = np.array([0, 1] * 20 + [0] * 20)
     groups = np.array([0] * 40 + [1] * 20)
     scores = np.stack([1 - (p := np.random.default_rng(1).uniform(size=60)), p], 1)
@@ -314,7 +314,7 @@ def test_equalised_odds_of_one_rate_are_said() -> None:
 
 
 def test_without_each_part_a_gap_is_that_of_the_other_cases() -> None:
-    """By a loop over the images themselves; parts of the cases are sums of their own."""
+    """Compare with a loop over the images; parts of the cases are sums of their own."""
     labels, scores, groups = made(2, 400, 2)
     part, sites = np.random.default_rng(0).permutation(400) % 20, np.arange(400) % 2
     of: dict[str, Any] = {}
@@ -432,7 +432,7 @@ def test_curves_of_what_is_not_defined() -> None:
 
 
 def test_everybody_is_no_group_of_people() -> None:
-    """A comparison that asked for curves alone has no table and no sentence about groups."""
+    """Check that a comparison that asked for curves alone has no table and no sentence about groups."""
     run = read(groups={"pooled": {"everybody": {"gaps": {}}}}, info={"seed": 0})
     assert not has_groups({"a": [run], "b": [read(groups=None)]})
     assert gap_lead({"a": [run]}, "a") == ""
@@ -440,7 +440,7 @@ def test_everybody_is_no_group_of_people() -> None:
 
 
 def test_a_gap_of_dice_is_over_the_structures_that_both_groups_have() -> None:
-    """Women are at a site that annotates both structures, men at one with the easy one: equal, where they can be."""
+    """Check women at a site with both structures and men at one with the easy one: they are equal on common ones."""
     dice = np.array([[0.9, 0.3]] * 4 + [[0.9, np.nan]] * 4)
     women, men = (sums_of(None, dice, np.arange(8) // 4 == k, 4, 4) for k in (0, 1))
     assert metrics_of(women)["dice"] == pytest.approx(0.6)

@@ -1,4 +1,4 @@
-"""Attributes of people from tables into datalists, and what ``check-data`` says of them."""
+"""Test attributes of people from tables in datalists, and the output of ``check-data`` about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One picture in every kind of file gives one tensor: DICOM, orientation, bits, EXIF, intensities."""
+"""Test that one picture in every kind of file gives one tensor: DICOM, orientation, bits, EXIF, intensities."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS, COLUMNS, SLICES = 20, 26, 5
 
 
 def body(dtype: Any = np.uint8) -> np.ndarray:
-    """(rows, columns, slices), as seen with the front on top and the patient's right on the left; nothing alike."""
+    """Return (rows, columns, slices) with the front on top and the patient's right on the left; nothing is alike."""
     found = np.random.default_rng(3).integers(1, 250, (ROWS, COLUMNS, SLICES))
     found[0, 0], found[-1, -1] = 0, 255
     return found.astype(dtype)
@@ -48,7 +48,7 @@ def reason(path: Path, number: int | None = None, **how: Any) -> str:
 
 
 def nifti(path: Path, seen: np.ndarray, codes: str = "LPS", **codes_of: int) -> Path:
-    """A volume that is seen like this, stored with the axes ``codes``."""
+    """Return a volume that is seen like this, stored with the axes ``codes``."""
     lps = nibabel.Nifti1Image(seen.swapaxes(0, 1), np.diag([-0.7, -0.5, 3.0, 1.0]))
     stored = lps.as_reoriented(
         nibabel.orientations.ornt_transform(
@@ -66,7 +66,7 @@ def nifti(path: Path, seen: np.ndarray, codes: str = "LPS", **codes_of: int) -> 
 
 
 def files_of(folder: Path) -> dict[str, tuple[Path, int | None]]:
-    """Slice 2 of the body, in every kind of file; 16 bits are 257 times the 8."""
+    """Write slice 2 of the body in every kind of file; 16 bits are 257 times the 8."""
     volume = body()
     plane = np.ascontiguousarray(volume[:, :, 2])
     deep = plane.astype(np.uint16) * 257
@@ -159,7 +159,7 @@ def test_a_body_stored_in_any_way_is_seen_the_same(tmp_path: Path) -> None:
 
 
 def test_by_default_the_number_of_a_slice_is_that_of_the_file(tmp_path: Path) -> None:
-    """Labels of slices are written with these numbers: turning must not give them to others."""
+    """Check that turning does not renumber slices, whose labels are written with these numbers."""
     volume = body(np.int16)
     for codes in ("LPS", "RAI", "PLI", "SLP", "IPR"):
         path = nifti(tmp_path / f"{codes}.nii", volume, codes)
@@ -232,7 +232,7 @@ def test_each_intensity_by_its_formula(tmp_path: Path) -> None:
 
 
 def test_the_window_of_a_header(tmp_path: Path) -> None:
-    """PS3.3, C.11.2.1.2: the formulas of the standard, in measured values."""
+    """Check the formulas of PS3.3, C.11.2.1.2, in measured values."""
     stored = np.arange(600, dtype=np.int16).reshape(20, 30)
     measured = stored.astype(np.float64) * 2 - 500
     both: dict[str, Any] = {"RescaleSlope": 2, "RescaleIntercept": -500, "WindowCenter": 40, "WindowWidth": 400}
@@ -431,7 +431,7 @@ def test_the_size_of_a_dicom_file_is_read_from_its_header(tmp_path: Path, monkey
 
 
 def test_the_kind_of_a_file_is_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one state: a file of another kind in its place, without an ending that tells, is seen."""
+    """Check that a file of another kind in its place is noticed, even without a telling ending."""
     path, asked = tmp_path / "scan", []
     plane = body()[:, :, 0].copy()
     dicom(path, plane)

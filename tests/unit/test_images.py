@@ -1,4 +1,4 @@
-"""What a site's files become in batches: compared with an independent reading, whatever the threads, cache or cuts."""
+"""Test a site's batches against an independent reading, for any threads, cache or cuts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 def pattern(height: int = 70, width: int = 90, seed: int = 0) -> Array:
-    """Waves and noise, float64 in about [0, 255]."""
+    """Return waves and noise, float64 in about [0, 255]."""
     y, x = np.mgrid[:height, :width]
     noise = np.random.default_rng(seed).normal(0, 20, (height, width))
     return np.clip(127 + 50 * np.sin(x / 6) + 40 * np.cos(y / 5) + noise, 0, 255)
@@ -42,7 +42,7 @@ def pattern(height: int = 70, width: int = 90, seed: int = 0) -> Array:
 
 
 def stretched(values: Array, of: Array | None = None) -> Array:
-    """[minimum, 99th percentile] of ``of`` to [0, 1]; the percentile by sorting."""
+    """Return values scaled from [minimum, 99th percentile] of ``of`` to [0, 1]; the percentile by sorting."""
     ordered = np.sort((values if of is None else of).astype(np.float64).ravel())
     place = 0.99 * (len(ordered) - 1)
     below = int(place)
@@ -51,7 +51,7 @@ def stretched(values: Array, of: Array | None = None) -> Array:
 
 
 def filtered(image: Array, size: tuple[int, int]) -> Array:
-    """(height, width, channels) of another size: a triangle as wide as the pixels of the coarser grid, float64."""
+    """Resize (height, width, channels) by a triangle as wide as the coarser grid's pixels, in float64."""
     for axis, new in enumerate(size):
         old = image.shape[axis]
         scale = max(old / new, 1.0)
@@ -63,7 +63,7 @@ def filtered(image: Array, size: tuple[int, int]) -> Array:
 
 
 def nearest(mask: Array, size: tuple[int, int]) -> Array:
-    """The pixel under the centre of each new pixel."""
+    """Return the pixel under the centre of each new pixel."""
     rows, columns = ((np.arange(new) + 0.5) * old / new for new, old in zip(size, mask.shape, strict=True))
     return mask[rows.astype(int)][:, columns.astype(int)]
 
@@ -145,7 +145,7 @@ def test_images_equal_an_independent_reading(
 
 
 def test_a_constant_image_stays_constant_and_fine_stripes_become_grey(tmp_path: Path) -> None:
-    """A filter that loses brightness, or none, would not: stripes of 2 pixels alias to 0 and 1 at a quarter."""
+    """Check stripes of 2 pixels, which alias to 0 and 1 at a quarter size without a filter."""
     stripes = np.tile(np.array([0, 255], np.uint8), (256, 128))
     for name, picture in (("a", np.full((256, 256), 128, np.uint8)), ("b", stripes)):
         Image.fromarray(picture).save(tmp_path / f"{name}.png")
@@ -164,7 +164,7 @@ def test_a_constant_image_stays_constant_and_fine_stripes_become_grey(tmp_path: 
 
 
 def folder(root: Path, counts: tuple[int, ...] = (7, 2, 2), **size: int) -> Path:
-    """Images and masks of two structures."""
+    """Make images and masks of two structures."""
     root.mkdir(parents=True)
     number, splits = 0, {}
     for split, count in zip(SPLITS, counts, strict=True):
@@ -227,7 +227,7 @@ def test_threads_cache_and_cuts_do_not_matter(tmp_path: Path, augment: bool, cac
 
 
 def test_every_epoch_changes_the_images_in_its_own_way(tmp_path: Path) -> None:
-    """Apart from the order: which of the images are flipped."""
+    """Check which images are flipped, apart from the order."""
     data = opened(folder(tmp_path / "a", (24, 1, 1)), {"augmentation": ["flip"]})
     plain, _ = all_of(data)
     flipped = []

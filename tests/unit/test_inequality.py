@@ -1,4 +1,4 @@
-"""Intervals of sites, and whether they differ more than by chance: against scipy, by enumeration and by simulation."""
+"""Test intervals of sites, and whether they differ by more than chance: against scipy, enumeration and simulation."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_two_sites_exactly_by_the_hypergeometric_distribution() -> None:
 
 
 def test_three_sites_of_unequal_size_exactly() -> None:
-    """Each site's deviation in its own standard errors, which also the others' sizes make."""
+    """Check each site's deviation in its own standard errors, which depend on the other sites' sizes too."""
     sizes, right = [20, 5, 4], [17, 2, 3]
     law = stats.multivariate_hypergeom(sizes, sum(right))
     mean, sd = law.mean() / sizes, np.sqrt(np.diag(law.cov())) / sizes
@@ -160,7 +160,7 @@ def test_three_sites_of_unequal_size_exactly() -> None:
 
 
 def test_two_classes_exactly_by_enumeration() -> None:
-    """Within classes: what a site has of each stays as it is."""
+    """Check permutations within classes: a site's number of each class does not change."""
     sizes, right = np.array([[8, 3], [6, 9]]), np.array([[7, 0], [5, 6]])
     laws = [stats.hypergeom(sizes[:, c].sum(), right[:, c].sum(), sizes[0, c]) for c in range(2)]
     totals = right.sum(0)
@@ -228,7 +228,7 @@ def test_the_last_of_equal_sites_is_behind_by_chance(turn: int) -> None:
 
 
 def test_classes_do_not_make_a_site_the_worst() -> None:
-    """The same classifier everywhere; one site alone has no case of the class that it does badly."""
+    """Check one classifier at all sites; one site alone has no case of the class that it does badly."""
     sizes = np.array([[200, 200, 200], [200, 200, 0], [200, 200, 200]])
     right = np.array([[180, 160, 80], [180, 160, 0], [180, 160, 80]])
     tables = [np.stack([sizes[:, c] - right[:, c], right[:, c]], 1) for c in range(3)]
@@ -268,7 +268,7 @@ Deal = Callable[[np.random.Generator, float], tuple[Compared, Numbers]]  # with 
 
 
 def _shares(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
-    """Six sites of unequal size and class mix; the last has a lower recall."""
+    """Draw six sites of unequal size and class mix; the last has a lower recall."""
     sizes = np.array([[20, 10], [60, 5], [15, 15], [40, 20], [10, 30], [30, 30]])
     recalls = np.tile([0.9, 0.6], (6, 1))
     recalls[-1] -= lag
@@ -278,7 +278,7 @@ def _shares(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
 
 
 def _scores(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
-    """Skewed Dice."""
+    """Draw skewed Dice values."""
     own = [generator.beta(9, 1.5, n) for n in (8, 12, 20, 30, 10, 25)]
     own[-1] = own[-1] - lag
     counts = np.array([case_scores(x, None, 0, 1) for x in own])
@@ -286,7 +286,7 @@ def _scores(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
 
 
 def _errors(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
-    """Sites of unequal scatter."""
+    """Draw sites of unequal scatter."""
     sizes, sds = (10, 12, 20, 30, 15, 25), (0.05, 0.1, 0.1, 0.2, 0.1, 0.1)
     own = [generator.normal(0.7, sd, n) for n, sd in zip(sizes, sds, strict=True)]
     own[-1] = own[-1] - lag

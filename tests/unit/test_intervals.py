@@ -1,4 +1,4 @@
-"""Intervals and p-values: against scipy and naive loops, and by how often they hold what is true."""
+"""Test intervals and p-values against scipy and naive loops, and by how often they cover the truth."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_seeds_share_is_their_covariance() -> None:
 
 
 def test_draws_of_few_patients_are_widened() -> None:
-    """The variance over all draws of m values is (m - 1) / m of the unbiased variance of their mean."""
+    """Check that the variance over all draws of m values is (m - 1) / m of their mean's unbiased variance."""
     values = np.array([0.2, 0.5, 0.9])
     every = np.stack(np.meshgrid(*[values] * 3)).reshape(3, -1).mean(0)
     wide = widened([values.mean()], every[None], [3])[0]

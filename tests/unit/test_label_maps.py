@@ -1,4 +1,4 @@
-"""Whether a class is the same thing at every site."""
+"""Test whether a class is the same thing at every site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLASSES, SITES = 5, [f"site-{k}" for k in range(1, 6)]
 
 
 def data(seed: int, count: int = 120, noise: float = 2.0, sites: list[str] | None = None):
-    """Classes around common centres; every site has a scanner of its own and classes in unequal parts."""
+    """Draw classes around common centres; every site has a scanner of its own and classes in unequal parts."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(CLASSES, 12))
     features, labels = {}, {}
@@ -28,7 +28,7 @@ def test_honest_sites_are_left_alone() -> None:
 
 
 def test_few_images_are_no_evidence() -> None:
-    """Of noise some map always explains more than the labels do."""
+    """Check noise, of which some map always explains more than the labels do."""
     found = [one for seed in range(20) for one in label_maps(*data(seed, count=12, noise=20.0)).values()]
     assert max(one.explained - one.agreement for one in found) > 0.3
     assert not any(one.certain for one in found)
@@ -63,7 +63,7 @@ def test_two_wrong_sites_of_five() -> None:
 
 
 def test_agreement_is_that_of_a_nearest_centroid_classifier() -> None:
-    """With two sites the centroids are the other one's class means: scikit-learn's classifier, on centred features."""
+    """Compare two sites with scikit-learn's classifier by the other site's class means, on centred features."""
     features, labels = data(3, sites=SITES[:2])
     found = label_maps(features, labels)
     centred, within = {}, []

@@ -1,4 +1,4 @@
-"""Which layer a tensor belongs to: the same answer at the site (modules) and at the server (names)."""
+"""Test that site (by modules) and server (by names) give a tensor the same layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses: the worked numbers of spec baselines.md, naive NumPy formulas, gradients, and what always holds."""
+"""Test losses: worked numbers of spec baselines.md, naive NumPy formulas, gradients, and general properties."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CLASS_LOSSES: dict[str, Callable[..., Tensor]] = {
 
 
 def same_logits(*row: float) -> Tensor:
-    """The same logits for one sample of each class."""
+    """Return the same logits for one sample of each class."""
     return torch.tensor(row, dtype=torch.float64).repeat(len(row), 1)
 
 
@@ -52,7 +52,7 @@ def each(loss: Callable[..., Tensor], row: tuple[float, ...], counts: list[int],
 
 
 def naive(name: str, z: np.ndarray, y: int, n: np.ndarray) -> float:
-    """The loss of one sample, by the formula, with exp and log."""
+    """Compute the loss of one sample by the formula, with exp and log."""
     prior = np.maximum(n / n.sum(), 1e-12)
     if name in ("la", "bsm"):
         return -math.log(math.exp(z[y]) * prior[y] / sum(math.exp(v) * p for v, p in zip(z, prior, strict=True)))
@@ -89,7 +89,7 @@ def test_ldam_by_hand():
 
 
 def with_cosines(near: float, far: float) -> tuple[Tensor, Tensor, Tensor]:
-    """z of length 3 with these cosines to vectors of length 2 and 0.5."""
+    """Return z of length 3 with these cosines to vectors of length 2 and 0.5."""
     z = torch.tensor([[3.0, 0.0]], dtype=torch.float64)
     others = [r * torch.tensor([[c, math.sqrt(1 - c * c)]], dtype=torch.float64) for r, c in ((2, near), (0.5, far))]
     return z, others[0], others[1]
@@ -153,7 +153,7 @@ def test_gradients(name, settings):
 
 @pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_pixels_are_samples(name):
-    """Segmentation: (n, C, H, W) gives what the pixels give one by one."""
+    """Check that (n, C, H, W) of a segmentation gives the same as its pixels one by one."""
     torch.manual_seed(0)
     z, y = torch.randn(2, 3, 4, 5), torch.randint(3, (2, 4, 5))
     whole = CLASS_LOSSES[name](z, y, [50, 5, 1], reduction="none")

@@ -1,4 +1,4 @@
-"""Averages of low-rank adapters against NumPy, in float64, where the dense products are made."""
+"""Test averages of low-rank adapters against NumPy, in float64, with dense products."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def made(out: int, inputs: int, seed: int = 0, dtype: torch.dtype = torch.float6
 
 
 def dense(factors: Factors, weights: dict[str, float]) -> Any:
-    """The mean product, one number at a time."""
+    """Compute the mean product, one number at a time."""
     first_a, first_b = next(iter(factors.values()))
     total = np.zeros((len(first_b), first_a.shape[1]))
     for site, (a, b) in factors.items():
@@ -106,7 +106,7 @@ def test_what_cannot_be_averaged_is_refused() -> None:
 
 
 def states(dtype: torch.dtype = torch.float32) -> dict[str, dict[str, torch.Tensor]]:
-    """Models with a plain tensor, an adapted linear layer, and an adapted convolution of 3x3."""
+    """Return models with a plain tensor, an adapted linear layer, and an adapted convolution of 3x3."""
     rng = np.random.default_rng(1)
 
     def drawn(*shape: int) -> torch.Tensor:

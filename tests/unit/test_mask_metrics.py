@@ -1,4 +1,4 @@
-"""Metrics of masks against loops: every pair of surface pixels is measured, every pixel is counted."""
+"""Test metrics of masks against loops over every pair of surface pixels and every pixel."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY = ("iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier")
 
 
 def surface(mask: np.ndarray) -> list[tuple[int, ...]]:
-    """Pixels of a mask with a neighbour along an axis that is not of it, or beside the image."""
+    """Return the pixels of a mask with a neighbour along an axis outside of the mask or the image."""
     found = []
     for place in zip(*np.nonzero(mask), strict=True):
         for axis, step in itertools.product(range(mask.ndim), (-1, 1)):
@@ -36,7 +36,7 @@ def surface(mask: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def reference(found: np.ndarray, truth: np.ndarray, sizes: tuple[float, ...], tolerance: float) -> dict[str, float]:
-    """Of one image and structure, line by line."""
+    """Compute the metrics of one image and structure, line by line."""
     volume = math.prod(sizes) / (1000 if len(sizes) == 3 else 1)
     name = "volume" if len(sizes) == 3 else "area"
     error = (int(found.sum()) - int(truth.sum())) * volume
@@ -61,7 +61,7 @@ def reference(found: np.ndarray, truth: np.ndarray, sizes: tuple[float, ...], to
 
 
 def masks(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Two boxes with holes, near each other."""
+    """Return two boxes with holes, near each other."""
     found, truth = np.zeros(shape, bool), np.zeros(shape, bool)
     for mask in (found, truth):
         low = [int(rng.integers(0, side // 2)) for side in shape]
@@ -97,7 +97,7 @@ def test_surfaces_and_volumes(shape: tuple[int, ...], spacing: tuple[float, ...]
 
 
 def test_dice_of_volumes_is_of_all_their_slices_and_1_where_both_are_empty() -> None:
-    """Volume a: 1 pixel of 2 and 1, and nothing of nothing; the picture by itself: nothing of 1 pixel."""
+    """Check volume a: 1 pixel of 2 and 1, and nothing of nothing; the picture by itself: nothing of 1 pixel."""
     found, truth = torch.zeros(3, 1, 2, 2), torch.zeros(3, 1, 2, 2)
     found[0, 0, 0, :], truth[0, 0, 0, 0], truth[2, 0, 1, 1] = 1, 1, 1
     origins = [Origin(name, None, "stretch") for name in ("a", "a", None)]
@@ -145,7 +145,7 @@ def test_calibration_of_pixels() -> None:
 
 
 class Perfect(torch.nn.Module):
-    """Says that all bright pixels are of every structure."""
+    """Predict all bright pixels as every structure."""
 
     def __init__(self, structures: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Freed memory is handed out again while a site computes and to its next task, and given back when none follows."""
+"""Test that freed memory is reused while a site computes and for its next task, and is else given back."""
 
 from __future__ import annotations
 

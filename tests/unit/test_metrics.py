@@ -1,4 +1,4 @@
-"""Classification metrics: worked numbers, an independent AUC, classes that do not occur."""
+"""Test classification metrics: worked numbers, an independent AUC, classes that do not occur."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def metrics_of(targets: Sequence[int], probabilities: Array, **options: object) 
 
 
 def draw(rng: np.random.Generator, classes: int, present: Sequence[int], n: int = 60) -> tuple[list[int], Array]:
-    """Every class of ``present`` at least once; shares in 64ths, so that ties are exact."""
+    """Draw every class of ``present`` at least once; shares are in 64ths, so that ties are exact."""
     targets = [*present, *rng.choice(present, n - len(present)).tolist()]
     leaning = 0.95 * rng.dirichlet(np.ones(classes), n) + 0.05 * np.eye(classes)[targets]
     return targets, (1 + np.stack([rng.multinomial(64 - classes, row) for row in leaning])) / 64
@@ -38,13 +38,13 @@ def draw(rng: np.random.Generator, classes: int, present: Sequence[int], n: int 
 
 
 def share_of_ordered_pairs(positive: Array, negative: Array) -> float:
-    """How often a positive sample has the higher score; a tie counts half."""
+    """Return how often a positive sample has the higher score; a tie counts half."""
     wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a in positive for b in negative]
     return sum(wins) / len(wins)
 
 
 def naive_auc(targets: Sequence[int], probabilities: Array) -> tuple[float, float]:
-    """Macro one-versus-one and weighted one-versus-rest over the classes that occur."""
+    """Compute macro one-versus-one and weighted one-versus-rest over the classes that occur."""
     y = np.asarray(targets)
     present = sorted(set(targets))
     p = {c: probabilities[:, c] / probabilities[:, present].sum(1) for c in present}
@@ -72,7 +72,7 @@ def test_areas_against_counting(classes: int, present: tuple[int, ...]) -> None:
 
 
 def test_areas_are_restricted_to_the_classes_that_occur() -> None:
-    """Class 2 never occurs. Without renormalising, scores 0.3 > 0.2 of class 1 would be in the wrong order."""
+    """Check class 2, which never occurs: without renormalising, scores 0.3 > 0.2 of class 1 would be swapped."""
     probabilities = np.array([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
     found = metrics_of([0, 1], probabilities)
     assert found["auc_ovo"] == found["auc_ovr"] == 1.0
@@ -90,7 +90,7 @@ def test_no_share_left_for_the_classes_that_occur() -> None:
 
 
 def test_worked_numbers_of_the_specification() -> None:
-    """y = 00001122, found = 00111222: recalls 2/4, 1/2, 2/2; precisions 2/2, 1/3, 2/3; F1 2/3, 2/5, 4/5."""
+    """Check y = 00001122, found = 00111222: recalls 2/4, 1/2, 2/2; precisions 2/2, 1/3, 2/3; F1 2/3, 2/5, 4/5."""
     found = metrics_of([0, 0, 0, 0, 1, 1, 2, 2], one_hot([0, 0, 1, 1, 1, 2, 2, 2], 3))
     expected = {
         "accuracy": 0.625, "balanced_accuracy": 0.666667, "precision": 0.75, "recall": 0.625, "f1": 0.633333,
@@ -155,7 +155,7 @@ def test_every_metric_lies_in_0_to_1_and_weighted_recall_is_accuracy(seed: int) 
 
 
 def test_groups_by_hand() -> None:
-    """Recalls 1/2, 1, 0 | 1/4: head 0.75, tail (0 + 1/4) / 2 = 0.125, all 0.4375; not the mean of the classes."""
+    """Check recalls 1/2, 1, 0 | 1/4: head 0.75, tail (0 + 1/4) / 2 = 0.125, all 0.4375; not the mean of classes."""
     targets = [0, 0, 1, 2, 3, 3, 3, 3]
     found = metrics_of(targets, one_hot([0, 1, 1, 0, 3, 0, 0, 0], 4), groups={"head": [0, 1], "tail": [2, 3]})
     assert found["head"] == 0.75

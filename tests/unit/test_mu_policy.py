@@ -1,4 +1,4 @@
-"""Policies that choose mu: what sites are told, what agents see and earn, restarts, and that every setting counts."""
+"""Test policies that choose mu: messages to sites, agents' inputs and rewards, restarts, and every setting."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_random_with_sites_that_come_and_go():
 
 
 def reference_observations(rounds):
-    """(E / log C, P, acc, min(loss, 10) / 10) of every site, read from all reports so far. In loops."""
+    """Compute (E / log C, P, acc, min(loss, 10) / 10) of every site in loops, from all reports so far."""
     seen: dict[str, list[float]] = {}
     entropies: dict[str, float] = {}
     classes = 1
@@ -214,7 +214,7 @@ def reference_observations(rounds):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_observations_are_those_of_the_specification(seed):
-    """Sites of different size, absent ones, withheld and later told entropies, broken losses."""
+    """Check sites of different size, absent sites, entropies that come late, and broken losses."""
     rng = np.random.default_rng(seed)
     policy, rounds = QMixMu(**LEARN), []
     for r in range(6):
@@ -242,7 +242,7 @@ def test_observations_are_those_of_the_specification(seed):
 
 @pytest.mark.parametrize("kind", [QMixMu, VdnMu])
 def test_a_choice_is_used_in_the_next_round_and_rewarded_two_rounds_later(kind):
-    """Spec 10.11: gacc of round r belongs to the choice at the end of round r - 2; validation images count."""
+    """Check 10.11 of the spec: gacc of round r belongs to the choice at the end of round r - 2."""
     policy, told, values = kind(zeta=0.5), [], []
     for r, accuracy in enumerate((0.1, 0.2, 0.3, 0.4)):
         told.append(policy.directives(SITES))
@@ -272,7 +272,7 @@ def test_a_round_that_nobody_measured():
 
 
 def test_exploration_falls_from_one():
-    """The recorded epsilon is the one of this round's choice: 1 until the agents learn, 0.05 30 % of the rounds later.
+    """Check the recorded epsilon of this round's choice: 1 until the agents learn, 0.05 after 30 % of the rounds.
 
     Two transitions are the warm-up of ten rounds; the second is complete in round 3.
     """
@@ -388,7 +388,7 @@ def saved(policy) -> dict[str, Any]:
     ],
 )
 def test_stopped_and_gone_on_is_as_if_never_stopped(kind, settings):
-    """Every round from a fresh object and a state read back, against one that lives on; bit by bit."""
+    """Compare a fresh object with a loaded state in every round with one that lives on; bit by bit."""
     whole = kind(**settings)
     expected = scripted(whole, range(9))
     parts = kind(**settings)
@@ -424,7 +424,7 @@ def steps_taken(policy) -> int:
     ],
 )
 def test_a_run_too_short_to_learn_says_so(kind, num_rounds, settings, rounds, enough):
-    """The numbers are those of what follows, and the remedy is a remedy."""
+    """Check the numbers in the message, and that its remedy works."""
     policy = kind(**settings)
     learnt = 0
     for r in range(num_rounds):
@@ -443,7 +443,7 @@ def test_a_run_too_short_to_learn_says_so(kind, num_rounds, settings, rounds, en
 @pytest.mark.parametrize("kind", [FixedMu, RandomMu])
 @pytest.mark.parametrize("num_rounds", [3, 27])
 def test_policies_that_do_not_learn_are_silent(kind, num_rounds, caplog):
-    """But for a word where agents could have learnt."""
+    """Check that there is only one message, where agents could have learnt."""
     with caplog.at_level(logging.INFO, logger="fairflare.methods.parts.mu_policy"):
         policy = kind()
         for r in range(2):

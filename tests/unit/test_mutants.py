@@ -1,4 +1,4 @@
-"""tools/mutants.py tells apart what tests notice, what they do not, and what is no longer there."""
+"""Test that tools/mutants.py distinguishes changes that tests notice, that they miss, and that are gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks for classification, and checkpoints in the published layouts.
+"""Test networks for classification, and checkpoints in the published layouts.
 
 The published layouts are written out here, and the features are computed from them with plain functions.
 """
@@ -49,7 +49,7 @@ def build(network: str = "resnet18", **changes: Any) -> Classifier:
 
 
 class Layout:
-    """Random tensors under published names; the old files have no ``num_batches_tracked``."""
+    """Make random tensors under published names; the old files have no ``num_batches_tracked``."""
 
     def __init__(self, counters: bool = True) -> None:
         self.tensors: State = {}
@@ -96,7 +96,7 @@ def published_resnet18(classes: int, widths: tuple[int, ...] = PAPER, *, counter
 
 
 def published_densenet121(classes: int, *, dot: str = "", counters: bool = True) -> State:
-    """``dot="."``: the names of the file at pytorch.org, ``norm.1`` for ``norm1``."""
+    """Return pytorch.org's names for ``dot="."``: ``norm.1`` for ``norm1``."""
     layout = Layout(counters)
     layout.conv("features.conv0", 3, 64, 7)
     layout.norm("features.norm0", 64)
@@ -198,7 +198,7 @@ def test_shapes(network: str, width: int, channels: int) -> None:
 
 
 def test_projection_head() -> None:
-    """Fed-MAS: 512 -> 512 -> 2048 has 1,314,304 parameters."""
+    """Check Fed-MAS: 512 -> 512 -> 2048 has 1,314,304 parameters."""
     model = Classifier(nn.Flatten(), 512, 4, projector_dim=2048)
     assert model.projector is not None
     assert trainable(model.projector) == 1_314_304
@@ -308,7 +308,7 @@ def test_safetensors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("projector_dim", [None, 6])
 def test_a_model_of_our_own_is_loaded_again(tmp_path: Path, projector_dim: int | None) -> None:
-    """The projection head is not part of it: its file can start a run with another one, or without."""
+    """Check that the file lacks the projection head, and starts runs with another head, or without one."""
     first, second = build(projector_dim=6), build(projector_dim=projector_dim)
     first.train()(images())
     path = saved(tmp_path / "FL_global_model.pt", {"model": first.state_dict()})
@@ -357,7 +357,7 @@ def test_names() -> None:
 
 @pytest.fixture
 def untouched() -> Iterator[Classifier]:
-    """A network that a refused checkpoint must leave as it was."""
+    """Check that a refused checkpoint leaves the network unchanged."""
     model = build()
     before = copy.deepcopy(model.state_dict())
     yield model
@@ -410,7 +410,7 @@ def test_no_state_dict(tmp_path: Path, content: Any, message: str) -> None:
 
 
 def test_another_architecture(tmp_path: Path, untouched: Classifier) -> None:
-    """A narrow, short net with DenseNet's names; both sides are named."""
+    """Check a narrow, short net with DenseNet's names; the message names both."""
     layout = Layout()
     layout.conv("features.conv0", 3, 8, 7)
     layout.norm("features.norm0", 8)

@@ -1,4 +1,4 @@
-"""What a run says of a method that did nothing: in the log, the results, the table, the page and a comparison."""
+"""Test the messages about a method without effect: in log, results, table, page and comparison."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def run(method: str, folder: Path, settings: dict[str, Any], rounds: int = 2) ->
 def test_a_frozen_run_says_so_everywhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with the paper's L and Adam in a network of usual size, where it was said nowhere."""
+    """Check the paper's L with Adam in a network of usual size."""
     monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)  # with the page
     caplog.set_level(logging.INFO)
     results = run("q_fed_avg", tmp_path, {"lipschitz": 1e6})
@@ -121,7 +121,7 @@ def test_the_default_moves_and_is_silent(tmp_path: Path) -> None:
 
 
 def test_weights_that_stay_uniform_are_told_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """q = 0 takes the losses out of the weights."""
+    """Check q = 0, which takes the losses out of the weights."""
     caplog.set_level(logging.INFO)
     results = run("q_fed_avg", tmp_path, {"q": 0.0})
     assert [[w["kind"] for w in record["warnings"]] for record in results["rounds"]] == [[], ["same weights"]]

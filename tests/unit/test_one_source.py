@@ -1,4 +1,4 @@
-"""Compare, show, the report page and the CSV files of one folder: the same figures and words, digit by digit."""
+"""Test that compare, show, the report page and CSV files of one folder have the same figures and words."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SITES = {"site-1": 12, "site-2": 20, "site-3": 15}  # patients, three images eac
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six seeds, and rows with every word. ``noisy`` gains with every seed what the test patients do not confirm."""
+    """Make six seeds, and rows with every verdict; ``noisy`` gains with every seed, but not over patients."""
     rng = np.random.default_rng(0)
     made = tmp_path_factory.mktemp("comparison")
     hard = {site: rng.normal(0.6, 0.1, count) for site, count in SITES.items()}
@@ -60,12 +60,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_order(folder: Path) -> list[Path]:
-    """Paths of the runs, the reference first."""
+    """Return the paths of the runs, the reference first."""
     return sorted((folder / "runs").iterdir(), key=lambda path: (not path.name.startswith("fed_avg"), path.name))
 
 
 def cells_of(text: str) -> dict[tuple[str, str], list[str]]:
-    """Row and measure of the Markdown table of differences -> its other cells."""
+    """Return row and measure of the Markdown table of differences -> its other cells."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]

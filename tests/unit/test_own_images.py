@@ -1,4 +1,4 @@
-"""A run on own images: one folder is one site, how they are read is said, patients are unknown until somebody says."""
+"""Test a run on own images: one folder is one site, a line says how they are read, and patients may be unknown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fairflare.federation.transports.shared_images import refuse_shared_images
 
 
 def site(folder: Path, *, colour: bool = True, size: tuple[int, int] = (100, 130), patient: bool = False) -> Path:
-    """Images and masks of six people, two each, and a list in which each split has some of all."""
+    """Make images and masks of six people, two each, and a list whose splits have some of all people."""
     draw = np.random.default_rng([3, *folder.name.encode()])  # no two sites have the same images
     for part in ("images", "masks"):
         (folder / part).mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_one_hospital_is_not_several(command: list[str], tmp_path: Path) -> None
 
 
 def test_doctor_looks_as_a_run_would(tmp_path: Path) -> None:
-    """At the images of all sites together, and at the kind of task that the data's manifest names."""
+    """Check the images of all sites together, and the kind of task that the data's manifest names."""
     root = str(site(tmp_path / "A"))
     twice = tmp_path / "fairflare.json"
     twice.write_text(json.dumps({"sites": {"A": {"data_root": root}, "B": {"data_root": f"{root}/../A"}}}))
@@ -112,7 +112,7 @@ def test_doctor_looks_as_a_run_would(tmp_path: Path) -> None:
 
 
 def test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own(tmp_path: Path) -> None:
-    """Four of the paper's sites are corrupted copies; two sites with images of their own are neither."""
+    """Check a paper with four corrupted synthetic sites, where two sites have images of their own."""
     local = {"sites": {name: {"data_root": str(tmp_path / name)} for name in "ab"}}
 
     def make(more: dict[str, Any]) -> Any:
@@ -136,7 +136,7 @@ def test_the_run_itself_refuses_shared_images(tmp_path: Path) -> None:
 
 
 def test_a_copied_folder_is_refused_and_pictures_of_one_value_are_not(tmp_path: Path) -> None:
-    """One hospital's data under two names, in two folders."""
+    """Check one hospital's data under two names, in two folders."""
     site(tmp_path / "A")
     shutil.copytree(tmp_path / "A", tmp_path / "B")
     local = {"sites": {name: {"data_root": str(tmp_path / name)} for name in "AB"}}

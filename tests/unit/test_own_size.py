@@ -1,4 +1,4 @@
-"""Resizing and the way back, masks by area, pixels that do not count, Dice at the image's own size and of volumes."""
+"""Test resizing and the way back, masks by area, ignored pixels, and Dice at own size and of volumes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = [(64, 48), (48, 64), (33, 95), (200, 70), (32, 32)]  # of images
 
 
 class Bright(torch.nn.Module):
-    """Finds what is brighter than a half: as many structures as the task has, all the same."""
+    """Predict pixels brighter than a half, as every structure of the task."""
 
     def __init__(self, structures: int = 1) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Bright(torch.nn.Module):
 
 
 def folder(root: Path, pictures: list[tuple[np.ndarray, np.ndarray]], **more: Any) -> Path:
-    """A datalist whose every split has these images and masks; ``more``: keys of the entries, a list each."""
+    """Write a datalist whose every split has these images and masks; ``more``: keys of the entries, a list each."""
     root.mkdir(parents=True, exist_ok=True)
     splits = {}
     for split in SPLITS:
@@ -114,7 +114,7 @@ def test_what_is_padded_and_cut_again_is_where_it_was(small: int, large: int) ->
 
 
 def test_stretched_is_what_it_was_before(tmp_path: Path) -> None:
-    """By torch's own resizing."""
+    """Compare with torch's own resizing."""
     image = np.random.default_rng(0).integers(0, 255, (70, 90))
     root = folder(tmp_path, [(image, image > 128)])
     ((inputs, targets),) = batches(SegmentationTask(image_size=(48, 32)), root)
@@ -134,7 +134,7 @@ def test_overlaps_add_up(sizes: tuple[int, int]) -> None:
 
 
 def test_masks_by_area_lose_nothing(tmp_path: Path) -> None:
-    """Of thin lines and single pixels the nearest pixel finds some; their area stays."""
+    """Check thin lines and single pixels: the nearest pixel finds only some, while their area stays."""
     mask = np.zeros((1, 96, 132), np.uint8)
     mask[0, 5::12], mask[0, 50, 60] = 1, 1
     tensor = torch.from_numpy(mask)
@@ -239,7 +239,7 @@ def test_training_with_these_settings_learns(tmp_path: Path, settings: dict[str,
 
 
 def small_structures() -> tuple[np.ndarray, np.ndarray]:
-    """Three spots of 3x3 in 96x96: on the network's 32x32 each is one pixel if its middle is hit; two are not."""
+    """Make three spots of 3x3 in 96x96: on the network's 32x32 two of them are missed by the pixel's middle."""
     mask = np.zeros((96, 96), np.uint8)
     mask[30:33, 30:33] = 1  # pixel 10, 10
     mask[47:49, 62:64] = 1
@@ -273,7 +273,7 @@ def test_small_structures_at_their_own_size_equal_a_hand_calculation(tmp_path: P
 
 @pytest.mark.parametrize("resize", ["stretch", "pad", "crop"])
 def test_dice_at_the_own_size_is_that_of_what_is_brought_back(tmp_path: Path, resize: str) -> None:
-    """However the images are cut into batches; and pixels that were cut off are not found."""
+    """Check any batches of the images; pixels that were cut off are not found."""
     random = np.random.default_rng(0)
     pictures = []
     for size in SIZES:

@@ -1,4 +1,4 @@
-"""Every sentence of the page, as it was read and found true: ``page_words.txt``.
+"""Test every sentence of the page against ``page_words.txt``, in which it was read and found true.
 
 After a change that is meant: ``python -m tests.unit.test_page_words``, and read what changed.
 """
@@ -20,7 +20,7 @@ WHOLE = ("one run", "a run that failed", "methods")  # of the others the head al
 
 
 def rich(label: str = "fed_x", seed: int = 0, shift: float = 0.0) -> dict[str, Any]:
-    """A run with all that a page can show."""
+    """Make a run with all that a page can show."""
     run = document(label, seed, {site: 0.4 + shift + 0.07 * k for k, site in enumerate(SITES)})
     for n, record in enumerate(run["rounds"]):
         record["site_weights"] = dict(zip(SITES, (0.6 - 0.1 * n, 0.3, 0.1 + 0.1 * n), strict=True))
@@ -36,7 +36,7 @@ def rich(label: str = "fed_x", seed: int = 0, shift: float = 0.0) -> dict[str, A
 
 
 def pages(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Pages whose sentences differ: what each is about, and its material."""
+    """Return pages whose sentences differ, each with its topic and its material."""
     yield "one run", read_material(write_run(folder / "one", rich()))
     yield "one run, by its loss", read_material(folder / "one", metric="loss")
     failed = rich() | {"status": "failed", "reason": "no disk", "test": None, "rounds": []}
@@ -51,7 +51,7 @@ def pages(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def words(folder: Path) -> str:
-    """Everything that a page says but for its tables."""
+    """Return all words of a page except its tables."""
     lines = []
     for about, material in pages(folder):
         page = build(material)

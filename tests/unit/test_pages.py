@@ -1,4 +1,4 @@
-"""The pages of the documentation can be read: each is short, and all together; links and the menu are whole."""
+"""Test that each page of the documentation is short, as are all together, with working links and menu."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_all_pages_together_are_short() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED])
 def test_a_page_is_short(page: str) -> None:
-    """Who has more to say has two kinds of readers, and a page for each."""
+    """Check that a longer page is split, as it then has two kinds of readers."""
     found = length((DOCS / page).read_text(encoding="utf-8"))
     assert found <= LINES, f"docs/{page}: {found} lines outside tables and code, {LINES} are allowed"
 

@@ -1,4 +1,4 @@
-"""The example scripts that draw figures of the papers, on a run with synthetic images."""
+"""Test the example scripts that draw figures of the papers, on a run with synthetic images."""
 
 from __future__ import annotations
 

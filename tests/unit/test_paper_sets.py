@@ -1,4 +1,4 @@
-"""The data sets of the papers, each on a miniature in its real layout, and one federated round on every result."""
+"""Test the papers' data sets, each on a miniature in its real layout, and one federated round on every result."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def lists(folder: Path, file: str = "datalist.json") -> dict[str, list[dict[str,
 
 
 def one_hot(names: Sequence[str], labels: Sequence[int], images: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """As the ISIC challenges write it: numbers with a point."""
+    """Write a table as the ISIC challenges do, with numbers that have a point."""
     rows = [",".join(["image", *names, *more])]
     for image, label in zip(images, labels, strict=True):
         rows.append(
@@ -102,7 +102,7 @@ def isic2019(root: Path, count: int = 96, preprocessed: bool = False) -> Path:
 
 
 def rif(root: Path, name: str = "Domain") -> Path:
-    """Grey masks with the values of the published ones; of one site as colour images with equal channels."""
+    """Write grey masks with the published values; one site's are colour images with equal channels."""
     seed = 0
     for number in range(1, 5):
         for part, count in (("train", 5), ("test", 2)):
@@ -146,7 +146,7 @@ def hyperkvasir(root: Path, count: int = 12) -> Path:
 
 
 def dicom(path: Path, values: np.ndarray, patient: str, **tags: Any) -> Path:
-    """A slice as the challenge has them: 16 bits signed, Hounsfield units after the rescaling."""
+    """Write a slice as the challenge does: 16 bits signed, Hounsfield units after the rescaling."""
     path.parent.mkdir(parents=True, exist_ok=True)
     usual = {"RescaleIntercept": -1024, "RescaleSlope": 1, "WindowCenter": 30, "WindowWidth": 80, "Modality": "CT"}
     return write_dicom(path, (values + 1024).astype(np.int16), PatientID=patient, **{**usual, **tags})

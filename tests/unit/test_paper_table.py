@@ -1,4 +1,4 @@
-"""Runs in the columns of a paper's table."""
+"""Test runs in the columns of a paper's table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DICE = tables()["fed_lwr"].columns
 
 
 def runs(**test: Any) -> list[dict[str, Any]]:
-    """Two rows, seeds 0 and 1; the second seed is 0.02 better."""
+    """Return two rows with seeds 0 and 1; the second seed is 0.02 better."""
     found = []
     for label, values in VALUES.items():
         for seed in (0, 1):
@@ -41,7 +41,7 @@ def test_dice_by_site_average_and_deviation() -> None:
 
 
 def in_splits(run: dict[str, Any], **splits: float) -> dict[str, Any]:
-    """The run with the dice of further test splits, more than the site's own by so much."""
+    """Return the run with dice on further test splits, larger than the site's own by so much."""
     for site, values in run["test"].items():
         for split, more in splits.items():
             values[f"{split}/dice"] = run["test"][site]["dice"] + more

@@ -1,4 +1,4 @@
-"""What a site did not annotate counts in neither loss nor metrics: numbers of the specification, 2D, 3D, classes."""
+"""Test that what a site did not annotate counts in neither loss nor metrics: the spec's numbers, 2D, 3D, classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def as_said(outputs: Any, numbers: tuple[int, ...], task: Any = THREE) -> float:
 
 
 def test_the_worked_example_of_masked_channels() -> None:
-    """Dice losses .3, .368421, .444444 of the whole truth; masked .3; zeros as truth .766659; blanked channels .1."""
+    """Check Dice losses .3, .368421, .444444 of the whole truth; masked .3; zeros as truth .766659; blanked .1."""
     plain = DiceLoss(sigmoid=True, smooth_nr=0, smooth_dr=0)
     assert float(plain(SAID, TRUTH)) == pytest.approx(0.370955, abs=2e-6)
     assert as_said(SAID, (0,)) == pytest.approx(0.3, abs=1e-5)
@@ -46,7 +46,7 @@ def test_the_worked_example_of_masked_channels() -> None:
 
 
 def test_the_worked_example_of_cross_entropy_in_volumes() -> None:
-    """BCE of the whole truth .209074, masked .168189, zeros as truth .242863; a volume's loss adds Dice to it."""
+    """Check BCE of the whole truth .209074, masked .168189, zeros as truth .242863; volumes add Dice to it."""
     whole, seen, said = (values.unsqueeze(-1) for values in (TRUTH, SEEN, SAID))
     assert float(cross_entropies(said, whole)) == pytest.approx(0.209074, abs=1e-6)
     assert float(cross_entropies(said, seen)) == pytest.approx(0.242863, abs=1e-6)
@@ -68,7 +68,7 @@ def test_what_is_not_annotated_has_no_gradient() -> None:
 
 @pytest.mark.parametrize("numbers", [None, (0, 1, 2)])
 def test_all_annotated_is_the_task_itself(numbers: tuple[int, ...] | None) -> None:
-    """To the bit: it is the same object, so nothing of it can differ."""
+    """Check that the task is the same object, so that nothing in it can differ."""
     assert THREE.annotating(numbers) is THREE
     data = SimpleNamespace(annotated=numbers, synthetic=False, class_names=None, class_groups=None)
     assert THREE.suited_to(data) is THREE  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_all_annotated_is_the_task_itself(numbers: tuple[int, ...] | None) -> No
 
 
 class FindsBoth(torch.nn.Module):
-    """Finds both structures in the left half of every picture."""
+    """Predict both structures in the left half of every picture."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         found = torch.full((len(inputs), 2, *inputs.shape[2:]), -9.0)
@@ -134,7 +134,7 @@ CLASSES = ClassificationTask(num_classes=3, class_names=["x", "y", "z"], class_g
 
 
 def test_the_worked_example_of_masked_logits() -> None:
-    """Full .407606; class 2 masked .313262, and nothing pushes it down."""
+    """Check full .407606; class 2 masked .313262, without a gradient that lowers it."""
     assert float(CLASSES.loss(LOGITS, LABEL)) == pytest.approx(0.407606, abs=1e-6)
     part = CLASSES.annotating((0, 1))
     outputs = LOGITS.clone().requires_grad_()
@@ -151,7 +151,7 @@ def test_the_worked_example_of_masked_logits() -> None:
 
 @pytest.mark.parametrize("criterion", ["balanced_softmax", "logit_adjusted", "fedlc"])
 def test_losses_by_class_counts_leave_them_out_too(criterion: Any) -> None:
-    """As if the task had two classes only: the prior is that of the classes that the site can have."""
+    """Check a task as if it had two classes only, with the prior of the classes that the site can have."""
     half = LocalTraining(criterion=criterion)
     found = []
     for task, counts, logits in ((CLASSES.annotating((0, 1)), [6, 2, 0], LOGITS), (CLASSES, [6, 2], LOGITS[:, :2])):

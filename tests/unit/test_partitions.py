@@ -1,4 +1,4 @@
-"""How samples are dealt to sites."""
+"""Test how samples are dealt to sites."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_min_size_is_kept_or_the_draw_fails() -> None:
 
 
 def test_dirichlet_by_the_definition() -> None:
-    """Line by line from README 4.3, with the random numbers drawn in the same order."""
+    """Compute line by line from README 4.3, with the random numbers drawn in the same order."""
     seed, sites, alpha, least = 11, 5, 0.5, 120
     for attempt in range(100):
         rng = np.random.default_rng([seed, attempt])
@@ -122,7 +122,7 @@ def test_pools_without_clean_or_without_corrupted_sites() -> None:
 
 
 def test_two_pools_by_the_definition() -> None:
-    """Line by line from README 4.3, with the random numbers drawn in the same order; drawn again until large enough."""
+    """Compute README 4.3 line by line with the same random numbers, drawn again until parts are large enough."""
     seed, sites, corrupted, alpha, least = 3, 5, 2, 0.4, 280
     for attempt in range(100):
         rng = np.random.default_rng([seed, attempt])
@@ -152,7 +152,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 
 def _dominant(parts: list[np.ndarray], classes: int) -> np.ndarray:
-    """Share of each class that goes to each site."""
+    """Return the share of each class that goes to each site."""
     table = np.array([np.bincount(LABELS[part], minlength=classes) for part in parts])
     return table / np.bincount(LABELS, minlength=classes)
 
@@ -183,7 +183,7 @@ def test_complement_of_eta_one_gives_single_classes() -> None:
 
 
 def test_literal_shards_by_the_definition() -> None:
-    """Line by line from README 4.4, with the random numbers drawn in the same order."""
+    """Compute line by line from README 4.4, with the random numbers drawn in the same order."""
     seed, eta, sites, shards = 5, 0.7, 3, 20
     rng = np.random.default_rng([seed])
     order = rng.permutation(6)
@@ -211,7 +211,7 @@ def test_a_class_that_nobody_wants_goes_to_the_smallest_site() -> None:
 
 
 def test_authors_sites_overlap_and_are_alike() -> None:
-    """The class counts pasted in the FedMRL script (80 % of ISIC 2018) are near those of 1000 draws of each class."""
+    """Compare with the class counts in the FedMRL script (80 % of ISIC 2018): near 1000 draws of each class."""
     counts = [890, 5364, 411, 262, 879, 92, 114]
     labels = np.repeat(np.arange(7), counts)
     parts = shard_partition(labels, 4, 1.0, mode="authors")
@@ -283,7 +283,7 @@ def test_errors_say_what_is_wrong() -> None:
 
 
 def test_sites_of_different_size_are_alike_in_their_classes() -> None:
-    """As the definition says: every class is cut at the same shares, to less than one sample."""
+    """Check that every class is cut at the same shares, to less than one sample."""
     parts = quantity_partition(LABELS, 5, 1.0, seed=2, min_size=20)
     shares = np.array([len(part) for part in parts]) / len(LABELS)
     assert shares.max() > 3 * shares.min()

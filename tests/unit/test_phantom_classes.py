@@ -1,4 +1,4 @@
-"""The synthetic federations for classification."""
+"""Test the synthetic federations for classification."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAN = PhantomPlan(image_size=32, num_samples=240, num_test=64)
 
 
 def forget() -> None:
-    """Empty the caches: what a site gets must not depend on what was drawn before."""
+    """Empty the caches: a site's images must not depend on earlier draws."""
     for cached in ("_pool", "_test", "_partition", "_test_images"):
         getattr(classes, cached).cache_clear()
 
@@ -48,7 +48,7 @@ def test_registry() -> None:
 
 
 def test_groups_follow_the_counts_of_a_training_fold() -> None:
-    """Spec 5.5: head > 700, medium 70 to 700, tail < 70 images in 80 % of HyperKvasir: 7, 9 and 7 classes."""
+    """Check 5.5 of the spec: head > 700, medium 70 to 700, tail < 70 images in 80 % of HyperKvasir: 7, 9, 7 classes."""
     phantom = PHANTOMS["endoscopy"]
     assert {name: len(members) for name, members in phantom.groups.items()} == {"head": 7, "medium": 9, "tail": 7}
     for name, members in phantom.groups.items():
@@ -90,7 +90,7 @@ def test_dark_skin_is_darker_and_the_lesion_stands_out_less() -> None:
 
 @pytest.mark.parametrize("name", list(PHANTOMS))
 def test_mean_colour_does_not_decide_the_class(name: str) -> None:
-    """Nearest class mean in the space of mean colours, classes equally frequent."""
+    """Check the nearest class mean in the space of mean colours, with classes equally frequent."""
     phantom = PHANTOMS[name]
     classes = len(phantom.class_names)
     each = 24
@@ -268,7 +268,7 @@ def test_the_federations_of_the_papers(plan: PhantomPlan) -> None:
 
 
 def test_labels_of_a_site_by_the_definition() -> None:
-    """The pool in a random order, dealt to the sites, then split by class, each step from a seed of its own."""
+    """Check the pool in random order, dealt to the sites, then split by class, each step from its own seed."""
     plan = replace(PLAN, partition="iid", corrupted_sites=0, seed=5, validation_fraction=0.3)
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
     ordered = np.concatenate([np.full(n, c) for c, n in enumerate(counts)])
@@ -331,7 +331,7 @@ def test_a_camera_leaves_its_pictures_and_strength_0_changes_nothing() -> None:
 
 @pytest.mark.parametrize("name", list(PHANTOMS))
 def test_cameras_differ_visibly_but_mildly(name: str) -> None:
-    """By mean colour difference, in levels of 255: sites from each other, and from the camera of the common test."""
+    """Check mean colour differences in levels of 255: between sites, and to the camera of the common test."""
     kind = PHANTOMS[name]
     drawn = np.stack([kind.draw(k % len(kind.class_names), np.random.default_rng(k), 48) for k in range(24)])
     seen = [camera_of(site).take(drawn).astype(float) for site in range(20)]
@@ -434,7 +434,7 @@ def test_a_bad_plan_is_refused(settings: dict[str, object], message: str) -> Non
 
 
 def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another() -> None:
-    """What was drawn is kept by plan: two plans that differ anywhere must not get each other's images."""
+    """Check that images saved by plan are not shared by plans that differ anywhere."""
     base = PhantomPlan(attributes=True, partition="shards", attribute_shares=(0.5, 0.5))
     others = {
         "phantom": "dermoscopy7", "seed": 1, "image_size": 49, "num_sites": 4, "num_samples": 1999, "num_test": 399,
@@ -457,7 +457,7 @@ def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another()
 
 
 def test_an_image_of_no_class_or_attribute_is_refused() -> None:
-    """A negative number would silently be another class."""
+    """Check negative numbers, which would silently be another class."""
     for name, top in (("dermoscopy", 7), ("dermoscopy7", 6), ("fundus", 4), ("endoscopy", 22)):
         for label in (-1, top + 1, True, 1.0):
             with pytest.raises(ValueError, match=rf"label must be an integer in \[0, {top}\], got {label}"):

@@ -1,4 +1,4 @@
-"""``fairflare phantom``: what is on disk is what a task draws, and is told to be made up."""
+"""Test ``fairflare phantom``: files hold what a task draws, and are marked as synthetic."""
 
 from __future__ import annotations
 

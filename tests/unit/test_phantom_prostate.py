@@ -1,4 +1,4 @@
-"""The synthetic prostate sites."""
+"""Test the synthetic prostate sites."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_images_are_those_of_earlier_versions(site: str, grey: float, glands: li
 
 
 def test_an_image_of_two_sizes_has_its_own_height_and_width() -> None:
-    """The field of view is across the shorter edge; the longer shows more."""
+    """Check that the field of view is across the shorter edge; the longer edge shows more."""
     square, wide = (prostate_site("site-1", image_size=size, cases=0.01)["test"] for size in ((48, 48), (48, 80)))
     middle = wide[1][..., 16:64]
     assert (middle != square[1]).mean() < 0.01

@@ -1,4 +1,4 @@
-"""Pictures beside the page of a run: there, where there is something to draw; never a reason to fail."""
+"""Test pictures beside a run's page: they exist where there is content, and never make the run fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods of other installed packages, by the entry point group ``fairflare.methods``."""
+"""Test methods of other installed packages, by the entry point group ``fairflare.methods``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Installed = Callable[..., Path]
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installed]:
-    """Puts a package on the path as pip would: its files, and a ``dist-info`` with its entry points."""
+    """Put a package on the path as pip would: its files, and a ``dist-info`` with its entry points."""
     made: list[str] = []
 
     def install(points: dict[str, str], **modules: str) -> Path:

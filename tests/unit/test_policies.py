@@ -1,4 +1,4 @@
-"""Policies in kits that FLARE made without our builder, each by FLARE's own command."""
+"""Test policies in kits that FLARE made without our builder, each by FLARE's own command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RUNTIMES: dict[str, dict[str, Any]] = {
 
 
 def nvflare(folder: Path, *arguments: str) -> None:
-    """FLARE's own command, as somebody types it; ``HOME`` is the folder, where FLARE notes its requests."""
+    """Run FLARE's own command as a user types it; ``HOME`` is the folder, where FLARE notes its requests."""
     command = [sys.executable, "-m", "nvflare.cli", *arguments]
     done = subprocess.run(
         command,
@@ -47,7 +47,7 @@ def fairflare(*arguments: str) -> tuple[int, str]:
 
 
 def kit(folder: Path, *, site: bool = True) -> Path:
-    """As FLARE's packages leave it: FLARE's own files alone."""
+    """Make a kit as FLARE's packages leave it, with FLARE's own files alone."""
     local, startup = folder / "local", folder / "startup"
     local.mkdir(parents=True)
     startup.mkdir()
@@ -158,7 +158,7 @@ def test_doctor_names_what_a_container_loses(tmp_path, site, key):
 
 @pytest.mark.long
 def test_a_site_that_brings_its_own_key(tmp_path):
-    """``nvflare cert`` and ``nvflare package``, then ours; the key never leaves the site's folder."""
+    """Run ``nvflare cert`` and ``nvflare package``, then ours; the key never leaves the site's folder."""
     (tmp_path / "profile.yml").write_text(yaml.safe_dump(PROFILE))
     site = {"name": "study", "participants": [{"name": "hospital-a", "type": "client", "org": "hospital_a"}]}
     (tmp_path / "hospital-a.yml").write_text(yaml.safe_dump(site))
@@ -181,7 +181,7 @@ def test_a_site_that_brings_its_own_key(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_policies_stay_in_a_kit_for_another_runtime(tmp_path, runtime):
-    """``nvflare deploy prepare`` removes ``resources.json``; what we allow and forbid is in the default, too."""
+    """Check that policies are in the defaults too, as ``nvflare deploy prepare`` removes ``resources.json``."""
     project = yaml.safe_load((Path(__file__).parents[2] / "poc" / "project.yml").read_text())
     (tmp_path / "project.yml").write_text(yaml.safe_dump(project))
     nvflare(tmp_path, "provision", "-p", "project.yml", "-w", "kits")

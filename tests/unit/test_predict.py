@@ -1,4 +1,4 @@
-"""``fairflare predict``: the figures of the run's own test, files like the images', and what it refuses."""
+"""Test ``fairflare predict``: the figures of the run's own test, files like the images', and refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fairflare(*arguments: Any) -> Result:
 
 
 def refused(*arguments: Any) -> str:
-    """The one line of a refusal, with exit code 2."""
+    """Return the one line of a refusal, with exit code 2."""
     result = fairflare(*arguments)
     assert result.exit_code == 2, (result.output, result.exception)
     assert result.stderr.splitlines()[-1].startswith("error: ")
@@ -69,7 +69,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 def blob(random: np.random.Generator, size: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    """A bright disc on noise, (size, size) uint8, and its mask."""
+    """Return a bright disc on noise, (size, size) uint8, and its mask."""
     y, x = np.mgrid[:size, :size]
     middle, radius = random.uniform(size / 3, 2 * size / 3, 2), random.uniform(size / 8, size / 4)
     inside = (y - middle[0]) ** 2 + (x - middle[1]) ** 2 < radius**2
@@ -84,7 +84,7 @@ def listed(root: Path, entries: list[dict[str, Any]], **more: Any) -> None:
 
 @pytest.fixture(scope="module")
 def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on PNG images of twice the network's size; ``data/<site>`` beside it."""
+    """Do a run on PNG images of twice the network's size; ``data/<site>`` is beside it."""
     root = tmp_path_factory.mktemp("segmented")
     for number, site in enumerate(SITES):
         random = np.random.default_rng(number)
@@ -107,7 +107,7 @@ def segmented(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run on colour images of three classes, which the datalists name."""
+    """Do a run on colour images of three classes, which the datalists name."""
     root = tmp_path_factory.mktemp("classified")
     for number, site in enumerate(SITES):
         random = np.random.default_rng(number)
@@ -209,7 +209,7 @@ def oblique() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One image of each kind of file, 48 high and 64 wide."""
+    """Write one image of each kind of file, 48 high and 64 wide."""
     root = tmp_path_factory.mktemp("kinds")
     random = np.random.default_rng(5)
     planes = np.stack([blob(random)[0][:48] for _ in range(11)], 2)  # height, width, slices
@@ -226,7 +226,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_input_is_that_of_the_evaluation(kinds: Path, tmp_path: Path) -> None:
-    """A datalist of the same files gives the same tensors, bit for bit, also of slices."""
+    """Check that a datalist of the same files gives the same tensors, bit for bit, also of slices."""
     names: list[tuple[str, int | None]] = [("grey.png", None), ("colour.jpg", None), ("deep.tif", None)]
     names += [("array.npy", None), ("flat.nii", None), ("volume.nii.gz", 0), ("volume.nii.gz", 7)]
     for size, channels in (((32, 32), 1), ((32, 48), 3)):
@@ -274,7 +274,7 @@ def test_a_mask_is_a_file_like_its_image(segmented: Path, kinds: Path, tmp_path:
 
 
 def test_slices_lie_where_the_volume_has_them(segmented: Path, kinds: Path, tmp_path: Path) -> None:
-    """Each slice of the mask, against the network's own answer for that slice."""
+    """Compare each slice of the mask with the network's own answer for that slice."""
     assert fairflare(segmented / "run", kinds / "volume.nii.gz", "--out", tmp_path).exit_code == 0
     mask = np.asarray(nibabel.load(tmp_path / "volume_mask.nii.gz").dataobj)  # width, height, slices
     predictor = load_predictor(segmented / "run")
@@ -478,7 +478,7 @@ def test_the_help_says_what_it_is_not_for() -> None:
 
 
 def test_a_models_folder_is_found(segmented: Path, tmp_path: Path) -> None:
-    """A run, the simulator's workspace, a FLARE download, whatever holds one run."""
+    """Check a run, the simulator's workspace, a FLARE download, and a folder that holds one run."""
     run = segmented / "run"
     made = run / "server" / "simulate_job"
     assert find_model(run) == made / "best_FL_global_model.pt"

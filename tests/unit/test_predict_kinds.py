@@ -1,4 +1,4 @@
-"""``fairflare predict`` of padded, cropped, turned and DICOM images: masks of the image's own size and place."""
+"""Test ``fairflare predict`` on padded, cropped, turned and DICOM images: masks in the image's size and place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fairflare(*arguments: Any) -> Result:
 
 
 def picture(seed: int, size: tuple[int, int] = (60, 90)) -> tuple[np.ndarray, np.ndarray]:
-    """A bright disc on the upper left, on noise, uint8, and its mask."""
+    """Return a bright disc on the upper left, on noise, uint8, and its mask."""
     random = np.random.default_rng(seed)
     y, x = np.mgrid[: size[0], : size[1]]
     middle = random.uniform(0.3, 0.45, 2) * size
@@ -102,7 +102,7 @@ def test_the_record_says_how_images_are_read(padded: Path) -> None:
 
 
 def body() -> np.ndarray:
-    """(rows, columns, slices) of int16, as seen."""
+    """Return (rows, columns, slices) of int16, as seen."""
     return np.stack([picture(7 + k)[0] for k in range(5)], axis=2).astype(np.int16) * 9
 
 
@@ -116,7 +116,7 @@ def stored(path: Path, codes: str) -> Path:
 
 
 def seen(mask: Path) -> np.ndarray:
-    """A NIfTI mask as one sees it: (rows to the back, columns to the left, slices from the feet)."""
+    """Return a NIfTI mask as seen: (rows to the back, columns to the left, slices from the feet)."""
     image: Any = nibabel.load(mask)
     ras = np.asarray(nibabel.as_closest_canonical(image).dataobj)
     return ras[::-1, ::-1].swapaxes(0, 1)
@@ -149,7 +149,7 @@ def test_one_body_stored_in_many_ways_has_one_mask(padded: Path, tmp_path: Path)
 
 
 def test_the_mask_of_a_sagittal_series_lies_on_it(padded: Path, tmp_path: Path) -> None:
-    """Stored from either side, as DICOM and as the NIfTI that ITK makes of it: one mask, where ITK has the image."""
+    """Check either storage order, as DICOM and as ITK's NIfTI: one mask, where ITK has the image."""
     images, masks = tmp_path / "images", {}
     for name, order in (("up", None), ("down", [4, 3, 2, 1, 0])):
         folder = series(images / name, body(), order)
@@ -174,7 +174,7 @@ def test_the_mask_of_a_sagittal_series_lies_on_it(padded: Path, tmp_path: Path) 
 
 
 def test_masks_of_dicom_files(padded: Path, tmp_path: Path) -> None:
-    """A picture like the file's own rows, turned back where the network saw it otherwise; frames as a volume."""
+    """Check pictures in the file's own rows, turned back where the network saw them otherwise; frames as a volume."""
     image = picture(3)[0]
     folder = tmp_path / "images"
     folder.mkdir()

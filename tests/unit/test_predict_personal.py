@@ -1,4 +1,4 @@
-"""``fairflare predict`` on runs whose sites have something of their own."""
+"""Test ``fairflare predict`` on runs whose sites keep tensors of their own."""
 
 from __future__ import annotations
 

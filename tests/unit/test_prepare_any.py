@@ -1,4 +1,4 @@
-"""``fairflare prepare images`` and ``masks``: any images, dealt to sites, corrupted, interrupted."""
+"""Test ``fairflare prepare images`` and ``masks``: any images, dealt to sites, corrupted, interrupted."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_groups_by_frequency() -> None:
 
 
 def interrupted_after(count: int, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files are written until so many are there."""
+    """Interrupt the writing when so many files exist."""
     real, written = drafts.sha256_of, []
 
     def checksum(target: Path) -> str:

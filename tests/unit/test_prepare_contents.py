@@ -1,4 +1,4 @@
-"""What is in a folder: the reader's own idea of an image, what is passed over, and what vanishes nowhere in silence."""
+"""Test the contents of a folder: images as the reader sees them, and files that are passed over with a message."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ def test_masks_without_any_structure_are_refused_in_words(tmp_path: Path) -> Non
 
 
 def test_a_method_for_classes_is_refused_once_on_masks(tmp_path: Path) -> None:
-    """The manifest says that the labels are masks, so a run does not first try them as classes."""
+    """Check that the manifest names masks, so that a run does not first try them as classes."""
     for number in range(4):
         save(tmp_path / f"i/p{number}.png", image_of(number))
         save(tmp_path / f"m/p{number}.png", mask_of(number))
@@ -551,7 +551,7 @@ def test_json_of_windows_editors(tmp_path: Path, coding: str) -> None:
     ("ending", "words"), [(".nii", "not packed: rename it to .nii"), (".nii.gz", "packed: rename")]
 )
 def test_volumes_with_the_other_ending(tmp_path: Path, ending: str, words: str) -> None:
-    """The remedy is tried: renamed, they are read."""
+    """Check the message's remedy: renamed volumes are read."""
     other = {".nii": ".nii.gz", ".nii.gz": ".nii"}[ending]
     for number, name in enumerate("abcd"):
         for kind in ("images", "labels"):

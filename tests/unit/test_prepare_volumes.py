@@ -1,4 +1,4 @@
-"""``fairflare prepare volumes``: NIfTI and DICOM, whole and slice by slice, and what it refuses."""
+"""Test ``fairflare prepare volumes``: NIfTI and DICOM, whole and slice by slice, and refusals."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ DICOM_AFFINE = np.array([[-0.7, 0, 0, 20], [0, -0.5, 0, 30], [0, 0, 3.0, 5], [0,
 
 
 def scanned(root: Path, people: int, each: int) -> Path:
-    """Series of 8 slices, and NIfTI masks that lie where they lie."""
+    """Write series of 8 slices, and NIfTI masks in their position."""
     for person in range(people):
         for number in range(each):
             seen = image_of(10 * person + number).astype(np.uint16)
@@ -289,7 +289,7 @@ def test_labels_get_numbers_without_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("plane", ["axial", "coronal", "sagittal"])
 @pytest.mark.parametrize("codes", ["RAS", "LPS", "PIR"])
 def test_a_slice_is_what_training_reads(tmp_path: Path, plane: str, codes: str) -> None:
-    """Against the volume in RAS, cut by hand: the numbers count from the feet, the front or the right."""
+    """Compare with the volume in RAS, cut by hand: numbers count from the feet, the front or the right."""
     from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
     ras = [labels_of(number, (1, 2)) for number in range(4)]

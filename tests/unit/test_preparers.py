@@ -1,4 +1,4 @@
-"""Preparers of public data sets; the tests on real images skip where these are not at hand."""
+"""Test preparers of public data sets; tests on real images skip where these are missing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_disjoint(groups: dict[str, set[str]]) -> None:
 
 
 def test_a_group_has_the_class_that_most_of_its_images_have() -> None:
-    """Of equals the smaller."""
+    """Check that of equal counts the smaller class is taken."""
     known = [("p", 1), ("q", 1), ("p", 2), ("p", 2), ("q", 0)]
     items = [Item(f"{number}", group, Path("x.png"), label) for number, (group, label) in enumerate(known)]
     assert group_labels(items) == (["p", "q"], [2, 0])
@@ -70,7 +70,7 @@ def test_a_site_with_too_few_cases() -> None:
 
 
 def test_the_split_is_that_of_earlier_versions() -> None:
-    """A site that prepares its data again must not train on what it tested on."""
+    """Check that a site that prepares its data again does not train on its earlier test images."""
     chosen = split_groups([f"p{number}" for number in range(10)], site="a", seed=3)
     assert {split: sorted(g for g, s in chosen.items() if s == split) for split in SPLITS} == {
         "training": ["p1", "p2", "p3", "p4", "p7", "p9"],
@@ -83,7 +83,7 @@ def test_the_split_is_that_of_earlier_versions() -> None:
 
 
 def npz(folder: Path, prefix: str, names: tuple[str, ...], top: int, **change: Any) -> Path:
-    """Stand-ins with the arrays of the real files: 12 images, two tiles of each of six sources."""
+    """Write stand-ins with the real files' arrays: 12 images, two tiles of each of six sources."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     for name in names:
@@ -252,7 +252,7 @@ def test_bad_npz(tmp_path: Path) -> None:
 
 
 def volumes(root: Path, sites: dict[str, int], ending: str = "_segmentation", depth: int = 5) -> Path:
-    """Volumes of 24 columns and 20 rows; the prostate is on the three slices in the middle."""
+    """Write volumes of 24 columns and 20 rows; the prostate is on the three slices in the middle."""
     import nibabel
 
     rng = np.random.default_rng(0)
@@ -305,7 +305,7 @@ def test_prostate_options(tmp_path: Path) -> None:
 
 
 def test_prostate_window_by_the_definition(tmp_path: Path) -> None:
-    """[minimum, 99th percentile] of the whole volume to 0 ... 255; columns and rows of the volume become x and y."""
+    """Check [minimum, 99th percentile] of the whole volume as 0 ... 255; columns and rows become x and y."""
     import nibabel
 
     volumes(tmp_path / "s", {"UCL": 3}, depth=4)

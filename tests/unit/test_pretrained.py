@@ -1,4 +1,4 @@
-"""Weights of another training that fit in part: names by a map, timm's ViT, grids of another size."""
+"""Test weights of another training that fit in part: names by a map, timm's ViT, grids of another size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEEDS_PEFT = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason
 
 
 def timm_vit(grid: int = 4, patch: int = 8) -> State:
-    """Random tensors by timm's names: a ViT with a class token, its position the first of ``pos_embed``."""
+    """Return random tensors by timm's names: a ViT with a class token, its position the first of ``pos_embed``."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
@@ -53,7 +53,7 @@ def timm_vit(grid: int = 4, patch: int = 8) -> State:
 
 
 def timm_features(state: State, inputs: torch.Tensor) -> torch.Tensor:
-    """The forward of a ViT as its paper has it, with plain functions."""
+    """Compute the forward pass of a ViT as in its paper, with plain functions."""
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
@@ -140,7 +140,7 @@ def test_positions_of_a_volume_are_interpolated_and_a_grid_that_is_no_cube_is_re
     ],
 )
 def test_an_encoder_of_volumes_comes_from_a_file(network: str, task: Any, kind: str, tmp_path: Path) -> None:
-    """Another training's network, all of its tensors under other names; what it then computes is the same."""
+    """Check another training's network under other names: the loaded encoder computes the same."""
     torch.manual_seed(3)
     source = network_of(task)
     for parameter in source.parameters():

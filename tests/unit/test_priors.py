@@ -1,4 +1,4 @@
-"""Prior distance, class-aware means and rescue factor; loading and telling apart prior networks."""
+"""Test prior distance, class-aware means and rescue factor, and the loading of prior networks."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def resnet50():
 
 
 def moco(encoder: nn.Module) -> dict[str, torch.Tensor]:
-    """The published layout: query encoder with its projection head."""
+    """Return the published layout: query encoder with its projection head."""
     found = {f"module.encoder_q.{name}": tensor for name, tensor in encoder.state_dict().items()}
     for number in (0, 2):
         found[f"module.encoder_q.fc.{number}.weight"] = torch.zeros(8, 8)
@@ -203,7 +203,7 @@ def moco(encoder: nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.many
 @pytest.mark.parametrize("published", [True, False])
 def test_moco_checkpoint(tmp_path, resnet50, published):
-    """As published (old file format, ``.pth.tar``), and as MoCo's training script writes it."""
+    """Check the published file (old format, ``.pth.tar``), and the form of MoCo's training script."""
     path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
     content = {"epoch": 800, "arch": "resnet50", "state_dict": moco(resnet50)}
     if not published:
@@ -230,7 +230,7 @@ def test_moco_checkpoint(tmp_path, resnet50, published):
 
 
 def test_torchvision_names_are_all_there(resnet50):
-    """What a ResNet-50 of torchvision has besides its head, written down."""
+    """Compare with the written names of torchvision's ResNet-50 without its head."""
     names = {"conv1.weight", *(f"bn1.{x}" for x in ("weight", "bias", "running_mean", "running_var"))}
     for layer, blocks in enumerate((3, 4, 6, 3), 1):
         for block in range(blocks):
@@ -351,7 +351,7 @@ def test_fingerprint_sees_values_names_and_shapes():
 
 @pytest.mark.parametrize("size", [32, 40, 96])
 def test_images_of_another_size_are_resized_as_pillow_does(size):
-    """Without lines that come and go: fine stripes become grey, as in the images of the task."""
+    """Check that fine stripes become grey as in the task's images, without aliasing."""
     stripes = (torch.arange(64) % 2).float().expand(64, 64)
     images = torch.stack([stripes, torch.rand(64, 64, generator=torch.Generator().manual_seed(0))])[:, None]
     network = PriorNetwork(nn.Identity(), "none", 3, image_size=size)

@@ -1,4 +1,4 @@
-"""Where a comparison's figures come from: what is kept when its runs begin."""
+"""Test the record of where a comparison's figures come from, written when its runs begin."""
 
 from __future__ import annotations
 

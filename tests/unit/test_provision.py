@@ -1,4 +1,4 @@
-"""Kits that ``nvflare provision`` makes with our builder."""
+"""Test kits that ``nvflare provision`` makes with our builder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def provision(tmp_path: Path, **changes: Any) -> Path:
-    """The project of the walk-through with other arguments of the builder; its kits."""
+    """Return the kits of the walk-through's project with other arguments of the builder."""
     project = yaml.safe_load((ROOT / "poc" / "project.yml").read_text())
     (builder,) = (b for b in project["builders"] if b["path"] == "fairflare.provision.SitePolicyBuilder")
     builder["args"].update(changes)
@@ -76,7 +76,7 @@ def test_kits_of_the_walk_through(tmp_path):
 
 
 def test_a_certificate_is_renewed_as_the_security_page_says(tmp_path):
-    """Provisioning again keeps every certificate; a site without an entry in the state gets another one."""
+    """Check that provisioning again keeps every certificate, unless the state lacks the site's entry."""
 
     def certificate(kits: Path, name: str) -> x509.Certificate:
         file = "rootCA.pem" if name == "authority" else "client.crt"

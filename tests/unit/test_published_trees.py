@@ -1,4 +1,4 @@
-"""The papers' sets as their publishers give them out, in miniature: names, key files, and the papers' protocols.
+"""Test the papers' published sets in miniature: names, key files, and the papers' protocols.
 
 Sizes are the published ones scaled down; what is expected is counted here from the source, not taken from the package.
 """
@@ -48,7 +48,7 @@ def small(path: Path, seed: int) -> Path:
 
 
 def isic2018(root: Path, counts: Mapping[str, int], lesions: str | None) -> dict[str, int]:
-    """Two images of each lesion; ``lesions``: where the file with these lies; gives the class of each image."""
+    """Write two images of each lesion; ``lesions``: where their file lies; return the class of each image."""
     labels: list[int] = []
     for label, name in enumerate(ISIC2018):
         labels += [label] * counts[name]
@@ -63,7 +63,7 @@ def isic2018(root: Path, counts: Mapping[str, int], lesions: str | None) -> dict
 
 
 def scaled(names: Any, counts: Any, share: int) -> dict[str, int]:
-    """Even numbers, so that a lesion has two images of one class."""
+    """Return even numbers, so that a lesion has two images of one class."""
     return {name: max(4, 2 * round(count / share / 2)) for name, count in zip(names, counts, strict=True)}
 
 
@@ -98,7 +98,7 @@ def test_names_are_found_with_other_endings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["messidor-2.csv", "IMAGES/Messidor-2.csv", None])
 def test_messidor2_as_its_two_publishers_name_it(tmp_path: Path, place: str | None, caplog: Any) -> None:
-    """The images are ``.JPG`` on disk and ``.jpg`` in the table of the grades; the pairs come with the images."""
+    """Check images that are ``.JPG`` on disk and ``.jpg`` in the grades' table; pairs come with the images."""
     source = messidor2(tmp_path / "s")
     table = source / "messidor_data.csv"
     table.write_text(table.read_text().replace(".JPG", ".jpg"))
@@ -177,7 +177,7 @@ def test_rsna_pictures_do_not_say_whose_they_are(tmp_path: Path) -> None:
 
 
 def test_a_lesion_with_two_tones_has_that_of_most_of_its_images(tmp_path: Path, caplog: Any) -> None:
-    """Tones from the pixels differ between images of one lesion."""
+    """Check tones from pixels, which differ between images of one lesion."""
     names = [f"ISIC_{i:07d}" for i in range(120)]
     labels = [i // 3 % 8 for i in range(120)]
     source = tmp_path / "s"
@@ -257,7 +257,7 @@ def test_fedmrl_holds_a_fifth_out_before_it_deals(tmp_path: Path) -> None:
 
 
 def test_a_sites_own_test_has_its_classes() -> None:
-    """Of the classes that were held out a site gets its share of what it has of them."""
+    """Check that a site gets its share of the held-out images of each of its classes."""
     items = [
         Item(f"{c}-{i}", f"{c}-{i}", np.zeros((2, 2), np.uint8), c) for c, n in enumerate((400, 200)) for i in range(n)
     ]
@@ -327,7 +327,7 @@ def test_fedism_tests_every_site_on_its_own_quality(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [6, 4, 2, 1])
 def test_fedisms_corruption_ratios(count: int) -> None:
-    """30, 20, 10 and 5 % of 20 sites (FedISM+, Fig. 6)."""
+    """Check 30, 20, 10 and 5 % of 20 sites (FedISM+, Fig. 6)."""
     items = [Item(f"i{i}", f"i{i}", np.zeros((2, 2), np.uint8), i % 4) for i in range(2000)]
     sites = deal(items, replace(FEDISM, corrupt_sites=count), 0)
     bad = [
@@ -337,7 +337,7 @@ def test_fedisms_corruption_ratios(count: int) -> None:
 
 
 def test_sites_whose_images_or_patients_are_called_alike(tmp_path: Path) -> None:
-    """Two hospitals have a patient p1, and an image i1, each: these are two, wherever they are dealt or shown."""
+    """Check two hospitals with a patient p1 and an image i1 each: they stay two, wherever they are dealt or shown."""
     rows = ["image,label,site,patient"]
     for site in ("A", "B"):
         for i in range(24):
@@ -370,7 +370,7 @@ def test_a_key_at_two_sites_is_of_two_patients_where_the_pool_is_dealt() -> None
 
 
 def test_the_draw_of_the_common_test_is_pinned() -> None:
-    """Another seed is another draw, and the same seed is the same draw in every version."""
+    """Check that another seed is another draw, and the same seed the same draw in every version."""
     items = [Item(f"i{i:02d}", f"i{i:02d}", np.zeros((2, 2), np.uint8), i % 2) for i in range(20)]
     drawn = {
         seed: sorted(i.name for i in dealt_alike(items, seed, common_test=True)["site-1"] if "test" in i.splits)
@@ -398,7 +398,7 @@ def volumes(root: Path, cases: int) -> dict[str, np.ndarray]:
 
 
 def test_fed_lwrs_window_is_that_of_a_slice(tmp_path: Path) -> None:
-    """Clipped to its own 99th percentile, divided by the maximum: a bright slice does not darken its neighbours."""
+    """Check clipping to a slice's own 99th percentile: a bright slice does not darken its neighbours."""
     from PIL import Image
 
     raw = volumes(tmp_path / "s/HK", 5)
@@ -433,7 +433,7 @@ def test_fed_lwrs_cases_in_file_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_name", [False, True])
 def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
-    """Names of its table, columns and classes are all that is said; no code of its own."""
+    """Check that names of table, columns and classes suffice, without code of its own."""
     made_up = public_set(
         "moles", "moles of two clinics, benign or not",
         Listed(

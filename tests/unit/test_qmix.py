@@ -1,4 +1,4 @@
-"""QMIX: the specification's numbers, games with a known solution, a federation with a known best mu, and restarts."""
+"""Test QMIX: the spec's numbers, games with a known solution, a federation with a known best mu, and restarts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NINE = tuple("ABCDEFGHI")
 
 
 def seen(round_: int, sites: tuple[str, ...] = SITES) -> dict[str, tuple[float, ...]]:
-    """Some observations; different in every round and at every site."""
+    """Return observations that differ in every round and at every site."""
     return {
         site: observation(
             -0.3 * (k % 6), 1 / 3, (0.1 + 0.02 * round_ + 0.1 * k) % 1, 2.0 / (1 + round_ + k), num_classes=7
@@ -40,7 +40,7 @@ def seen(round_: int, sites: tuple[str, ...] = SITES) -> dict[str, tuple[float, 
 
 
 class Largest(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation makes."""
+    """Record the size of the largest tensor that any operation makes."""
 
     numbers = 0
 
@@ -176,7 +176,7 @@ def test_the_best_joint_action_is_that_of_each_agent(seed):
 
 
 def reference_losses(networks, replay, gamma: float, shared: bool = False, actions=MU_GRID):
-    """(MRL-11) to (MRL-14) in loops over the transitions and agents, float64. Slow on purpose.
+    """Compute (MRL-11) to (MRL-14) in slow loops over the transitions and agents, in float64.
 
     Returns the squared TD error of each transition, and the trained networks' parameters that they depend on.
     """
@@ -232,7 +232,7 @@ def reference_losses(networks, replay, gamma: float, shared: bool = False, actio
 
 
 def played(agents: QMix, size: float, num: int = 7):
-    """Some transitions, absent sites among them; the state before the last one, its loss, and the state after it."""
+    """Return transitions with absent sites; the state before the last one, its loss, and the state after it."""
     names = agents.agents
     step = agents.act(seen(0, names))
     for r in range(1, num + 1):
@@ -257,7 +257,7 @@ def played(agents: QMix, size: float, num: int = 7):
 )
 @pytest.mark.parametrize(("size", "clipped"), [(0.1, False), (300.0, True)])
 def test_an_update_is_the_loop(options, size, clipped):
-    """Loss, gradient and its clipping, against the loop in float64; the targets differ from the trained networks."""
+    """Check loss, gradient and clipping against a loop in float64; targets differ from the trained networks."""
     agents = QMix(**{"agents": SITES, "lr": 0.01} | SMALL | {"updates": 1} | options)
     before, loss, after = played(agents, size)
     shared = options.get("shared", len(agents.agents) > 8)
@@ -276,7 +276,7 @@ def test_an_update_is_the_loop(options, size, clipped):
 
 
 def test_an_update_is_of_transitions_drawn_without_replacement(monkeypatch):
-    """The loss is the mean over three different ones of those remembered, and not always the same ones."""
+    """Check that the loss is the mean over three different, varying transitions."""
     monkeypatch.setattr(q_learning, "BATCH", 3)
     places = set()
     for seed in range(6):
@@ -326,7 +326,7 @@ STATES = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
 
 
 def two_step(state: int, actions: list[int]) -> tuple[float, int | None]:
-    """The game of the QMIX paper, section 5: the first agent leads to 7 for sure, or to 8 if both then agree."""
+    """Play the QMIX paper's game, section 5: the first agent leads to 7 for sure, or to 8 if both then agree."""
     if state == 0:
         return 0.0, 1 + actions[0]
     if state == 1:
@@ -364,7 +364,7 @@ def test_qmix_solves_the_two_step_game():
 
 @pytest.mark.long
 def test_a_plain_sum_does_not_solve_it():
-    """The control of the QMIX paper: with a sum, 8 looks worth less than the safe 7."""
+    """Check the QMIX paper's control: with a sum, 8 looks worth less than the safe 7."""
     assert [play_qmix(seed, "vdn") for seed in range(3)] == [7.0] * 3
 
 
@@ -376,7 +376,7 @@ SHARE = {"A": 0.1, "B": 0.2, "C": 0.3, "D": 0.4}
 
 
 class Simulated:
-    """The global accuracy approaches a ceiling, which falls with the square of every site's distance to its best mu.
+    """Simulate a global accuracy whose ceiling falls with the square of every site's distance to its best mu.
 
     Distances are counted in steps of the grid. Measured accuracies are noisy. With the best mu everywhere the ceiling
     is 0.9; with the best single mu for all it is 0.847; with random ones 0.81 on average.
@@ -413,7 +413,7 @@ class Simulated:
 
 
 def federate(seed: int, rounds: int) -> tuple[float, float]:
-    """Ceiling of the final greedy choice, and mean ceiling of the last quarter of the choices, exploration included."""
+    """Return the ceiling of the final greedy choice, and the mean ceiling of the last quarter of choices."""
     simulated = Simulated(seed)
     agents = QMix(simulated.best, seed=seed, eps_steps=round(0.3 * rounds))
     mu, ceilings = dict.fromkeys(simulated.best, 1e-5), []
@@ -429,7 +429,7 @@ def federate(seed: int, rounds: int) -> tuple[float, float]:
 
 @pytest.mark.long
 def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
-    """All hyper-parameters at their defaults."""
+    """Check all hyper-parameters at their defaults."""
     single = max(Simulated(0).ceiling(dict.fromkeys(BEST, mu)) for mu in MU_GRID)
     assert single == pytest.approx(0.8469, abs=1e-4)
     results = [federate(seed, 100) for seed in range(5)]
@@ -448,7 +448,7 @@ def bytes_of(agents: QMix) -> int:
 
 
 def test_a_checkpoint_of_300_sites_is_small():
-    """Defaults; a transition adds 38 bytes an agent."""
+    """Check defaults; a transition adds 38 bytes an agent."""
     names = tuple(f"s{k:03d}" for k in range(300))
     agents = QMix(names, updates=1)
     sizes = []
@@ -461,7 +461,7 @@ def test_a_checkpoint_of_300_sites_is_small():
 
 @pytest.mark.parametrize("options", [{}, {"shared": False}])
 def test_no_tensor_of_a_step_grows_with_the_square_of_the_sites(options):
-    """All that a forward and a backward pass make; a step's time follows it."""
+    """Check all tensors of a forward and a backward pass; a step's time follows their size."""
     largest = {}
     for num in (100, 300):
         names = tuple(f"s{k:03d}" for k in range(num))
@@ -583,7 +583,7 @@ def test_who_is_absent_does_not_change_the_randomness_of_the_others():
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_an_absent_site_has_one_action_only(greedy):
-    """Whatever its network says and the dice; in its first round too."""
+    """Check any output of its network and any random numbers; also in its first round."""
     agents = QMix(SITES, **SMALL)
     for r in range(12):
         step = agents.act({site: seen(r)[site] for site in "AC"}, greedy=greedy)
@@ -748,7 +748,7 @@ def test_bad_rounds():
 
 
 def test_one_agent_is_a_deep_q_learner():
-    """Two actions, reward 1 for the second: found within 60 rounds."""
+    """Check two actions with reward 1 for the second: found within 60 rounds."""
     agents = QMix("A", actions=(0.0, 1.0), eps_steps=30, gamma=0.0, lr=1e-2, **SMALL)
     earned: list[float | None] = [None, None]
     for r in range(60):

@@ -1,4 +1,4 @@
-"""Methods learn at least what a plain loop over all images learns, less a margin; one that does not learn is named."""
+"""Test that methods learn at least as much as a plain loop less a margin, and that failures are named."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_fed_avg_and_q_fed_avg_keep_up(bench: Any) -> None:
 
 
 def test_one_that_does_not_learn_is_named(bench: Any) -> None:
-    """q-FedAvg with the paper's constant under Adam: steps of a ten-thousandth of the mean change."""
+    """Check q-FedAvg with the paper's constant under Adam: steps of a ten-thousandth of the mean change."""
     (one,) = bench.measure(["q_fed_avg"], {"lipschitz": "rate"}, rounds=ROUNDS)
     assert one.behind
     assert one.reached < 0.3

@@ -1,4 +1,4 @@
-"""What is generated is up to date; the front page, and what it points to."""
+"""Test that generated files are up to date, and the front page with its links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fresh(tool: Any) -> dict[Path, bytes]:
 
 
 def test_refresh_changes_nothing(tool: Any, fresh: dict[Path, bytes]) -> None:
-    """Table of methods, privacy page and job folders are what the declarations say. If this fails: ``make refresh``."""
+    """Check table of methods, privacy page and job folders. If this fails: ``make refresh``."""
     assert sorted(tool.generated()) == sorted(fresh)
     assert [str(path) for path, content in fresh.items() if (ROOT / path).read_bytes() != content] == []
 

@@ -1,4 +1,4 @@
-"""The real volumes of the hippocampus as three sites have them: NIfTI folders, prepared, checked and trained on."""
+"""Test real hippocampus volumes as three sites have them: NIfTI folders, prepared, checked and trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.real_data, pytest.mark.long]
 
 @pytest.fixture
 def folders(real_data: Path, tmp_path: Path) -> dict[str, tuple[Path, Path]]:
-    """Six volumes of each export group, with voxels of 1 mm and axes RAS."""
+    """Write six volumes of each export group, with voxels of 1 mm and axes RAS."""
     found = {}
     for group in GROUPS:
         arrays = np.load(real_data / f"hippocampus_{group}.npz", allow_pickle=False)

@@ -1,4 +1,4 @@
-"""The page: alone, escaped, small, true to the intervals; its files; what it makes of damaged results."""
+"""Test the page: self-contained, escaped, small, true to the intervals; its files; and damaged results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VOID = {"meta", "link", "br", "hr", "img", "input"}
 
 
 class Read(HTMLParser):
-    """What a browser would find: every tag closed, text by element, tables as rows."""
+    """Read a page as a browser does: every tag closed, text by element, tables as rows."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -91,7 +91,7 @@ def page_of(folder: Path, **given: Any) -> Read:
 
 
 def three(values: dict[str, list[float]], seeds: int = 2) -> list[dict[str, Any]]:
-    """Runs of methods whose sites all lie ``value`` for each seed, one a little apart; no patient moves it."""
+    """Return runs whose sites all have about ``value`` for each seed, without scatter by patients."""
     return [
         document(name, seed, at := {"site-1": of[seed], "site-2": of[seed] + 0.1}, rounds=1)
         | {"resampled": {site: [value] * 30 for site, value in at.items()}}
@@ -112,7 +112,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Read]:
 
 @pytest.mark.long
 def test_a_large_comparison_is_small_and_alone(big):
-    """8 methods x 6 sites x 3 seeds x 41 layers x 30 rounds."""
+    """Check 8 methods x 6 sites x 3 seeds x 41 layers x 30 rounds."""
     _, html, read = big
     assert len(html.encode()) < 3_000_000
     assert not re.search(r"(?:https?:)?//", re.sub(r"data:image/png;base64,[A-Za-z0-9+/=\s]+", "", html))
@@ -204,7 +204,7 @@ def _same(cell: str, deviation: str, text: str) -> bool:
 
 @pytest.mark.long
 def test_the_pages_own_csv_equals_what_compare_writes(tmp_path):
-    """Two ways to the same figures: the page's and those of ``fairflare compare``."""
+    """Compare two ways to the same figures: the page's and those of ``fairflare compare``."""
     from fairflare_lab.compare.comparison import compare
 
     runs = three({"a": [0.2, 0.4], "b": [0.25, 0.5]})
@@ -248,7 +248,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
-    """Over three seeds: b gains 0.1 each time, c 0.1 once and loses it once, d loses 0.2 each time."""
+    """Check three seeds: b gains 0.1 each time, c gains once and loses once, d loses 0.2 each time."""
     base = [0.30, 0.40, 0.50]
     runs = three({"a": base, "b": [0.40, 0.501, 0.60], "c": [0.40, 0.30, 0.50], "d": [0.10, 0.201, 0.30]}, seeds=3)
     read = page_of(write_comparison(tmp_path, runs))
@@ -279,7 +279,7 @@ def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path,
 
 
 def test_not_beaten(tmp_path):
-    """By average and worst: a (0.35, 0.3), b (0.4, 0.2), c (0.3, 0.1), d (0.375, 0.2, in one as good as b): a and b."""
+    """Check average and worst: a (0.35, 0.3), b (0.4, 0.2), c (0.3, 0.1), d (0.375, 0.2): a and b are not beaten."""
     found = {"a": (0.3, 0.4), "b": (0.2, 0.6), "c": (0.1, 0.5), "d": (0.2, 0.55)}
     runs = [document(name, 0, {"site-1": v[0], "site-2": v[1]}, rounds=0) for name, v in found.items()]
     rows = read_material(write_comparison(tmp_path, runs)).rows
@@ -302,7 +302,7 @@ def test_a_run_is_named_by_its_folder(results, shown_as):
 
 
 def test_the_average_against_the_worst_site_names_every_row_below(tmp_path, quick_pictures):
-    """A name beside its point would not read on a phone; what tells the rows apart stands in the legend."""
+    """Check the legend, as a name beside its point could not be read on a phone."""
     write_comparison(tmp_path, three({"FedAvg": [0.5, 0.6], "mu 0": [0.5, 0.6], "other": [0.4, 0.3]}))
     material = read_material(tmp_path)
     with style.styled("t"):
@@ -331,7 +331,7 @@ def test_a_worst_decile_of_its_own_with_twenty_sites(tmp_path, quick_pictures):
 
 @pytest.fixture
 def quick_pictures(monkeypatch):
-    """Figures cost seconds; most tests are about what stands beside them."""
+    """Replace the drawing of figures, which takes seconds, in tests of other parts."""
     monkeypatch.setattr(write, "drawn", lambda name, draw, files=True: style.Drawn("<svg></svg>", "<svg/>", b""))
 
 
@@ -362,7 +362,7 @@ def test_sections_of_a_plain_run(tmp_path, quick_pictures):
     ],
 )
 def test_a_section_where_there_is_something(tmp_path, section, more, monkeypatch):
-    """Drawn, too."""
+    """Check also that sections are drawn."""
     monkeypatch.delenv(write.OFF)
     run = one()
     run["rounds"] = [round_of(n, SITES, dict.fromkeys(SITES, 0.5), **more) for n in range(2)]
@@ -473,7 +473,7 @@ def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 @pytest.mark.long
 def test_any_part_may_be_anything(tmp_path, quick_pictures):
-    """One or two parts of a whole document replaced: a page, or one line of why there is none."""
+    """Check a document with one or two parts replaced: a page, or one line with the reason why not."""
     more = {
         "layers": {"conv": {s: {"weight": 0.4, "dissimilarity": 0.1} for s in SITES}},
         "reports": {s: {"mu": 0.1} for s in SITES},

@@ -1,4 +1,4 @@
-"""The page's first sentence, its digits, and what its style says of paper."""
+"""Test the page's first sentence, its digits, and its style for print."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_answer_says_who_is_fairer_and_who_is_behind(higher):
 
 
 def test_a_headline_has_the_verdict_of_the_test_under_it():
-    """Where no site is behind and all together are too unequal, the two may not contradict each other."""
+    """Check that headline and test do not contradict each other where no site is behind but all are unequal."""
     said = words.answer(_material("within noise", [], together=0.015))
     assert said.endswith("Together the sites are more unequal than chance explains (p = 0.015).")
     assert "may be chance" not in said
@@ -138,7 +138,7 @@ def test_runs_that_leave_sites_out_are_no_seeds(tmp_path: Path) -> None:
 
 
 def _rules(css: str) -> dict[str, str]:
-    """Declarations by selector, of those that stand within ``@media print``."""
+    """Return declarations by selector within ``@media print``."""
     block = css[css.index("@media print {") + len("@media print {") :]
     found: dict[str, str] = {}
     for selectors, body in re.findall(r"([^{}]+)\{([^{}]*)\}", block):
@@ -160,6 +160,6 @@ def test_paper_has_what_the_words_mean_and_whole_rows():
 
 
 def test_a_heading_stands_where_most_of_its_column_does() -> None:
-    """Numbers stand right, words left; a settings' column has both."""
+    """Check that numbers and their headings are on the right, words on the left; a settings' column has both."""
     rows = [["a", 0.5, "auto", None], ["b", 0.25, 3, None], ["c", "not known", "adam", None], ["d", 0.125, None, None]]
     assert list(Table("t", "Told.", ["", "p", "value", "none"], rows).numeric) == [False, True, False, False]

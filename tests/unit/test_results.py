@@ -1,4 +1,4 @@
-"""The results store and its tables: strict JSON, never half-written, resumable."""
+"""Test the results store and its tables: strict JSON, never half-written, resumable."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] =
 
 
 def kept_log(store: ResultsStore, folder: Path) -> RecordLog:
-    """A copy, as a checkpoint has it."""
+    """Copy the log, as a checkpoint does."""
     log = RecordLog(folder / "kept.bz2")
     log.take_over(store.log)
     return log
@@ -149,7 +149,7 @@ FORMULAS = ["=cmd|' /C calc'!A0", "@SUM(1)", "+A1", "-A1+2", "\t=A1", " =A1"]
 
 
 def test_no_cell_of_a_csv_file_is_a_formula(store):
-    """Names of sites, metrics and groups, reasons and labels: whatever a text begins with; numbers stay numbers."""
+    """Check names of sites, metrics and groups, reasons and labels with any beginning; numbers stay numbers."""
     store.start(INFO)
     left = [LeftOut(text, "train", text) for text in FORMULAS]
     metrics = dict.fromkeys(FORMULAS, -0.5)
@@ -254,7 +254,7 @@ def test_an_interrupted_write_leaves_the_old_file(store, monkeypatch):
 
 
 def test_files_are_replaced_as_a_whole(store, tmp_path):
-    """Whoever has the file open, or a link to it, keeps the old one: it is never written to."""
+    """Check that an open or linked file keeps its content, as files are never written into."""
     store.start(INFO)
     store.add_round(record(0))
     state = store.state_dict()
@@ -269,7 +269,7 @@ def test_files_are_replaced_as_a_whole(store, tmp_path):
 
 
 def many(number: int, sites: int = 6, layers: int = 8) -> RoundRecord:
-    """A round in the manner of Fed-LWR."""
+    """Return a round in the manner of Fed-LWR."""
     rng = np.random.default_rng(number)
     names = [f"site-{k}" for k in range(sites)]
     values = {
@@ -283,7 +283,7 @@ def many(number: int, sites: int = 6, layers: int = 8) -> RoundRecord:
 
 
 def test_what_is_written_for_a_round_does_not_grow_with_the_rounds_before(store, tmp_path, monkeypatch):
-    """Bytes that files grow by and bytes of files that are replaced, in the run's folder and in the checkpoint's."""
+    """Check bytes that files grow by, and bytes of replaced files, in the folders of run and checkpoint."""
     replaced: list[int] = []
     real = os.replace
 
@@ -360,7 +360,7 @@ def test_a_damaged_record_within_the_log_is_named(store):
 
 
 def test_no_room_for_the_rounds_and_still_failed(store):
-    """The last word is short, and space was kept for it."""
+    """Check that the short final record fits into the reserved space."""
     store.start(INFO)
     assert (store.folder / ".reserve").stat().st_size >= 100_000
     for number in range(12):
@@ -508,7 +508,7 @@ def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
 
 
 def test_an_older_document_has_what_it_lacks_by_default(tmp_path):
-    """Keys that came later, rounds without warnings: read, and no word about it."""
+    """Check later keys and rounds without warnings: they are read without a message."""
     finished(tmp_path)
     document = read_document(tmp_path)
     for key in ("best", "suppressed", "went_back", "resampled_units", "inequality", "phases"):
@@ -629,7 +629,7 @@ def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
 
 
 def test_compare_says_which_rows_have_another_task(tmp_path):
-    """Whoever reads the table must see whether it is the head that a method needs, or another image size."""
+    """Check that the table shows whether a row has another head, or another image size."""
     runs = [finished(tmp_path / str(n), method=method) for n, method in enumerate(("fed_avg", "fed_prox", "ldam"))]
     for run, head in zip(runs, ("linear", "linear", "cosine"), strict=True):
         run.info.config = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
@@ -639,7 +639,7 @@ def test_compare_says_which_rows_have_another_task(tmp_path):
 
 
 def test_compare_sees_another_task_file(tmp_path):
-    """Two networks of the same settings; results that do not say what file it was are no reason."""
+    """Check two networks of the same settings; results without a file's checksum are no reason."""
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     for run, checksum in zip(runs, ("a" * 64, "b" * 64), strict=True):
         run.info.task_file = {"name": "task.py", "sha256": checksum}

@@ -1,4 +1,4 @@
-"""The pages under docs/: tables are the stored ones, and a sentence about noise has a stored figure behind it."""
+"""Test the pages under docs/: tables are the stored ones, and sentences about noise have stored figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rows_of(page: str) -> list[dict[str, str]]:
 
 
 def test_pages_are_up_to_date_and_every_claim_is_backed(capsys: pytest.CaptureFixture[str]) -> None:
-    """If this fails: ``python tools/write_results.py``, and mend the sentences that it names."""
+    """Check the pages; if this fails: run ``python tools/write_results.py`` and correct the named sentences."""
     code = tool.main(["--check"])
     assert not capsys.readouterr().err
     assert code == 0
@@ -139,7 +139,7 @@ def test_tables_in_marks_are_not_edited_by_hand(capsys: pytest.CaptureFixture[st
 
 
 def test_holm_by_hand() -> None:
-    """t(2, .975) is 4.3027: .10, .02 and .05 of half width .01 have t 43, 8.6, 21.5 and p .0005, .013, .002."""
+    """Check t(2, .975) = 4.3027: .10, .02, .05 of half width .01 have t 43, 8.6, 21.5 and p .0005, .013, .002."""
 
     def figure(row: str, mean: float, measure: str = "average") -> Any:
         interval = (mean - 0.0095, mean + 0.0095)  # half a digit below .01, which is added for the rounding
@@ -176,7 +176,7 @@ def run(label: str, seed: int, by_site: dict[str, float], draws: dict[str, list[
 
 @pytest.fixture
 def comparison(tmp_path: Path) -> Path:
-    """A folder as ``fairflare compare`` leaves it, of three runs a row."""
+    """Make a folder as ``fairflare compare`` leaves it, of three runs a row."""
     folder, runs = tmp_path / "comparison", []
     for label, gain in (("FedAvg", 0.0), ("own", 0.1)):
         for seed in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""An experiment's results when it is gone on with wrongly."""
+"""Test that an experiment's results survive a wrong resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The segmentation task: model, loss, metric, and the data of a site."""
+"""Test the segmentation task: model, loss, metric, and the data of a site."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def folder(root: Path, counts: Sequence[int] = (3, 2, 2), size: tuple[int, int] = (40, 48), **masks: Any) -> Path:
-    """A site with random images; every mask is a square of the value ``value`` (default 1)."""
+    """Make a site with random images; every mask is a square of the value ``value`` (default 1)."""
     rng = np.random.default_rng(0)
     (root / "i").mkdir(parents=True)
     (root / "m").mkdir()
@@ -62,7 +62,7 @@ def refused(task: SegmentationTask, settings: dict[str, Any], site: str = "hospi
 
 
 class Fixed(torch.nn.Module):
-    """Logits that do not depend on the input: +-10 for 1 and 0 of the given masks, image by image."""
+    """Return logits that do not depend on the input: +-10 for 1 and 0 of the given masks, image by image."""
 
     def __init__(self, masks: torch.Tensor) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ def strip(*bits: int) -> torch.Tensor:
 
 
 def test_dice_by_hand() -> None:
-    """A = {1,1,1,0,0}, B = {1,0,1,1,0}: 2 * 2 / (3 + 3) = 0.666667."""
+    """Check A = {1,1,1,0,0}, B = {1,0,1,1,0}: 2 * 2 / (3 + 3) = 0.666667."""
     task = SegmentationTask(**SMALL)
     found, truth = strip(1, 1, 1, 0, 0), strip(1, 0, 1, 1, 0)
     result = task.evaluate(Fixed(found), [(truth, truth)], "cpu")

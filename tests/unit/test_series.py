@@ -1,4 +1,4 @@
-"""What is compared: rows, files, the runs that follow from them."""
+"""Test the description of a comparison: rows, files, and the runs that follow from them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_metric_that_is_never_measured_is_refused_before_any_run(
 
 
 def test_settings_of_the_command_line_are_added_to_those_of_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--set`` beside ``--preset fed_ism``: the preset's own setting is still there."""
+    """Check ``--set`` beside ``--preset fed_ism``: the preset's own setting is still present."""
     made: list[Mapping[str, Any]] = []
     monkeypatch.setattr(
         "fairflare_lab.cli.compare.command._go", lambda runner, *_: made.append(runner.all[0].run.plan["settings"])

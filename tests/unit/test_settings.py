@@ -1,4 +1,4 @@
-"""Settings declared once: what they accept, what they say, how they travel to a job folder and back."""
+"""Test settings that are declared once: accepted values, descriptions, and the way to a job folder and back."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_value_in_range_is_kept_and_any_other_refused_in_one_line(name: str, v
 
 
 def _beyond(words: str) -> list[Any]:
-    """Values just out of a range in words."""
+    """Return values just outside of a range in words."""
     ends = re.search(r"in ([\[(])(\S+), (\S+)([\])])", words) or re.search(r"(>=?|<=?) (\S+)", words)
     assert ends is not None, words
     if len(ends.groups()) == 4:
@@ -244,7 +244,7 @@ def refused_beyond(cls: type) -> int:
 
 
 def test_every_declared_range_is_the_one_that_holds() -> None:
-    """Of each number of every method's halves and their parts, of a run and of the tasks."""
+    """Check each number of every method's halves and their parts, of a run and of the tasks."""
     tasks = map(load_task_class, TASKS_BY_KIND.values())
     halves = [half for method in all_methods().values() for half in (method.rule, method.training)]
     parts = [kind for half in halves for name in field_names(half) for kind in parts_of(half, name).values()]
@@ -462,12 +462,12 @@ def test_values_of_is_what_json_gives_back() -> None:
 
 
 def test_values_of_a_plain_class_are_what_it_keeps() -> None:
-    """A task of the user's own: resume must notice that its arguments changed."""
+    """Check a user's own task, whose changed arguments a resume must notice."""
     assert values_of(Kettle(size=3)) == {"path": f"{__name__}.Kettle", "args": {"size": 3, "sizes": [1, 2]}}
 
 
 class Builder(ComponentBuilder):
-    """FLARE's own, as its job configurators use it."""
+    """Run FLARE's own builder, as its job configurators do."""
 
     def get_module_scanner(self) -> ModuleScanner:
         return ModuleScanner([], [], True)

@@ -1,4 +1,4 @@
-"""SAM, GSAM and the sharpness probe: worked numbers of spec fed_ism.md, a plain reference, and what always holds."""
+"""Test SAM, GSAM and the sharpness probe: numbers of spec fed_ism.md, a plain reference, general properties."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def same_bits(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 
 
 class Quadratic(nn.Module):
-    """f = (w1^2 + 4 w2^2) / 2, whatever the input."""
+    """Define f = (w1^2 + 4 w2^2) / 2, for any input."""
 
     def __init__(self, w: tuple[float, float] = (1.0, 1.0)) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def quadratic_closure(model: Quadratic, optimizer: torch.optim.Optimizer) -> Cal
 
 
 def direction(make: Callable[[torch.optim.Optimizer], SAM], model: Quadratic) -> list[float]:
-    """d, by one step of gradient descent with learning rate 1."""
+    """Compute d by one step of gradient descent with learning rate 1."""
     before = model.w.detach().clone()
     optimizer = make(torch.optim.SGD(model.parameters(), lr=1.0))
     optimizer.step(quadratic_closure(model, optimizer))
@@ -143,7 +143,7 @@ def test_gsam_by_hand():
 
 
 def reference_step(model: nn.Module, base: torch.optim.Optimizer, x: Tensor, y: Tensor, rho: float, alpha: float):
-    """Steps 1 to 6 of spec section 2.2, everything copied, one vector for all parameters."""
+    """Compute steps 1 to 6 of spec section 2.2 with copies of everything and one vector for all parameters."""
     params = list(model.parameters())
 
     def gradient() -> Tensor:
@@ -213,7 +213,7 @@ def test_distance_zero_is_the_base_optimizer(make, base):
 
 
 def test_the_restored_weights_are_the_same_bits():
-    """With learning rate 0; subtracting the perturbation again would not do."""
+    """Check learning rate 0; subtracting the perturbation again would change bits."""
     model = make_model(dtype=torch.float32)
     before = frozen_copy(model)
     optimizer = GSAM(torch.optim.SGD(model.parameters(), lr=0.0), rho=0.77, model=model)
@@ -278,7 +278,7 @@ def test_gradient_zero_moves_nothing(make):
 
 
 def test_gradient_zero_uphill_is_the_direction():
-    """f = relu(1 - w)-like: slope at w, flat at w + eps; d = g_p = 0 whatever alpha."""
+    """Check f = relu(1 - w)-like: slope at w, flat at w + eps; d = g_p = 0 for any alpha."""
     w = torch.tensor([0.95], dtype=torch.float64, requires_grad=True)
     optimizer = GSAM(torch.optim.SGD([w], lr=1.0), rho=0.1, alpha=0.5)
     values = []
@@ -368,7 +368,7 @@ def test_parameters_without_gradient_are_left_out():
 
 
 def test_gradient_in_only_one_of_the_runs():
-    """a: both runs, b: first only, c: second only. The other one's gradient counts as 0."""
+    """Check a in both runs, b in the first only, c in the second only; a missing gradient counts as 0."""
     a, b, c = (torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (2.0, 1.0, 3.0))
     optimizer = GSAM(torch.optim.SGD([a, b, c], lr=1.0), rho=5.0, alpha=0.1)
     runs = 0
@@ -411,7 +411,7 @@ def test_one_norm_over_parameters_of_different_types():
 
 
 def test_gradients_that_are_views_of_a_shared_buffer():
-    """As of data-parallel training: the owner of the buffer writes the second gradient over the first."""
+    """Check data-parallel training, where the buffer's owner overwrites the first gradient with the second."""
     w = torch.ones(2, dtype=torch.float64, requires_grad=True)
     buffer = torch.zeros(5, dtype=torch.float64)
     optimizer = GSAM(torch.optim.SGD([w], lr=1.0), rho=0.1)
@@ -567,7 +567,7 @@ def test_sparse_gradients_are_refused():
 
 
 def naive_sharpness(model: nn.Module, batches: list[tuple[Tensor, Tensor]], rho: float) -> tuple[float, float, float]:
-    """All samples in one batch, in float64, on a copy."""
+    """Compute with all samples in one batch, in float64, on a copy."""
     model = copy.deepcopy(model).double().eval()
     x, y = torch.cat([x for x, _ in batches]).double(), torch.cat([y for _, y in batches])
     loss = functional.cross_entropy(model(x), y)
@@ -603,7 +603,7 @@ def test_probe_with_frozen_and_unused_parameters():
 
 
 def test_small_sharpness_of_a_float32_model_keeps_its_digits():
-    """The two means, rounded to float32 as a training loop has them, leave nothing of it."""
+    """Check two means that, rounded to float32 as in a training loop, would leave no digit."""
     model = make_model(dtype=torch.float32)
     batches = make_batches([64] * 20, torch.float32)
     result = sharpness(model, CE, batches, 2e-6)
@@ -621,7 +621,7 @@ def test_a_mean_loss_is_weighted_by_the_batch_size():
 
 
 def watched(model: nn.Module) -> Callable[[], None]:
-    """A function that checks that nothing about the model and torch's random state has changed since."""
+    """Return a function that checks that model and torch's random state have not changed since."""
     state, modes = frozen_copy(model), [m.training for m in model.modules()]
     tensors = [id(t) for t in [*model.parameters(), *model.buffers()]]
     gradients = [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
@@ -642,7 +642,7 @@ def watched(model: nn.Module) -> Callable[[], None]:
 
 
 class Counting(nn.Module):
-    """Changes its buffers also in evaluation mode, one in place and one by assignment, and draws random numbers."""
+    """Change buffers also in evaluation mode, one in place and one by assignment, and draw random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -754,7 +754,7 @@ def test_inputs_in_containers():
 
 
 class Shrinking:
-    """Fewer samples in every pass."""
+    """Return fewer samples in every pass."""
 
     def __init__(self) -> None:
         self.batches = make_batches([4, 4, 4, 4])

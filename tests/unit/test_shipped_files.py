@@ -1,4 +1,4 @@
-"""Every image that installed packages ship, read by us and by pydicom, nibabel, Pillow or numpy alone.
+"""Test every image that installed packages ship, read by us and by pydicom, nibabel, Pillow or numpy alone.
 
 Equal, or refused for a reason that the other library confirms: none wrong, none passed over. Nothing is downloaded.
 """
@@ -41,7 +41,7 @@ def is_dicom(path: Path) -> bool:
 
 
 def shipped() -> list[Path]:
-    """All files with an ending that is read, and all with the mark of DICOM."""
+    """Return all files with an ending that is read, and all with the mark of DICOM."""
     roots = [
         Path(place)
         for name in PACKAGES
@@ -147,7 +147,7 @@ WORDS_OF_CODE = ("Error", "Exception", "force=", "literal for", "object at", "<_
 
 
 def scaled(values: np.ndarray, whole: np.ndarray, path: Path) -> np.ndarray:
-    """To [0, 1] by the rule of ``auto``, in plain numpy."""
+    """Scale to [0, 1] by the rule of ``auto``, in plain numpy."""
     dicom, plain = other_of(path) is by_pydicom, not str(path).endswith((".nii", ".nii.gz"))
     eight, inverted = whole.dtype == np.uint8 and plain, False
     if dicom:
@@ -169,7 +169,7 @@ def scaled(values: np.ndarray, whole: np.ndarray, path: Path) -> np.ndarray:
 
 
 def looked_at(path: Path) -> str:
-    """What becomes of a file: "equal", or the reason that it is refused for, which was found true."""
+    """Return the outcome for a file: "equal", or the confirmed reason why it is refused."""
     try:
         found = image_file(path).decode(is_mask=False, limit=LIMIT)
         wanted = other_of(path)(path)
@@ -232,7 +232,7 @@ def test_all_shipped_files_are_equal_or_rightly_refused(files: list[Path]) -> No
 
 
 def test_other_endings_are_not_guessed(files: list[Path]) -> None:
-    """What has an ending that is not read is known as such, and is not read as a picture by chance."""
+    """Check that a file with an unknown ending is known as such, and not read as a picture by chance."""
     for root in {path.parent for path in files if "nibabel" in path.parts}:
         for path in root.iterdir():
             if path.is_file() and suffix_of(path) in NOT_READ and not is_dicom(path):

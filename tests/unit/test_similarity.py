@@ -1,4 +1,4 @@
-"""Layer similarity: the spec's numbers, properties, and the streamed CKA against a plain one in float64."""
+"""Test layer similarity: the spec's numbers, properties, and the streamed CKA against a plain one in float64."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def reference_cka(x: np.ndarray, y: np.ndarray, estimator: str) -> float:
 
 
 def reference_sums(batches: Iterable[tuple[np.ndarray, np.ndarray]], estimator: str) -> float:
-    """Quotient of sums of each batch's HSIC."""
+    """Compute the quotient of sums of each batch's HSIC."""
     sums = np.zeros(3)
     for u, v in batches:
         k, l = u @ u.T, v @ v.T
@@ -72,7 +72,7 @@ def reference_sums(batches: Iterable[tuple[np.ndarray, np.ndarray]], estimator: 
 
 
 def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
-    """Output of every layer, (n, features) in float64: each image by itself, so however a layer lays them out."""
+    """Return the output of every layer, (n, features) in float64, from each image by itself."""
     found: dict[str, np.ndarray] = {}
     rows: dict[str, list[np.ndarray]] = {}
 
@@ -98,14 +98,14 @@ def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
 
 
 def reference_dissimilarity(u: np.ndarray, v: np.ndarray, estimator: str) -> float:
-    """1 - CKA as half the squared distance of the normalized centered Gram matrices."""
+    """Compute 1 - CKA as half the squared distance of the normalized centered Gram matrices."""
     k, l = (center(gram(f - f.mean(0)), estimator) for f in (u, v))
     return 0.5 * float((k / k.norm() - l / l.norm()).square().sum())
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """The models are too small for more, and waiting threads are slow on a busy machine."""
+    """Use one thread, as the models are small, and waiting threads are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -123,7 +123,7 @@ def smooth_images(n: int, size: int, seed: int = 0) -> Tensor:
 
 
 def unet(seed: int, images: Tensor) -> nn.Module:
-    """A small U-Net with random weights and batch-norm statistics of the images."""
+    """Return a small U-Net with random weights and batch-norm statistics of the images."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = BasicUNet(
@@ -170,7 +170,7 @@ def vectors() -> Tensor:
 
 @pytest.fixture
 def stores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every store made in the test, with the most bytes it had in memory as `peak`."""
+    """Return every store made in the test, with its most bytes in memory as `peak`."""
     made: list[Any] = []
 
     class Watched(stored.Store):
@@ -208,7 +208,7 @@ def test_five_samples_by_hand(estimator: str, values: tuple[float, ...], delta: 
 
 
 class Columns(nn.Module):
-    """Passes on some columns of its input; a layer, because it has a parameter."""
+    """Pass on some columns of the input; it is a layer because it has a parameter."""
 
     def __init__(self, first: int, last: int) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ def test_degenerate_matrices() -> None:
 
 
 def test_scores_belong_to_their_own_layer(vectors: Tensor) -> None:
-    """Calls in another order than the state dict, with a pooling in between."""
+    """Check calls in another order than the state dict, with a pooling between."""
 
     class Backwards(nn.Module):
         def __init__(self) -> None:
@@ -340,7 +340,7 @@ def test_layerwise_cka_is_exact(
     tmp_path: Path,
     stores: list[Any],
 ) -> None:
-    """In single precision the forward pass rounds a little differently in batches of another size."""
+    """Check single precision, in which the forward pass rounds a little differently in other batches."""
     dtype = torch.float64 if double else torch.float32
     a, b = (copy.deepcopy(model).to(dtype) for model in pairs[pair])
     images = images.to(dtype)
@@ -364,7 +364,7 @@ def test_layerwise_cka_is_exact(
 def test_both_forms_of_the_rows_hold_what_is_promised(
     pair: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which one is kept is a matter of time: where float32 is not enough for it, products are made again."""
+    """Check both forms, which are chosen by time: where float32 is not enough, products are computed again."""
     a, b = pairs[pair]
     u, v = features(a, images), features(b, images)
     expected = {name: reference_dissimilarity(u[name], v[name], "biased") for name in u}
@@ -380,7 +380,7 @@ def test_both_forms_of_the_rows_hold_what_is_promised(
 
 
 class Flat(nn.Module):
-    """Most networks of the field flatten with ``view``, which knows one layout of the features."""
+    """Flatten with ``view``, as most networks do, which knows one layout of the features."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -395,7 +395,7 @@ class Flat(nn.Module):
 
 
 class Alone(nn.Module):
-    """Networks of one layout, or of no image alone: what a site's own code does."""
+    """Define networks of one layout, or that need whole batches, as in a site's own code."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ def test_networks_that_one_image_says_little_of(function: Callable[..., Any], ho
 
 
 def test_a_look_at_the_layout_draws_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a network that draws some where it should not: its figures are those of the passes alone."""
+    """Check a network that draws numbers where it should not: its figures are those of the passes alone."""
 
     class Noisy(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
@@ -463,7 +463,7 @@ def test_equal_and_scaled_models(pairs: dict[str, tuple[nn.Module, nn.Module]], 
 
 
 def wide(seed: int) -> nn.Sequential:
-    """Layers of 32768 features, so that rows are kept in 16 bits."""
+    """Return layers of 32768 features, so that rows are stored in 16 bits."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1))
@@ -491,7 +491,7 @@ HARD = {
 @pytest.mark.parametrize("estimator", FULL)
 @pytest.mark.parametrize("case", HARD)
 def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
-    """Nothing overflows and 1 - delta keeps its digits, whatever the first images are."""
+    """Check that nothing overflows and 1 - delta keeps its digits, for any first images."""
     a = wide(0)
     x = HARD[case](smooth_images(40, 64).double())
     for b in (perturbed(a, 0.01), wide(1)):
@@ -508,7 +508,7 @@ def test_hard_images(case: str, estimator: str, stores: list[Any]) -> None:
 @pytest.mark.parametrize("n", [4, 8, 20])
 @pytest.mark.parametrize("times", [1e2, 1e3, 1e4])
 def test_a_first_image_far_larger_than_the_others(times: float, n: int, piece: int, estimator: str) -> None:
-    """It takes no digits from them: the features are those of float32, the sums NumPy's in float64."""
+    """Check that it costs no digits: features are those of float32, sums NumPy's in float64."""
     drawn = np.random.default_rng(n)
     u = drawn.normal(size=(n, 30)).astype(np.float32)
     v = u + 0.05 * drawn.normal(size=u.shape).astype(np.float32)
@@ -527,7 +527,7 @@ def test_a_first_image_far_larger_than_the_others(times: float, n: int, piece: i
 
 
 def shapes(n: int, size: int) -> Tensor:
-    """An ellipse with a spot in it on black, as in many medical images: most pixels of an image are the same."""
+    """Draw an ellipse with a spot on black, as in medical images with mostly equal pixels."""
     generator = torch.Generator().manual_seed(0)
     y, x = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
     images = torch.zeros(n, 1, size, size)
@@ -543,7 +543,7 @@ def shapes(n: int, size: int) -> Tensor:
 @pytest.mark.parametrize("n", [3, 18, 40])
 @pytest.mark.parametrize("amount", [0.5, 0.1])
 def test_images_of_a_few_grey_values(n: int, amount: float) -> None:
-    """The same rounding at thousands of pixels does not average out."""
+    """Check that the same rounding at thousands of pixels, which does not average out, is avoided."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         a = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.LeakyReLU(), nn.Conv2d(16, 16, 3))
@@ -563,7 +563,7 @@ def test_images_of_a_few_grey_values(n: int, amount: float) -> None:
 
 @pytest.mark.parametrize("size", [1e30, 1e37, 1e40, 1e200, math.inf, math.nan])
 def test_very_large_features(size: float, vectors: Tensor) -> None:
-    """Of models in float64: a value as long as float32 holds the features, then NaN."""
+    """Check models in float64: a value as long as float32 holds the features, then NaN."""
     a, b = mlp(seed=0).double(), mlp(seed=1).double()
     with torch.no_grad():
         for model in (a, b):
@@ -616,7 +616,7 @@ def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
 
 
 def test_the_form_of_the_rows_is_chosen_before_any_are_kept(tmp_path: Path) -> None:
-    """In a later batch of a minibatch estimator the one row that is there need not be that of the first image."""
+    """Check a later batch of a minibatch estimator, whose first row may not be the first image's."""
     a, b = torch.randn(2, 12, 6, generator=torch.Generator().manual_seed(0))
     b[:7] = b[0]  # so that nothing is known of b's scale in the first batch, nor with the first row of the second one
     with closing(stored.Store(2**20, tmp_path)) as store:
@@ -632,7 +632,7 @@ def test_the_form_of_the_rows_is_chosen_before_any_are_kept(tmp_path: Path) -> N
 
 
 def test_small_features_beside_much_smaller_ones() -> None:
-    """Squares of these vanish in float32."""
+    """Check features whose squares vanish in float32."""
     x, networks = torch.randn(20, 3, 8, 8, generator=torch.Generator().manual_seed(0)), []
     for seed in (1, 2):
         torch.manual_seed(seed)
@@ -645,7 +645,7 @@ def test_small_features_beside_much_smaller_ones() -> None:
 
 
 class Gate(nn.Module):
-    """Silent for what is below a threshold; a layer, because it has a parameter."""
+    """Pass on only values above a threshold; it is a layer because it has a parameter."""
 
     def __init__(self, factor: float, threshold: float) -> None:
         super().__init__()
@@ -656,7 +656,7 @@ class Gate(nn.Module):
 
 
 def of_batches(u: np.ndarray, v: np.ndarray, size: int) -> float:
-    """1 - delta, the quotient of sums of biased HSIC."""
+    """Compute 1 - delta by the quotient of sums of biased HSIC."""
     return 1 - reference_sums(((u[k : k + size], v[k : k + size]) for k in range(0, len(u), size)), "biased")
 
 
@@ -666,7 +666,7 @@ def of_batches(u: np.ndarray, v: np.ndarray, size: int) -> float:
 def test_a_model_that_is_silent_for_some_images(
     silent: str, bright: str, images: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its scale beside the other is not known as long as it is; a batch that it is silent for counts, too."""
+    """Check that its scale is unknown while it is silent; a batch that it is silent for counts, too."""
     torch.manual_seed(0)
     x = torch.cat([torch.rand(8, 6), 2 + torch.rand(8, 6)])
     x = x if bright == "last" else x.flip(0)
@@ -681,7 +681,7 @@ def test_a_model_that_is_silent_for_some_images(
 
 @pytest.mark.parametrize("little", [1e-2, 1e-4])
 def test_first_images_that_move_one_model_much_more(little: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not say how large the features of all images are."""
+    """Check that such images do not determine how large the features of all images are."""
     torch.manual_seed(0)
     x = torch.randn(30, 50)
     x[:, 0] = 0
@@ -813,7 +813,7 @@ def test_not_finite_images_late_in_the_data(vectors: Tensor) -> None:
 
 
 class Transposed(nn.Module):
-    """Layer "0" puts the images second; "1" gives no tensor; "2" is called once more by one model."""
+    """Define layer "0" with images second, "1" without a tensor, and "2", called once more by one model."""
 
     def __init__(self, calls: int = 1) -> None:
         super().__init__()
@@ -883,7 +883,7 @@ def test_a_transformer_with_positions_first(vectors: Tensor) -> None:
 
 @pytest.mark.parametrize("n", [2, 5])
 def test_positions_first_beside_a_norm_that_looks_at_the_batch(n: int) -> None:
-    """A batch of as many images as positions: the shape does not tell which is which."""
+    """Check a batch of as many images as positions, whose shape is ambiguous."""
 
     class Words(nn.Module):
         def __init__(self) -> None:
@@ -904,7 +904,7 @@ def test_positions_first_beside_a_norm_that_looks_at_the_batch(n: int) -> None:
 
 
 class Rows(nn.Module):
-    """Its features as a batch of rows: image by image, or position by position; and a layer without images."""
+    """Return features as a batch of rows, image by image or position by position; and a layer without images."""
 
     def __init__(self, together: bool) -> None:
         super().__init__()
@@ -927,7 +927,7 @@ class Rows(nn.Module):
 def test_several_rows_of_an_image_are_its_features(
     function: Any, together: bool, vectors: Tensor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both orders are the same network."""
+    """Check that both orders are the same network."""
     models = []
     for seed in (0, 1):
         torch.manual_seed(seed)
@@ -943,7 +943,7 @@ def test_several_rows_of_an_image_are_its_features(
 
 
 def test_a_swin_transformer() -> None:
-    """Attention works on windows; an image's features are those of all its windows."""
+    """Check attention on windows; an image's features are those of all its windows."""
     pytest.importorskip("einops")
     torch.manual_seed(0)
     net = SwinUNETR(in_channels=1, out_channels=1, feature_size=12, spatial_dims=2, depths=(1, 1, 1, 1))
@@ -977,7 +977,7 @@ def test_a_site_reports_the_estimator_that_is_set(setting: str, vectors: Tensor)
 
 
 def rescaled(model: nn.Module, change: float) -> nn.Module:
-    """Convolution 0 with other scales for its channels, which norm 1 takes back; its weights changed a little."""
+    """Return convolution 0 with scales for its channels, which norm 1 takes back, and changed weights."""
     other = perturbed(model, 0.0)
     factors = torch.tensor([0.1, 10.0, -3.0, 1.0, 0.3, 7.0, 1.0, -0.2], dtype=torch.float64)
     generator = torch.Generator().manual_seed(5)
@@ -1020,7 +1020,7 @@ NORMS = {
 def test_a_norm_is_known_from_the_layer_in_front(
     case: str, block: int, by: str, stores: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parts of channels, some channels and all of them at a time; nothing is kept of the norm."""
+    """Check parts of channels, some channels and all at a time; nothing of the norm is stored."""
     monkeypatch.setattr(layerwise, "BLOCK", block)
     monkeypatch.setattr(products, "STRIP", 3)
     monkeypatch.setattr(products, "LARGE", 1)
@@ -1043,7 +1043,7 @@ def test_a_norm_is_known_from_the_layer_in_front(
 
 
 def test_a_norm_has_the_same_bits_whichever_layers_are_asked_for(stores: list[Any]) -> None:
-    """Where a frozen layer in front does not travel, it is not asked for."""
+    """Check also a frozen layer before it that does not travel, and is not asked for."""
     a, b = (change(wide(0)) for change in NORMS[next(iter(NORMS))])
     x = smooth_images(18, 64).double()
     among = layerwise_cka(a, b, x.split(7))
@@ -1084,7 +1084,7 @@ def test_when_float32_is_enough(rows: list[float], difference: float, terms: flo
 
 
 def test_a_difference_that_only_scales_is_none() -> None:
-    """CKA does not change with it: what is across counts."""
+    """Check that CKA does not change by scale, only by the part across it."""
     k = torch.eye(4).double()
     e = 0.5 * k
     e[0, 1] = 1e-3
@@ -1093,7 +1093,7 @@ def test_a_difference_that_only_scales_is_none() -> None:
 
 
 class Between(nn.Module):
-    """A convolution, something, and a norm of its output."""
+    """Define a convolution, another module, and a norm of its output."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -1214,7 +1214,7 @@ def test_a_norm_whose_input_becomes_another(caplog: pytest.LogCaptureFixture) ->
 
 
 class Counted:
-    """A site's data that counts how often they are gone through."""
+    """Count how often a site's data are gone through."""
 
     def __init__(self, images: Tensor) -> None:
         self.images, self.passes = images, 0
@@ -1231,7 +1231,7 @@ class Counted:
 
 
 def passes_report(models: tuple[nn.Module, nn.Module], data: Counted, **given: Any) -> dict[str, float]:
-    """What a site with three passes in batches of 5 says of 1 - delta."""
+    """Return a site's 1 - delta from three passes in batches of 5."""
     run: Any = SimpleNamespace(
         site="north", data=data, device="cpu", seed=7, scratch=None, sent=None
     )  # fmt: skip
@@ -1246,7 +1246,7 @@ def passes_reference(models: tuple[nn.Module, nn.Module], images: Tensor, batche
 
 
 def three_passes(images: int) -> list[list[int]]:
-    """Batches of 5, of which the last may have up to 8."""
+    """Return batches of 5, of which the last may have up to 8."""
     cut = []
     for seed in (7, 8, 9):
         order = torch.randperm(images, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -1265,7 +1265,7 @@ def test_every_pass_reads_the_images(vectors: Tensor) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_no_batch_of_a_pass_is_too_small(size: int, vectors: Tensor) -> None:
-    """Whatever is asked for: batches of four at least, and no batch holds an image twice."""
+    """Check batches of four at least, for any request, and that no batch holds an image twice."""
     models = mlp(seed=0), mlp(seed=1)
     seeds = [torch.Generator().manual_seed(seed) for seed in (7, 8, 9)]
     batches = [part.tolist() for seed in seeds for part in torch.randperm(12, generator=seed).split(4)]
@@ -1274,7 +1274,7 @@ def test_no_batch_of_a_pass_is_too_small(size: int, vectors: Tensor) -> None:
 
 
 class OneByOne(Counted):
-    """As a bundle's validation images may come, whatever is asked for."""
+    """Return images one by one, as a bundle's validation may, whatever is asked for."""
 
     def batches(self, split: str, batch_size: int, shuffle_seed: int | None = None) -> Iterator[tuple[Tensor, None]]:
         yield from super().batches(split, 1, shuffle_seed)
@@ -1287,7 +1287,7 @@ def test_batches_are_those_of_the_setting(vectors: Tensor) -> None:
 
 
 class InOrder(Counted):
-    """Tells which image is which."""
+    """Number the images in order."""
 
     def order(self, split: str, shuffle_seed: int) -> list[int] | None:
         return torch.randperm(len(self.images), generator=torch.Generator().manual_seed(shuffle_seed)).tolist()
@@ -1329,7 +1329,7 @@ def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:
 
 
 def test_three_images_in_several_passes_are_three_images(vectors: Tensor) -> None:
-    """Not fifteen, of which the unbiased estimator would find many alike."""
+    """Check that three images do not count as fifteen, of which the unbiased estimator would find many alike."""
     models = mlp(seed=0), mlp(seed=1)
     u, v = (features(model, vectors[:3]) for model in models)
     report = passes_report(models, Counted(vectors[:3]), cka_passes=5)
@@ -1397,7 +1397,7 @@ def test_full_scratch_folder(
 
 
 class Watching(nn.Linear):
-    """Notes what precision is allowed while it runs."""
+    """Record the allowed precision while the model runs."""
 
     seen: list[tuple[Any, ...]]
 
@@ -1434,7 +1434,7 @@ def test_features_are_compared_in_full_precision(function: Any, vectors: Tensor)
 @pytest.mark.long
 @pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="switches of torch 2.9")
 def test_full_precision_with_the_newer_switches() -> None:
-    """They do not mix with the older ones: reading those would raise. In a process of its own, for that reason."""
+    """Check the newer switches in a process of their own, as reading the older ones besides would raise."""
     code = """if True:
         import torch
         from torch import nn

@@ -1,4 +1,4 @@
-"""The simulator's process as the command line runs it: what it says, and what happens when FLARE loses a site."""
+"""Test the simulator's process of the command line: its messages, and FLARE's loss of a site."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ sys.exit(code)
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """``run(times_lost, code)`` -> exit code, attempts, what the terminal shows, the log."""
+    """Return ``run(times_lost, code)`` -> exit code, attempts, the terminal's text, the log."""
 
     def started(lost, code, line=LINES[0]):
         command = [sys.executable, "-c", SIMULATOR, str(tmp_path), str(lost), str(code), line]
@@ -73,7 +73,7 @@ def test_a_run_that_loses_no_site_runs_once(run, code):
 
 @pytest.mark.parametrize("line", LINES)
 def test_a_run_that_loses_a_site_is_started_again(run, tmp_path, line):
-    """What it shows of the next attempt does not begin in the middle of a line, where the last one ended."""
+    """Check that the next attempt's output begins on a new line."""
     code, attempts, screen, log = run(1, 0, line)
     assert (code, attempts) == (0, 2)
     assert screen.count("FLARE's simulator lost a site") == 1

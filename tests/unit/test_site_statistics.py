@@ -1,4 +1,4 @@
-"""``fairflare stats``: figures against NumPy on the pooled arrays, suppression, what leaves a site, the command."""
+"""Test ``fairflare stats``: figures against NumPy on the pooled arrays, suppression, sent values, the command."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEVELS = {"north": (0, 200), "south": (60, 256)}
 
 
 def image_site(folder: Path, name: str, *, classes: bool = True, patient: str = "", seed: int = 0) -> dict[str, Any]:
-    """Writes a site of 24 PNGs; its settings, with all pixels and labels as they were drawn."""
+    """Write a site of 24 PNGs; return its settings, with all pixels and labels as drawn."""
     rng = np.random.default_rng(seed)
     root = folder / name
     root.mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_volumes_are_read_whole_and_by_slice(tmp_path: Path) -> None:
 
 
 def leaving(settings: Mapping[str, Any], **chosen: Any) -> dict[str, Any]:
-    """All that FLARE's handler hands to the server, decoded."""
+    """Return all that FLARE's handler hands to the server, decoded."""
     generator = ImageStatistics(**chosen)
     generator.open("north", settings)
     handler = StatisticsTaskHandler("any")

@@ -1,4 +1,4 @@
-"""The self-organizing map: the specification's example, explicit vectors in float64, MiniSom, and no site's name."""
+"""Test the self-organizing map: the spec's example, vectors in float64, MiniSom, and independence of names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ State = dict[str, torch.Tensor]
 
 
 def models(num_sites: int, seed: int = 0, *, large: int = 0, scale: float = 0.1) -> tuple[dict[str, State], State]:
-    """Local models and the received one; with a batch norm, and with a tensor of more than one block if large."""
+    """Return local models and the received one; with a batch norm, and if large a tensor of several blocks."""
     generator = torch.Generator().manual_seed(seed)
     received = {
         "conv.weight": torch.randn(6, 5, generator=generator),
@@ -56,7 +56,7 @@ INITS = ("sample", "uniform")
 
 
 class Federation:
-    """Rounds of a map, its neurons handed on."""
+    """Do rounds of a map, whose neurons are handed on."""
 
     def __init__(self, **options: Any) -> None:
         self.som = SelfOrganizingMap(**options)
@@ -84,7 +84,7 @@ def assert_same(one: SomResult, other: SomResult, rel: float = 1e-12, u_rel: flo
 
 
 def step_by_step(neurons, vectors, strengths, sq_steps, **options):
-    """The specification's order: one site after the other, each alone in a pull."""
+    """Compute the spec's order: one site after the other, each alone in a pull."""
     for v, strength in zip(vectors, strengths, strict=True):
         distances = np.array([[np.sum((v - m) ** 2) for m in neurons]])
         kept, mixed = pull(distances, np.array([strength]), sq_steps, **options)
@@ -107,7 +107,7 @@ def test_worked_example():
 
 
 def test_worked_example_in_one_batch():
-    """By hand: a is 2/3 and 2/3 e^-1/2 for A, 1/3 e^-1/2 and 1/3 for B; neuron 1 keeps 1/3 (1 - 0.2022) = 0.2659."""
+    """Check by hand: a is 2/3 and 2/3 e^-1/2 for A, 1/3 e^-1/2 and 1/3 for B; neuron 1 keeps 1/3 (1 - 0.2022)."""
     states = {"A": {"w": torch.tensor([1.0, 0.0])}, "B": {"w": torch.tensor([0.0, 1.0])}}
     start = {"w": torch.tensor([[0.8, 0.2], [0.2, 0.8]], dtype=torch.float64)}
     written: State = {}
@@ -135,7 +135,7 @@ def test_doctests():
 
 
 def test_minisom_gives_the_same_map():
-    """MiniSom goes through the data in turn: so do pulls of one site each, with its decay of rate and radius."""
+    """Compare with MiniSom, which goes through the data in turn, by pulls of one site each with its decay."""
     minisom = pytest.importorskip("minisom")
     rng = np.random.default_rng(2)
     data, start, rounds = rng.normal(size=(6, 9)), rng.normal(size=(4, 3, 9)), 7
@@ -172,7 +172,7 @@ def test_a_pull_is_a_mean_and_knows_no_order(num_sites, seed, eta, sigma):
 
 
 def test_a_pull_leaves_what_all_orders_would_leave():
-    """Neurons so far apart that the winners stay: the share a neuron keeps is that of the steps in any order."""
+    """Check neurons so far apart that winners stay: the share that a neuron keeps does not depend on the order."""
     vectors = np.array([[0.0], [100.0], [101.0]])
     neurons, strengths = np.array([[1.0], [99.0]]), np.array([0.5, 1.0, 1.5])
     sq_steps, options = grid_sq_steps(1, 2), {"eta": 0.1, "sigma": 0.4}
@@ -203,7 +203,7 @@ def test_pulls_with_full_strength_and_with_none():
 
 
 class Reference:
-    """(MRL-3) to (MRL-9) line by line on explicit float64 vectors, with the batch update. Slow on purpose."""
+    """Compute (MRL-3) to (MRL-9) line by line on float64 vectors, with the batch update; slow on purpose."""
 
     def __init__(self, *, grid=(5, 5), sigma_0=2.0, kappa=0.1, sigma_min=0.5, eta=0.5, epochs=1, sigma_w=1.0,
                  init="sample", seed=0) -> None:  # fmt: skip
@@ -285,7 +285,7 @@ class Reference:
 ])  # fmt: skip
 @pytest.mark.parametrize("init", INITS)
 def test_inner_products_give_what_vectors_give(monkeypatch, init, options):
-    """Sites join, and the models come closer from round to round, as in a training. Two tensors are two blocks long."""
+    """Check sites that join and models that come closer, as in a training; two tensors have two blocks."""
     monkeypatch.setattr(som, "_BLOCK", 29)
     options = {"init": init, "seed": 5, **options}
     ours, plain = Federation(**options), Reference(**options)
@@ -298,14 +298,14 @@ def test_inner_products_give_what_vectors_give(monkeypatch, init, options):
 
 
 def test_a_tensor_of_two_full_blocks():
-    """Neurons are much nearer to one another than to the origin, which costs their own distances two digits."""
+    """Check neurons nearer to one another than to the origin, which costs their distances two digits."""
     states, received = models(3, large=34000)
     ours, plain = SelfOrganizingMap((2, 2)).step(states, received), Reference(grid=(2, 2)).step(states, received)
     assert_same(ours, plain, u_rel=1e-10)
 
 
 def test_where_neurons_start():
-    """Mean + 0.01 std N(0, 1), or U[0, 1): fresh numbers in every block, tensor, neuron and for every seed."""
+    """Check mean + 0.01 std N(0, 1), or U[0, 1): fresh numbers in every block, tensor, neuron and seed."""
     states, received = models(3, large=70000)
     names = ["conv.weight", "fc.weight"]
     states = {site: {name: state[name] for name in names} for site, state in states.items()}
@@ -348,7 +348,7 @@ def test_a_later_round_needs_the_neurons():
 
 
 class Lazy(Mapping[str, torch.Tensor]):
-    """Makes a tensor when it is asked for; knows how many are alive."""
+    """Make a tensor when it is asked for, and count how many are alive."""
 
     alive: ClassVar[weakref.WeakSet[torch.Tensor]] = weakref.WeakSet()
     most: ClassVar[int] = 0
@@ -470,7 +470,7 @@ def renamed_result(result: SomResult, name: Mapping[str, str]) -> SomResult:
 @pytest.mark.parametrize(("init", "epochs"), list(product(INITS, (1, 3))))
 @pytest.mark.parametrize("scale", [1.0, 1e-4])
 def test_names_and_order_of_arrival_do_not_matter(init, epochs, scale):
-    """All renamings of the sites, over three rounds, with a site that is left out; the weights go with the models."""
+    """Check all renamings of the sites over three rounds, with a site left out; weights go with the models."""
     options = {"init": init, "epochs": epochs, "grid": (3, 3)}
     rounds = [models(4, seed=r, scale=scale) for r in range(3)]
     for states, _ in rounds:
@@ -502,7 +502,7 @@ def test_the_radius_shrinks_to_its_floor():
 
 
 def test_distances_that_differ_by_rounding_are_a_tie():
-    """The second neuron is nearer by one part in 1e12: no site may win or lose by that."""
+    """Check a second neuron nearer by one part in 1e12: no site may win or lose by that."""
     distances = np.array([[1.0 + 1e-12, 1.0, 4.0]])
     kept, _ = pull(distances, np.ones(1), grid_sq_steps(1, 3), eta=0.5, sigma=1.0)
     np.testing.assert_allclose(1 - kept, 0.5 * np.exp([0, -0.5, -2]), rtol=1e-12)

@@ -1,4 +1,4 @@
-"""Staged models: bit for bit the same, read one tensor at a time, and never half-written."""
+"""Test staged models: bit for bit the same, read one tensor at a time, and never half-written."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_damaged_file_is_named(staging, damage):
 
 
 def test_a_file_cut_while_it_is_read(staging, monkeypatch):
-    """Between the look at its size and the end of reading: never numbers that were not in the file."""
+    """Check a cut between the look at the size and the end of reading: no other numbers appear."""
     monkeypatch.setattr(module, "_stamp", lambda descriptor: (0, 0, 0))
     staging.put("A", {"w": torch.ones(100)})
     staged = staging.open("A")

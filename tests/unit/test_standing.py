@@ -1,4 +1,4 @@
-"""Who is called behind in results, tables and the page, and how sure that is said to be."""
+"""Test which sites are called behind in results, tables and page, and with what certainty."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_r
 
 
 def classes(support: dict[str, int], recalls: dict[str, float]) -> tuple[dict[str, float], dict[str, Any]]:
-    """A site's metrics and what it says, with its images as cases."""
+    """Return a site's metrics and reports, with its images as cases."""
     images = sum(support.values())
     right = sum(support[c] * recalls[c] for c in recalls)
     mean = statistics.fmean(recalls.values())
@@ -72,7 +72,7 @@ NEAR = {"site-1": dice(6, 17), "site-2": dice(6, 16), "site-3": dice(6, 16)}
 
 
 def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
-    """One classifier (.9, .8, .4) at three sites; the one without the hard class has the highest average."""
+    """Check one classifier (.9, .8, .4) at three sites; the site without the hard class has the highest average."""
     same = {"a": 0.9, "b": 0.8, "c": 0.4}
     found = of_classes(
         ({"a": 200, "b": 200, "c": 200}, same), ({"a": 200, "b": 200, "c": 0}, {"a": 0.9, "b": 0.8}),
@@ -142,7 +142,7 @@ def test_accuracy_has_wilsons_interval_with_classes_and_without() -> None:
 
 
 def test_images_of_one_patient_are_no_cases() -> None:
-    """Their counts would be dealt as if they were independent: the standard errors, which know patients, are taken."""
+    """Check that standard errors, which know patients, are used in place of counts of dependent images."""
     test, said = {}, {}
     for site, recall in (("x", 0.9), ("y", 0.7)):
         test[site], said[site] = classes({"a": 40, "b": 40}, {"a": recall, "b": recall})
@@ -169,7 +169,7 @@ def test_a_lower_value_is_ahead_where_lower_is_better() -> None:
 
 
 def test_a_range_of_its_own_scales_the_bins() -> None:
-    """HD95 in mm: the same counts in [0, 100]."""
+    """Check HD95 in mm: the same counts in [0, 100]."""
     of_one = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.75}, NEAR, metric_range=[0, 1])
     of_mm = of_dice({"site-1": 85, "site-2": 80, "site-3": 75}, NEAR, metric_range=[0, 100])
     assert of_mm["p_value"] == of_one["p_value"]
@@ -342,7 +342,7 @@ def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> No
 
 
 def test_beside_a_smaller_spread_stands_who_lost(tmp_path: Path) -> None:
-    """The spread is smaller because the best site fell."""
+    """Check a spread that is smaller because the best site fell."""
     seeds = range(4)
     runs = [run(None, (0.9, 0.8, 0.5), s, label="a") for s in seeds]
     runs += [run(None, (0.6 + 0.01 * (s % 2), 0.77 + 0.04 * (s % 2), 0.5), s, label="b") for s in seeds]

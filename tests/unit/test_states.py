@@ -1,4 +1,4 @@
-"""Averages and updates of model states against plain loops, and every refusal."""
+"""Test averages and updates of model states against plain loops, and every refusal."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def same_bits(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> b
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Bytes: -0 is not 0."""
+    """Return bytes, in which -0 is not 0."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def naive_average(states: Mapping[str, State], weights: Mapping[str, float]) -> State:
-    """One number after the other, in float64."""
+    """Average one number after the other, in float64."""
     result = {}
     for name, like in next(iter(states.values())).items():
         out = torch.empty(like.numel(), dtype=torch.float64)
@@ -78,7 +78,7 @@ def naive_average(states: Mapping[str, State], weights: Mapping[str, float]) -> 
 
 
 class Lazy(Mapping[str, torch.Tensor]):
-    """A state that makes a new tensor at every access and counts them, like one on disk."""
+    """Make a new tensor at every access and count them, like a state on disk."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -110,7 +110,7 @@ def test_equals_a_naive_loop(count):
 
 @pytest.mark.parametrize("held", [0, 40, 100, 2**20])
 def test_how_many_sites_are_added_at_once_changes_no_bit(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is held from one site to the next is never more than said."""
+    """Check also that no more is held from one site to the next than stated."""
     states, most = make_states(7, torch.float64), 0
     weights = random_weights(states)
     names = list(states["site-0"])
@@ -146,7 +146,7 @@ def test_mapping_and_iterable_give_equal_bits_in_any_order(order, seed):
 
 
 def test_tensors_of_many_blocks():
-    """Blocks with an odd rest, and other strides: equal to NumPy, whatever the number of threads."""
+    """Check blocks with an odd rest, and other strides: equal to NumPy for any number of threads."""
     generator = torch.Generator().manual_seed(0)
     wide = {f"s{k}": torch.randn(257, 401, generator=generator) for k in range(3)}
     states = {site: {"w": t.t(), "v": t[::2]} for site, t in wide.items()}
@@ -300,7 +300,7 @@ def test_a_bad_first_site_is_the_one_that_is_named():
 
 
 def test_large_finite_values_are_accepted():
-    """A sum that overflows is not a value that is infinite."""
+    """Check a sum that overflows although no value is infinite."""
     big = torch.full((4,), 3e38)
     for given_as in ({"A": {"w": big}}, [("A", {"w": big})]):
         assert torch.equal(weighted_average(given_as, {"A": 1.0})["w"], big)
@@ -481,7 +481,7 @@ def test_the_trimmed_mean_of_equal_weights_is_scipys(cut: int) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_weights_count_like_copies(seed: int) -> None:
-    """Weights 3/10, 1/10 ... are the plain median and trimmed mean of three copies, one ..."""
+    """Check weights 3/10, 1/10 ... as the plain median and trimmed mean of three copies, one ..."""
     states, copies = _sites(4, seed), dict(zip(("s0", "s1", "s2", "s3"), (3, 1, 4, 2), strict=True))
     weights = {site: count / 10 for site, count in copies.items()}
     column = np.repeat(_column(states, "w"), list(copies.values()), axis=0)

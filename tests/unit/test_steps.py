@@ -1,4 +1,4 @@
-"""What a method makes of the mean change of the trained tensors (``Movement``), against plain loops."""
+"""Test the steps of methods from the trained tensors' mean change (``Movement``), against plain loops."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_what_no_change_can_be(move: Any, buffers: Any, message: str) -> None:
 
 
 def test_variances_of_updates_may_fall() -> None:
-    """A running variance has no floor where it is a change, as behind FLARE's FedAvg; a model's is never below 0."""
+    """Check that a change of a running variance has no floor, as behind FLARE's FedAvg, while a model's has 0."""
     states = {"a": {"w": torch.ones(2), "bn.running_var": torch.tensor([-0.4, 0.2])},
               "b": {"w": torch.ones(2), "bn.running_var": torch.tensor([-0.2, 0.4])}}  # fmt: skip
     weights, half = {"a": 0.5, "b": 0.5}, partial(scaled, by=0.5)

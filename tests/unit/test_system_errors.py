@@ -1,4 +1,4 @@
-"""Every option and argument that names a path: one that cannot be used is one line with the path, whatever is wrong."""
+"""Test every option and argument that names a path: a bad path is one line, whatever is wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BAD: dict[str, Callable[[Path], str]] = {
 
 
 def options() -> Iterator[tuple[str, str]]:
-    """Each command's options and arguments that are paths."""
+    """Return each command's options and arguments that are paths."""
     for name, command in get_command(commands.app).commands.items():  # type: ignore[attr-defined]
         for given in command.params:
             if "Path" in str(given.type_descriptor.annotation):
@@ -79,7 +79,7 @@ def trains(*given: Any, **more: Any) -> int:
 
 
 def called(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code of a command and what it wrote; anything but an exit is an error of the test."""
+    """Return a command's exit code and output; anything but an exit is an error of the test."""
     monkeypatch.setattr(sys, "argv", ["fairflare", *words])
     with pytest.raises(SystemExit) as ended:
         commands.main()
@@ -120,7 +120,7 @@ def test_a_file_for_the_folder_of_a_comparison_is_no_earlier_run(
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """As on a full disk, no byte more can be written to a file."""
+    """Make writes fail as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
@@ -173,7 +173,7 @@ BROKEN = b"\xff\xfe\x00"  # no settings file in any encoding
 
 @pytest.mark.parametrize("where", ["backend", "here", "configuration"])
 def test_matplotlib_settings_of_the_caller_break_no_import(where: str, tmp_path: Path) -> None:
-    """A Jupyter kernel's backend, and a damaged matplotlibrc here or of the user: MONAI imports pyplot all the same."""
+    """Check a Jupyter kernel's backend, and a damaged matplotlibrc: MONAI imports pyplot all the same."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "MATPLOTLIB"))}
     env |= {"XDG_CONFIG_HOME": str(tmp_path / "config"), "MPLCONFIGDIR": str(tmp_path / "config" / "matplotlib")}
     (tmp_path / "config" / "matplotlib").mkdir(parents=True)

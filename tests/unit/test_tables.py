@@ -1,4 +1,4 @@
-"""Tables as R, Excel and old systems write them, against cells and line numbers written by hand."""
+"""Test tables as R, Excel and old systems write them, against cells and line numbers written by hand."""
 
 from __future__ import annotations
 

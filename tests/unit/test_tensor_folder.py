@@ -1,4 +1,4 @@
-"""Tensors in folders by number: the two newest, read one at a time, never half-written."""
+"""Test tensors in folders by number: the two newest, read one at a time, never half-written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_two_newest_numbers_are_kept(tmp_path):
 
 
 def test_a_number_begun_again_is_empty(tmp_path):
-    """What an interrupted attempt left, whole files and a part of one, is not mixed with the next one."""
+    """Check that files and partial files of an interrupted attempt are not mixed with the next one."""
     folders = kept_in(tmp_path)
     folders.begin(1)("w", torch.zeros(1))
     keep = folders.begin(2)
@@ -85,7 +85,7 @@ def test_a_temporary_folder_goes_with_its_object():
 
 
 def test_a_tensor_is_replaced_at_once(tmp_path):
-    """The new file takes the place of the old one, which is not written into: a link to it shows that."""
+    """Check that a new file replaces the old one, which is not written into, as a link to it shows."""
     keep = kept_in(tmp_path).begin(1)
     keep("w", torch.zeros(3))
     file, link = tmp_path / "000001" / "w.safetensors", tmp_path / "link"

@@ -1,4 +1,4 @@
-"""TIFFs of the kinds that microscopes, MATLAB and ImageJ write, against the arrays that were written."""
+"""Test TIFFs as microscopes, MATLAB and ImageJ write them, against the arrays that were written."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_opaque_alpha_is_dropped_and_other_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tag", range(1, 9))
 def test_it_is_turned_as_its_tag_says(tmp_path: Path, tag: int) -> None:
-    """As Pillow turns the same values where it knows the file."""
+    """Compare with Pillow's turn of the same values where Pillow knows the file."""
     told = [(274, "H", 1, tag, False)]
     tifffile.imwrite(tmp_path / "known.tif", COLOURS, photometric="rgb", extratags=told)
     tifffile.imwrite(tmp_path / "other.tif", COLOURS, **MATLAB, extratags=told)

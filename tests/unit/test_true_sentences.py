@@ -1,4 +1,4 @@
-"""Sentences of tables and pages say no more than what happened: of hand-made results, and of plans."""
+"""Test that sentences of tables and pages claim no more than happened, with hand-made results and plans."""
 
 from __future__ import annotations
 

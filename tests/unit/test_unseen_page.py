@@ -1,4 +1,4 @@
-"""The page of a comparison that leaves sites out, and the leads of a page."""
+"""Test the page of a comparison that leaves sites out, and the leads of a page."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_gap_without_a_figure_where_a_model_was_trained_has_no_interval() -> N
 
 
 def test_gap_and_gain_of_one_seed_are_over_the_same_patients() -> None:
-    """A site's luck with its patients is in seen, unseen and adapted alike: only what adaptation does scatters."""
+    """Check that a site's luck with patients is in seen, unseen and adapted alike: only adaptation scatters."""
     made = np.random.default_rng(1)
     luck, more = made.normal(0, 0.1, (3, 200)), made.normal(0, 0.02, (3, 200))
     found = runs(1)
@@ -99,7 +99,7 @@ def test_gap_and_gain_of_one_seed_are_over_the_same_patients() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_figures_that_are_always_the_same_are_no_certainty(seeds: int) -> None:
-    """A model that tells one class alone has a balanced accuracy of 0.5 with every seed, on any test patients."""
+    """Check a model that predicts one class, whose balanced accuracy is 0.5 for any seed and patients."""
     found = [(results, unseen) for results, unseen in runs(seeds) if unseen.site == "A"]
     for results, unseen in found:
         results["test"] = {site: {"dice": 0.5} for site in results["test"]}
@@ -200,7 +200,7 @@ def told_of(labels: Any, scores: Any, groups: Any) -> dict[str, dict[str, Any]]:
 
 
 def people(label: str = "fed_avg", right: float = 0.6) -> list[tuple[dict[str, Any], Unseen, Any]]:
-    """Two seeds of three left-out sites, where M is told right in ``right`` of the images and F in 9 of 10."""
+    """Return two seeds of three left-out sites: M is right in ``right`` of the images, F in 9 of 10."""
     found = []
     for seed in range(2):
         for number, site in enumerate(SEEN):

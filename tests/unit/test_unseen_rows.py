@@ -1,4 +1,4 @@
-"""benchmarks/unseen.py: a comparison that leaves sites out becomes rows seen, unseen and adapted."""
+"""Test benchmarks/unseen.py: a comparison that leaves sites out becomes rows seen, unseen and adapted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADAPTED = {"A": 0.7, "B": 0.8, "C": 0.3}
 
 
 def comparison(folder: Path, seeds: int, labels: Sequence[str] = ("FedAvg",), lacks: str = "") -> Path:
-    """The model without a site has, at each other site, 0.6 plus a tenth for each place between them."""
+    """Make models that have, at each other site, 0.6 plus a tenth for each place between them."""
     for label, seed in itertools.product(labels, range(seeds)):
         for site in UNSEEN:
             name = f"{label}-seed{seed}-without-{site}"

@@ -1,4 +1,4 @@
-"""What the stored values of a file mean, against numbers by hand: bits, padding, tables, windows, alpha, labels."""
+"""Test the meaning of a file's values, by hand: bits, padding, tables, windows, alpha, labels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WORDS = np.array([[0x0FFF, 0x1FFF], [0x0800, 0xF7FF]], np.uint16)
     ],
 )
 def test_the_stored_bits_are_the_value(tmp_path: Path, tags: dict[str, int], values: list[list[int]]) -> None:
-    """PS3.5, 8.1.1: what stands in the other bits (an overlay) is no part of it."""
+    """Check PS3.5, 8.1.1: the other bits (an overlay) are no part of the value."""
     np.testing.assert_array_equal(decoded(dicom(tmp_path / "a.dcm", WORDS, **tags)), values)
     packed = pydicom.dcmread(tmp_path / "a.dcm")
     if tags["BitsStored"] == 8:
@@ -85,7 +85,7 @@ def test_a_high_bit_that_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 def padded_values() -> np.ndarray:
-    """500 of -2000, 500 from -1000 to 1000: minimum and 99 % are -2000, 960 with the first, -1000, 980 without."""
+    """Return 500 of -2000 and 500 from -1000 to 1000: minimum and 99 % are -2000, 960; without the first -1000, 980."""
     values = np.concatenate([np.full(500, -2000), np.round(np.linspace(-1000, 1000, 500))])
     return values.astype(np.int16).reshape(25, 40)
 
@@ -133,7 +133,7 @@ def test_where_padding_is_and_where_not(tmp_path: Path) -> None:
 
 
 def test_a_padding_value_of_the_wrong_sign(tmp_path: Path) -> None:
-    """-2000 written as 63536 (modulo 2^16) is meant; what no stored value can be is ignored, and that is said."""
+    """Check that 63536 (modulo 2^16) means -2000; an impossible value is ignored with a message."""
     stored = np.array([[-2000, 5], [6, 7]], np.int16)
     path = dicom(tmp_path / "a.dcm", stored)
     head = pydicom.dcmread(path)
@@ -229,7 +229,7 @@ def test_each_slice_and_frame_by_its_own_window(tmp_path: Path) -> None:
 
 
 def test_frames_in_any_order_keep_their_windows_and_their_padding(tmp_path: Path) -> None:
-    """Stored from the head: at z 4, 2, 0 mm, with windows about 150, 100, 50; a corner of the lowest is padded."""
+    """Check frames at z 4, 2, 0 mm with windows about 150, 100, 50; a corner of the lowest is padded."""
     stored = np.full((3, 4, 5), 50, np.int16)
     stored[2, 0, 0] = -2000
     each = []
@@ -289,7 +289,7 @@ def test_what_is_not_applied_is_said(tmp_path: Path) -> None:
 
 
 def palette(path: Path, stored: np.ndarray, tables: list[list[int]], bits: int, first: int = 0, **tags: Any) -> Path:
-    """A file with three tables."""
+    """Write a file with three tables."""
     word = np.uint8 if bits == 8 else "<u2"
     given: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR"}
     for name, entries in zip(("Red", "Green", "Blue"), tables, strict=True):
@@ -329,7 +329,7 @@ def test_palettes_of_sixteen_bits(tmp_path: Path) -> None:
 
 
 def test_segmented_palettes(tmp_path: Path) -> None:
-    """PS3.3, C.7.9.2: one discrete entry of 0, then three on the line to 0xFF00."""
+    """Check PS3.3, C.7.9.2: one discrete entry of 0, then three on the line to 0xFF00."""
     stored = np.array([[0, 1, 2, 3, 9]], np.uint8)
     path = palette(tmp_path / "a.dcm", stored, [[0] * 4] * 3, 16)
     head = pydicom.dcmread(path)
@@ -420,7 +420,7 @@ def test_labels_in_alpha_are_found(tmp_path: Path) -> None:
 
 
 def srgb_of_lab(stored: np.ndarray) -> np.ndarray:
-    """CIELAB of D50 as a TIFF has it (L of 255, a and b signed) in sRGB, by the formulas of CIE 15 and IEC 61966."""
+    """Return a TIFF's CIELAB of D50 (L of 255, a and b signed) in sRGB, by the formulas of CIE 15 and IEC 61966."""
     lightness = stored[..., 0].astype(np.float64)
     a, b = (np.ascontiguousarray(stored[..., k]).view(np.int8).astype(np.float64) for k in (1, 2))
     y = (lightness * 100 / 255 + 16) / 116
@@ -471,7 +471,7 @@ def test_floats_without_an_end_cannot_be_inverted(tmp_path: Path) -> None:
 
 
 def png16(path: Path, array: np.ndarray) -> Path:
-    """Colours of 16 bits, which Pillow does not write."""
+    """Write colours of 16 bits, which Pillow does not write."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -571,7 +571,7 @@ def test_a_coloured_mask_shows_its_colours(tmp_path: Path) -> None:
 
 
 def test_check_data_says_it_once_with_the_number_of_files(tmp_path: Path) -> None:
-    """And a mask that is all structure is noted as an empty one is."""
+    """Check also that a mask that is all structure is noted like an empty one."""
     names = [f"{split}{k}" for split in SPLITS for k in range(4)]
     filled = np.zeros((40, 30), np.uint8)  # no square: beside it nothing counts
     filled[5:20, 5:20] = 1

@@ -1,4 +1,4 @@
-"""Tasks on whole volumes: how files become inputs, patches by a seed, windows over the whole, refusals."""
+"""Test tasks on whole volumes: how files become inputs, patches by a seed, windows over the whole, refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPE = (20, 24, 18)
 
 
 def written(folder: Path, affine: Any, **entry: Any) -> np.ndarray:
-    """A volume with a box of 1 in it, in all splits; the stored array."""
+    """Write a volume with a box of 1 in all splits; return the stored array."""
     stored = np.random.default_rng(0).integers(0, 200, SHAPE).astype(np.int16)
     mask = np.zeros(SHAPE, np.uint8)
     mask[5:12, 6:15, 4:9] = 1

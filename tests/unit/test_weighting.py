@@ -1,4 +1,4 @@
-"""Weight rules: the worked examples of the specifications, their degenerate cases, and what always holds."""
+"""Test weight rules: the specifications' worked examples, degenerate cases, and general properties."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def test_fedga_sums_to_one_and_order_does_not_matter(values, gaps, step):
 
 
 def naive_cap(weights: dict[str, float], bound: float) -> dict[str, float]:
-    """min(b, c w) with c by bisection; where the others have no weight at all, the rest alike."""
+    """Compute min(b, c w) with c by bisection; where other sites have no weight at all, they share the rest."""
     bound = max(bound, 1 / len(weights))
     if max(weights.values()) <= bound:
         return weights

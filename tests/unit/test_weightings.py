@@ -1,4 +1,4 @@
-"""Weightings as parts of a rule: what they give, and that a map goes on where it was left."""
+"""Test weightings as parts of a rule: their weights, and the resume of a map."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def inputs(current_round: int = 0, sites: tuple[str, ...] = SITES, *, received: 
 
 
 def saved(weighting: Weighting) -> dict[str, Any]:
-    """The state as a checkpoint gives it back."""
+    """Return the state as a checkpoint gives it back."""
     file = io.BytesIO()
     torch.save(weighting.state_dict(), file)
     file.seek(0)
@@ -81,7 +81,7 @@ def test_uniform():
      "epochs": 2, "sigma_w": 0.5, "seed": 7},
 ])  # fmt: skip
 def test_by_som_is_the_map(settings_):
-    """Every setting reaches the map, and the neurons go from round to round."""
+    """Check that every setting reaches the map, and that neurons go from round to round."""
     weighting, map_ = BySom(**settings_), SelfOrganizingMap(**settings_)
     kept: Any = None
     for r in range(3):
@@ -157,7 +157,7 @@ def test_only_the_sites_of_the_round_count():
 
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_resumed_in_the_middle(tmp_path, on_disk):
-    """Bit for bit what it would have been; with a folder the neurons stay there, without one they travel along."""
+    """Check equal bits; with a folder the neurons stay there, without one they are in the state."""
 
     def new(folder: Path) -> BySom:
         weighting = BySom()
@@ -180,7 +180,7 @@ def test_resumed_in_the_middle(tmp_path, on_disk):
 
 
 def test_a_state_is_a_copy():
-    """What a checkpoint was given does not change with the next round."""
+    """Check that the state in a checkpoint does not change with the next round."""
     weighting = BySom()
     weighting.weigh(inputs(0))
     state = weighting.state_dict()

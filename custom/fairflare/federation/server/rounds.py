@@ -260,7 +260,7 @@ class Rounds:
             for site in undefined:
                 last.phase.refuse(site, f"site {site!r}: its {metric.name!r} is not finite")
             raise self.asking.too_few(last.phase)
-        if number:  # without rounds the model was given and has a file already
+        if number:  # else the model was given, and has a file already
             with writing("the final model", self.place.run_dir):
                 self.files.save(state, number - 1)
                 self._keep_best(state, last.validation, number - 1, last=True)

@@ -1,4 +1,4 @@
-"""What a round costs with many hospitals, and what relays that add up would change: a model, and a simulation.
+"""Model a round's cost with many hospitals, and the effect of relays that add up, by a formula and a simulation.
 
     python benchmarks/arrivals.py [--sites 1000] [--relays 0 10 32] [--model-mb 30] [--rounds 200]
     python benchmarks/arrivals.py --check              # beside rounds that were measured (docs/scale.md)
@@ -20,12 +20,12 @@ import numpy as np
 #: Seconds of the server's processor for each site and round: a message and what is kept of it (bench_scale, FedAvg),
 #: and for each MB of model to check, keep and sum it in memory (bench_aggregation: 0.127 s and 0.14 s for 8 x 46.8 MB).
 PER_SITE, PER_MEGABYTE = 0.006, 0.0007
-PER_ROUND = 0.4  # however many sites there are: fitted to the rows of --check
+PER_ROUND = 0.4  # seconds of a round for any number of sites, fitted to the rows of --check
 
 
 @dataclass(frozen=True)
 class Network:
-    """A network of hospitals.
+    """Describe a network of hospitals.
 
     Args:
         sites: how many.
@@ -47,7 +47,7 @@ class Network:
 
 
 def served(ready: np.ndarray, size: float, rate: float) -> np.ndarray:
-    """When a line that serves one after the other is through with each piece of work.
+    """Return when a line that serves one piece after the other has finished each piece of work.
 
     Args:
         ready: seconds at which each is there, in any order.
@@ -62,7 +62,7 @@ def served(ready: np.ndarray, size: float, rate: float) -> np.ndarray:
 
 
 def one_round(net: Network, rng: np.random.Generator, relays: int, adds: bool) -> dict[str, float]:
-    """Seconds until the last answer and until 90 % and 99 % of them, MB over the server's line, its processor seconds.
+    """Return seconds until the last answer and until 90 % and 99 %, MB over the server's line, its processor seconds.
 
     Args:
         net: of whom.
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def check() -> None:
-    """The model's processor seconds of a round beside what a process needs for it, at two sizes of model."""
+    """Print the model's processor seconds of a round beside a process's own, at two sizes of model."""
     import bench_server_memory
 
     print("| sites | MB | processor seconds, measured | model | ratio |")

@@ -1,4 +1,4 @@
-"""What a hospital that took no part gains by measuring norm statistics on its own images, and how many it takes.
+"""Measure what a hospital that took no part gains by norm statistics of its own images, and how many it needs.
 
 Each site is left out in turn: the others train FedAvg with averaged norm statistics and with statistics of their own
 (``norm_statistics=site``), and both models are tested at the site that was not there: as they are (the first only: the
@@ -41,7 +41,7 @@ AS_IS = "as it is"
 def unseen(
     site: str, others: list[str], local: Mapping[str, Any], given: Mapping[str, Any], rounds: int, seed: int
 ) -> dict[tuple[str, str], float]:
-    """Dice at the site that was not there, by training and number of its images."""
+    """Return Dice at the left-out site, by training and number of its images."""
     found = {}
     for statistics in ("average", "site"):
         settings = {**SETTINGS, **given, "norm_statistics": statistics}

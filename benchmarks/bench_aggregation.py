@@ -1,4 +1,4 @@
-"""Server-side aggregation: time and peak memory, ours beside NVIDIA FLARE's own helper.
+"""Measure time and peak memory of server-side aggregation, ours beside NVIDIA FLARE's own helper.
 
 A round of K sites with a ResNet-18-sized model (11.7 million parameters, batch-norm buffers included). Each
 case runs in a process of its own, in which the local models arrive one after the other, as at a server:
@@ -44,10 +44,10 @@ CASES = {
 
 
 class PeakMemory:
-    """Peak resident size above the start, sampled every 2 ms, in MB."""
+    """Measure the peak resident size above the start, in MB, sampled every 2 ms."""
 
     def __enter__(self) -> PeakMemory:
-        import psutil  # comes with nvflare
+        import psutil  # installed with nvflare
 
         gc.collect()
         self._process = psutil.Process()
@@ -72,7 +72,7 @@ class PeakMemory:
 
 
 class Elapsed:
-    """Wall and processor seconds inside ``with`` blocks, added up."""
+    """Add up wall and processor seconds inside ``with`` blocks."""
 
     def __init__(self) -> None:
         self.wall = self.cpu = 0.0
@@ -86,7 +86,7 @@ class Elapsed:
 
 
 def model_shapes() -> dict[str, tuple[tuple[int, ...], str]]:
-    """Names, shapes and dtypes of MONAI's ResNet-18 for 2D colour images and 1000 classes."""
+    """Return names, shapes and dtypes of MONAI's ResNet-18 for 2D colour images and 1000 classes."""
     from monai.networks.nets import resnet18
 
     model = resnet18(spatial_dims=2, n_input_channels=3, num_classes=1000)
@@ -114,12 +114,12 @@ def run_case(case: str, num_sites: int, shapes_file: str) -> dict[str, float]:
     making = Elapsed()
 
     def in_turn() -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
-        """The models as they arrive; the time to make them is kept apart."""
+        """Yield the models as they arrive; the time to make them is measured apart."""
         for index, site in enumerate(sites):
             with making:
                 state = arrives(index)
             yield site, state
-            del state  # one model at a time
+            del state  # free it: one model at a time
 
     arrives(0)  # warm up
     with tempfile.TemporaryDirectory() as folder, PeakMemory() as memory:
@@ -189,7 +189,7 @@ def main() -> None:
         print("| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
         for num_sites in args.sites:
             runs: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
-            for _ in range(args.repeat):  # in turn, so that a busy moment does not hit one case only
+            for _ in range(args.repeat):  # cases take turns, so that a busy moment does not affect one case only
                 for case in CASES:
                     runs[case].append(measure(case, num_sites, str(file)))
             rows = {case: {key: min(run[key] for run in done) for key in done[0]} for case, done in runs.items()}

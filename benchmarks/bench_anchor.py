@@ -1,4 +1,4 @@
-"""The anchor of Fed-LWR in half the bytes: what it does to the weights, in each round of one run.
+"""Measure what the anchor of Fed-LWR in half the bytes does to the weights, in each round of one run.
 
     python benchmarks/bench_anchor.py [--rounds 5] [--data FILE --set in_channels=3 ...]
 
@@ -31,7 +31,7 @@ SETTINGS: dict[str, Any] = {"image_size": [32, 32], "features": [8, 8, 16, 32, 6
 
 
 class AskedThrice(LocalTransport):
-    """Asks about the anchor in every form; the run goes on with what it got for the anchor as it is."""
+    """Ask about the anchor in every form; the run continues with the answer about the unchanged anchor."""
 
     received: Any = None
     found: list[dict[str, dict[str, Any]]]
@@ -40,7 +40,7 @@ class AskedThrice(LocalTransport):
     def ask(self, question: Question) -> None:
         if question.name == "train":
             self.received = question.task.params
-            question.task.meta["anchor_as"] = "difference"  # so that the sites keep it
+            question.task.meta["anchor_as"] = "difference"  # so that the sites save their model
         elif question.name == "anchor":
             by_form = {}
             for form in FORMS:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def run_parser(doc: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Of a benchmark that looks into one run of Fed-LWR."""
+    """Return the argument parser of a benchmark that looks into one run of Fed-LWR."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--data", type=Path, help="local/fairflare.json of some sites; default: the phantom")
@@ -82,7 +82,7 @@ def run_parser(doc: str | None, rounds: int) -> argparse.ArgumentParser:
 
 
 def planned(given: argparse.Namespace, settings: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
-    """The run, and the sites' private settings."""
+    """Return the plan of the run, and the sites' private settings."""
     local = json.loads(given.data.read_text()) if given.data else {}
     asked = {key: json.loads(value) for key, _, value in (item.partition("=") for item in given.set)}
     sites = list(local["sites"]) if local else 6
@@ -90,7 +90,7 @@ def planned(given: argparse.Namespace, settings: dict[str, Any]) -> tuple[Plan, 
 
 
 def errors(rounds: list[dict[str, dict[str, Any]]], form: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Relative of 1 - delta, absolute of the weights."""
+    """Return relative errors of 1 - delta, and absolute errors of the weights."""
     scores, weights = [], []
     for by_form in rounds:
         exact, other = (_by_site(by_form[name]) for name in ("model", form))

@@ -1,4 +1,4 @@
-"""Processor seconds and megabytes of the command lines that are answered without tensors, beside a small program's.
+"""Measure processor seconds and megabytes of command lines without tensors, beside those of a small program.
 
     python benchmarks/bench_answers.py [--repeat 3]
 

@@ -1,4 +1,4 @@
-"""A whole run beside others: 6 sites, 3 rounds, the same small U-Net, images, optimizer and loss; wall time and memory.
+"""Compare a whole run with other software: 6 sites, 3 rounds, the same small U-Net; wall time and memory.
 
     python benchmarks/bench_beside.py [--jobs 2] [--workers 6] [--flower-python PATH] [--repeat 1]
 
@@ -37,7 +37,7 @@ AVERAGE = [*ALIKE, "--set", "weighting=uniform", "--set", "keep_optimizer_state=
 
 
 def cases(jobs: int, workers: int, flower: str | None) -> Mapping[str, tuple[str, Sequence[str]]]:
-    """Command lines by name, with the name of the floor that each is compared with; ``{}`` is a folder."""
+    """Return command lines by name, with the name of the floor that each is compared with; ``{}`` is a folder."""
     run = [sys.executable, "-m", "fairflare.cli", "run"]
     plain = [sys.executable, str(HERE / "plain.py")]
     found: dict[str, tuple[str, Sequence[str]]] = {}
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measured(command: Sequence[str]) -> tuple[float, float, float] | str:
-    """Wall and processor seconds, and MB, of a command and all its children; or its last line where it fails."""
+    """Return wall and processor seconds, and MB, of a command and its children; or its last line where it fails."""
     with tempfile.TemporaryDirectory(prefix="fairflare_beside_") as folder:
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "HOME": folder}
@@ -100,11 +100,11 @@ def measured(command: Sequence[str]) -> tuple[float, float, float] | str:
     if process.returncode:
         return (lines or ["no output"])[-1][:200]
     waited_for = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return wall, max(waited_for, sum(busy.values())), peak  # nobody waits for Ray's processes
+    return wall, max(waited_for, sum(busy.values())), peak  # no process waits for Ray's, which are in busy
 
 
 def in_use(pid: int, busy: dict[int, float]) -> float:
-    """MB of a process and its children; a page that some share counts once. ``busy``: processor seconds of each."""
+    """Return MB of a process and its children, with shared pages once; ``busy``: processor seconds of each."""
     total = 0
     with suppress(psutil.Error):
         parent = psutil.Process(pid)

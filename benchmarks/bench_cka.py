@@ -1,4 +1,4 @@
-"""Layer-wise CKA of two U-Nets over a data set: time, memory and error of ours and of published packages.
+"""Measure layer-wise CKA of two U-Nets over a data set: time, memory and error of ours and of published packages.
 
     python benchmarks/bench_cka.py [--case a16] [--packages cka-pytorch torch-cka ckatorch]
 
@@ -33,7 +33,7 @@ import torch
 from monai.networks.nets import BasicUNet
 from torch import Tensor, nn
 
-# images, pixels, base width
+# Cases by name: number of images, pixels of a side, width of the network.
 CASES = {
     "a16": (64, 96, 16),
     "a32": (64, 96, 32),
@@ -44,12 +44,12 @@ CASES = {
 OURS = ("ours, in memory", "ours, spilled")
 PACKAGES = ("cka-pytorch", "torch-cka", "ckatorch")
 BATCH = 8
-REFERENCE_BYTES = 256 * 2**20  # features of one model, in float64, that the reference holds at once
+REFERENCE_BYTES = 256 * 2**20  # bytes of one model's float64 features that the reference holds at once
 Scores = dict[str, float]  # 1 - delta by layer
 
 
 def make_case(name: str, images: int | None) -> tuple[nn.Module, nn.Module, list[Tensor], list[str]]:
-    """Two models that were one a while ago, as in a round of federated learning, and the matched layers."""
+    """Return two models that were one a while ago, as in a federated round, and the matched layers."""
     n, size, base = CASES[name]
     n = images or n
     torch.manual_seed(0)
@@ -112,7 +112,7 @@ def outputs(model: nn.Module, batches: list[Tensor], names: list[str], dtype: to
 
 
 def centered_gram(features: Tensor) -> Tensor:
-    """Features are centered in place, some columns at a time."""
+    """Return a Gram matrix of features, which are centered in place, some columns at a time."""
     gram = torch.zeros(len(features), len(features), dtype=torch.float64)
     for part in features.split(2**16, dim=1):
         part = part.double()
@@ -122,7 +122,7 @@ def centered_gram(features: Tensor) -> Tensor:
 
 
 def reference(a: nn.Module, b: nn.Module, batches: list[Tensor], names: list[str]) -> Scores:
-    """Exact: float64 Gram matrices, as many layers at a time as fit, with the forward passes repeated for each."""
+    """Compute exact scores from float64 Gram matrices, as many layers at a time as fit, repeating forward passes."""
     sizes: dict[str, int] = {}
     first = outputs(a, [batches[0][:1]], names, torch.float32)
     n = sum(map(len, batches))
@@ -146,7 +146,7 @@ def reference(a: nn.Module, b: nn.Module, batches: list[Tensor], names: list[str
 
 
 class Loader:
-    """Batches as (images, labels), in the form that packages expect of a torch DataLoader."""
+    """Yield batches as (images, labels), in the form that packages expect of a torch DataLoader."""
 
     def __init__(self, batches: list[Tensor]) -> None:
         self.batches = batches
@@ -161,7 +161,7 @@ class Loader:
 
 
 def without_figures() -> None:
-    """The packages import plotting libraries; here nothing is plotted, so they need not be there."""
+    """Replace the plotting libraries that the packages import, since nothing is plotted here."""
     if importlib.util.find_spec("matplotlib") is None:
         for missing in ("matplotlib", "matplotlib.pyplot", "mpl_toolkits"):
             sys.modules[missing] = MagicMock()
@@ -220,12 +220,12 @@ METHODS: dict[str, Callable[..., Scores]] = {
 
 
 def run_here(method: str, case: str, images: int | None, device: str) -> dict[str, Any]:
-    """What a child process does: run one method, say time, peak memory (bytes) and scores."""
+    """Run one method in a child process, and print time, peak memory (bytes) and scores."""
     a, b, batches, names = make_case(case, images)
     if on_gpu := device == "cuda" and (method == "floor" or method.startswith("ours")):
         a, b = a.cuda(), b.cuda()
     floor(a, b, batches[:1], names)  # warm-up
-    if on_gpu:  # a GPU's libraries and memory take seconds at first
+    if on_gpu:  # warm up: a GPU's libraries and memory take seconds at first
         METHODS[method](a, b, batches[:2], names)
         torch.cuda.synchronize()
     start, cpu = time.perf_counter(), time.process_time()
@@ -271,7 +271,7 @@ def run_child(method: str, case: str, images: int | None, timeout: float, device
 
 
 def wrong(scores: Scores, exact: Scores) -> str:
-    """Relative errors: median / largest."""
+    """Return relative errors as text: median / largest."""
     relative = [abs(scores[name] / exact[name] - 1) if name in scores else math.nan for name in exact]
     return f"{statistics.median(relative):.1e} / {max(relative):.1e}"
 

@@ -1,4 +1,4 @@
-"""A comparison of 4 methods with 3 seeds, two runs at a time, beside single runs: the clock, and the processors' time.
+"""Measure a comparison of 4 methods with 3 seeds, two runs at a time, beside single runs: clock and processor time.
 
     python benchmarks/bench_compare.py [--rounds N] [--seeds 3] [--jobs 2] [--set NAME=VALUE ...]
 
@@ -27,7 +27,7 @@ import psutil
 METHODS = ("fed_avg", "fed_prox", "fed_nova", "fed_lwr")
 POLL = 0.1
 UNITS = {"h": 3600, "min": 60, "s": 1}
-Told = tuple[float, str]  # when, what
+Told = tuple[float, str]  # time of a printed line, and its text
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measured(command: Sequence[str]) -> tuple[float, float, list[Told]]:
-    """Seconds by the clock and of all processes' processors together, and what was printed when."""
+    """Return seconds by the clock and of all processes' processors together, and the output with its times."""
     start = time.perf_counter()
     busy: dict[tuple[int, float], float] = {}
     said: list[Told] = []
@@ -86,7 +86,7 @@ def measured(command: Sequence[str]) -> tuple[float, float, list[Told]]:
 
 
 def first_estimate(said: Sequence[Told]) -> tuple[float, float]:
-    """When it was printed, and its seconds; 0: none was."""
+    """Return when the first estimate was printed, and its seconds; 0: none was printed."""
     for when, line in said:
         if found := re.search(r"about (.+) left", line):
             return when, sum(float(n) * UNITS[unit] for n, unit in re.findall(r"(\d+) (h|min|s)\b", found[1]))

@@ -1,4 +1,4 @@
-"""Bytes and the server's memory with a large frozen encoder: ``exchange=trainable`` beside ``exchange=all``.
+"""Measure bytes and server memory with a large frozen encoder: ``exchange=trainable`` beside ``exchange=all``.
 
 The encoder is random (seeded), each site builds it, and a head of some thousand numbers is trained by FedAvg; with
 ``--lora`` it is a ViT (``--network``; ``vit_l``: 302 M parameters) with LoRA of rank 8 on the layers of ``--targets``
@@ -38,7 +38,7 @@ ROLES = {"simulator_worker": "sites", "simulator.simulator": "server", "spawn_ma
 
 
 class Found(NamedTuple):
-    """Of one run: MB of the server's process and of its children, bytes a site and round, seconds."""
+    """Store a run's MB of the server's process and its children, bytes a site and round, and seconds."""
 
     peaks: dict[str, float]
     down: float
@@ -48,7 +48,7 @@ class Found(NamedTuple):
 
 
 def role(process: psutil.Process, how: str, main: int) -> str:
-    """Whose process it is; in ``processes`` the command itself is the server."""
+    """Return the role of a process; in ``processes`` the command itself is the server."""
     if process.pid == main:
         return "server" if how == "processes" else "command"
     line = " ".join(process.cmdline())
@@ -56,13 +56,13 @@ def role(process: psutil.Process, how: str, main: int) -> str:
 
 
 def peak(pid: int) -> float:
-    """Largest resident size so far, MB."""
+    """Return a process's largest resident size so far, in MB."""
     with Path(f"/proc/{pid}/status").open(encoding="ascii") as file:
         return next((int(line.split()[1]) / 1024 for line in file if line.startswith("VmHWM")), 0.0)
 
 
 def watched(command: list[str], how: str, environment: dict[str, str]) -> dict[str, float]:
-    """Runs a command to its end; the largest process of each role."""
+    """Run a command to its end, and return the largest size of each role's processes."""
     peaks: dict[str, float] = {}
     with tempfile.TemporaryFile("w+") as log:
         running = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
@@ -73,7 +73,7 @@ def watched(command: list[str], how: str, environment: dict[str, str]) -> dict[s
                     name = role(process, how, running.pid)
                     peaks[name] = max(peaks.get(name, 0.0), peak(process.pid))
             except (psutil.Error, OSError):
-                pass  # one has just ended
+                pass  # a process has just ended
             time.sleep(0.05)
         if running.returncode:
             log.seek(0)
@@ -82,7 +82,7 @@ def watched(command: list[str], how: str, environment: dict[str, str]) -> dict[s
 
 
 def run(how: str, exchange: str, args: argparse.Namespace, folder: Path) -> Found:
-    """One run in a workspace of its own."""
+    """Do one run in a workspace of its own."""
     workspace, sites = folder / f"{how}-{exchange}", args.sites
     command = [sys.executable, "-m", "fairflare.cli.commands", "run", "fed_avg", "--task", "classification"]
     command += ["--sites", str(sites), "--rounds", str(args.rounds), "--workspace", str(workspace)]
@@ -134,7 +134,7 @@ def main() -> None:
         for how in args.how:
             for exchange in args.exchange:
                 found = run(how, exchange, args, Path(name))
-                # In `processes` sites are such children too.
+                # In `processes` the sites are children of the command too.
                 child = "-" if how == "processes" or exchange == "all" else f"{found.peaks.get('child', 0):.0f}"
                 cells = (how, exchange, f"{found.down:.0f}", f"{found.up:.0f}", f"{found.peaks.get('server', 0):.0f}")
                 print(" | ".join((*cells, child, str(found.model), f"{found.seconds:.0f}")), flush=True)

@@ -1,4 +1,4 @@
-"""Where a site's step waits for the GPU, what the GPU and the host do in it, and whole rounds beside a plain loop.
+"""Measure where a site's step waits for the GPU, what GPU and host do in it, and rounds beside a plain loop.
 
     python benchmarks/bench_gpu.py [--repeat 3] [--parts waits rounds compile]
 
@@ -42,12 +42,12 @@ from fairflare.federation.site.worker import SiteWorker
 
 STEPS: dict[str, dict[str, Any]] = {"fed_avg": {}, "fed_prox": {}, "fed_ism": {"criterion": "task"}}
 ROUNDS: dict[str, dict[str, Any]] = {"fed_avg": {}, "fed_lwr": {}, "fed_ism_plus_s": {"criterion": "task"}}
-STACK = 6  # callers of a place that are named
+STACK = 6  # number of callers that are named for a place
 
 
 @dataclass
 class Site:
-    """A site with its data open and its network on the GPU."""
+    """Hold a site with its data open and its network on the GPU."""
 
     plan: Plan
     worker: SiteWorker
@@ -68,7 +68,7 @@ class Site:
         self.plan.training.train(self.run, self.model)
 
     def round(self) -> None:
-        """Training and the method's own reports."""
+        """Do a site's training and the method's own reports."""
         self.train()
         training = self.plan.training
         training.report(self.run, self.model)
@@ -79,7 +79,7 @@ class Site:
             training.report_anchor(self.run, self.model, anchor)
 
     def floor(self, forward: int, backward: int) -> None:
-        """The plain loop's epoch, so many forward passes over the training images, and so many with a backward one."""
+        """Do the plain loop's epoch, and so many forward passes over the training images, and with a backward one."""
         self.model.load_state_dict(self.received)
         loop(self.plan, self.worker, self.model, self.batches(), 0.0)
         self.model.eval()
@@ -93,7 +93,7 @@ class Site:
 
 
 def waits(work: Callable[[], Any]) -> Counter[str]:
-    """How often the host waited for the GPU, by the lines of Python that led there, innermost first."""
+    """Count how often the host waited for the GPU, by the lines of Python that led there, innermost first."""
     found: Counter[str] = Counter()
 
     def noted(message: Any, *_: Any, **__: Any) -> None:

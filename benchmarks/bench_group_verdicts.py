@@ -1,4 +1,4 @@
-"""How often ``fairflare compare`` calls a gap between groups smaller or larger: where it is not, and where it is.
+"""Measure how often ``fairflare compare`` calls a gap between groups smaller or larger, rightly and wrongly.
 
 Methods are tested on the same cases of two groups. Cases differ in how hard they are; each method has a preference for
 some of them, which all of its seeds share; and each seed has its luck. It goes the whole way: from the cases at each
@@ -30,8 +30,8 @@ from fairflare_lab.compare.group_gaps import Key, Value, Values, difference_of
 
 METHODS = 5
 BINS, NAMES = 20, ["sex=F", "sex=M"]
-SEEDS, CASES = (3, 5, 10), (30, 75, 200)  # of a comparison; of each group, over all sites
-MEASURES = {True: ("dice_gap",), False: ("accuracy_gap", "auc_gap", "equalised_odds")}  # of masks, of classes
+SEEDS, CASES = (3, 5, 10), (30, 75, 200)  # numbers of seeds; of cases in each group over all sites
+MEASURES = {True: ("dice_gap",), False: ("accuracy_gap", "auc_gap", "equalised_odds")}  # for masks, for classes
 
 
 def federation(
@@ -105,12 +105,12 @@ def counted(
 
 
 def pairs_of(smaller: float) -> list[tuple[str, str]]:
-    """Name the comparisons of one federation: all pairs where no method differs, else those with the first."""
+    """Return the comparisons of one federation: all pairs where no method differs, else pairs with the first method."""
     return [pair for pair in combinations(map(str, range(METHODS)), 2) if smaller == 0 or pair[0] == "0"]
 
 
 def of_figures(smaller: float, cases: int, args: argparse.Namespace) -> dict[int, Counter[str]]:
-    """Verdicts on a gap of means by number of seeds; the gaps are made here, what is said of them by the product."""
+    """Count verdicts on a gap of means by number of seeds; the gaps are simulated, the verdicts are the package's."""
     rng, group = np.random.default_rng(7), np.arange(2 * cases) % 2
     found: dict[int, Counter[str]] = {many: Counter() for many in SEEDS}
     for _ in range(args.repeats):

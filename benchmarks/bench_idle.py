@@ -1,4 +1,4 @@
-"""How long a two-phase round takes when there is nothing to do: six sites, FLARE's simulator, a worker each.
+"""Measure how long a two-phase round takes without work: six sites, FLARE's simulator, a worker each.
 
 python benchmarks/bench_idle.py --rounds 10
 """

@@ -1,4 +1,4 @@
-"""What a site's process imports until its first round is done, and how long that takes.
+"""Measure what a site's process imports until its first round is done, and how long that takes.
 
     python benchmarks/bench_imports.py [--repeat 5] [--job jobs/fed_lwr]
 
@@ -48,7 +48,7 @@ def main() -> None:
     floor = None
     cases = {"torch alone": ["torch"], "FLARE and MONAI, without us": PLAIN.split(), "a site": everything}
     for title, names in cases.items():
-        child("import", given, names)  # reads the files
+        child("import", given, names)  # reads the files from disk once, before the timing
         runs = [child("import", given, names) for _ in range(given.repeat)]
         totals = [sum(run.values()) for run in runs]
         total = statistics.median(totals)
@@ -68,20 +68,20 @@ def child(what: str, given: argparse.Namespace, names: list[str] | None = None) 
 
 
 def seconds_of(names: list[str]) -> dict[str, float]:
-    """By part: what its modules take, in the order of PARTS."""
+    """Return the seconds that the modules of each part take, in the order of PARTS."""
     seconds = {}
     for part in PARTS:
         start = time.process_time()
         for name in names:
             if name.partition(".")[0] == part and name not in sys.modules:
-                with contextlib.suppress(ImportError):  # made while it runs, such as torch.ops
+                with contextlib.suppress(ImportError):  # modules made at runtime, such as torch.ops
                     importlib.import_module(name)
         seconds[part] = time.process_time() - start
     return seconds
 
 
 def modules_of_a_round(job: Path) -> list[str]:
-    """Names in the order of their import; the job is built as FLARE does it, its tasks are sent as our server does."""
+    """Return module names in the order of their import, in a round with FLARE's job building and our server's tasks."""
     importlib.import_module("nvflare.private.fed.app.simulator.simulator_worker")
     sys.path.insert(0, str(job / "app" / "custom"))
     config = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())
@@ -100,7 +100,7 @@ def modules_of_a_round(job: Path) -> list[str]:
 
 
 def built(component: dict[str, Any]) -> Any:
-    """A component of a FLARE configuration."""
+    """Build a component of a FLARE configuration."""
     module, _, name = component["path"].rpartition(".")
     arguments = {
         key: built(value) if isinstance(value, dict) and "path" in value else value

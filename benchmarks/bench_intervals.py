@@ -1,4 +1,4 @@
-"""How often the intervals of ``fairflare compare`` hold the truth, and how often equal methods are called better.
+"""Measure how often intervals of ``fairflare compare`` hold the truth, and how often equal methods are called better.
 
 Differences of two methods are made up: what all runs share is the patients of the test splits, on which one method may
 be better than on others; seeds, and what one seed's model does on one patient and image, are luck. The draws are those
@@ -38,7 +38,7 @@ WORDS = ("better", "better or worse", "better, uncorrected", "better or worse, u
 
 @dataclass(frozen=True)
 class World:
-    """Standard deviations of one difference between two methods, by what they stem from.
+    """Store standard deviations of a difference between two methods, by their source.
 
     Attributes:
         patients, images: at each site, and of each patient.
@@ -68,7 +68,7 @@ WORLDS = {
 
 
 def by_patient(world: World, repeats: int, seeds: int, rng: np.random.Generator, rows: int = 1) -> Array:
-    """(repeats, rows, seeds, sites, patients): mean difference to the truth, over the images of each patient."""
+    """Draw (repeats, rows, seeds, sites, patients): mean difference to the truth, over each patient's images."""
     lead, most = (repeats, rows), (SITES, world.patients)
     shared = np.hypot(world.patient, world.image / np.sqrt(world.images))
     own = np.hypot(world.patient_seed, world.image_seed / np.sqrt(world.images))
@@ -79,7 +79,7 @@ def by_patient(world: World, repeats: int, seeds: int, rng: np.random.Generator,
 
 
 def by_image(world: World, repeats: int, seeds: int, rng: np.random.Generator) -> Array:
-    """The same with an entry for each image: (repeats, 1, seeds, sites, images)."""
+    """Draw the same with an entry for each image: (repeats, 1, seeds, sites, images)."""
     parts = World(world.patients, 1, world.seed, world.patient, 0.0, world.patient_seed)
     patients = by_patient(parts, repeats, seeds, rng)[..., None]
     found = patients + rng.normal(0, 1, (*patients.shape[:-1], world.images)) * world.image_seed
@@ -88,7 +88,7 @@ def by_image(world: World, repeats: int, seeds: int, rng: np.random.Generator) -
 
 
 def on_draws(values: Array) -> Array:
-    """(..., sites, units) -> (..., sites, draws): means over units drawn with replacement, as the sites draw them."""
+    """Draw (..., sites, units) -> (..., sites, draws): means over units drawn with replacement, as the sites draw."""
     units = values.shape[-1]
     found = np.empty((*values.shape[:-1], DRAWS))
     for site in range(values.shape[-2]):
@@ -98,7 +98,7 @@ def on_draws(values: Array) -> Array:
 
 
 def averages(values: Array) -> Estimate:
-    """Of the average over the sites; ``values`` (..., seeds, sites, units)."""
+    """Estimate the average over the sites; ``values`` (..., seeds, sites, units)."""
     measured, units = values.mean(-1), [values.shape[-1]] * SITES
     drawn = widened(measured, on_draws(values), units)
     parts = drawn.mean(-3).var(-1)  # of each site
@@ -106,7 +106,7 @@ def averages(values: Array) -> Estimate:
 
 
 def parts_of(repeats: int, most: int = 100) -> Iterator[int]:
-    """Sizes of parts that fit into memory."""
+    """Yield sizes of parts that fit into memory."""
     for first in range(0, repeats, most):
         yield min(most, repeats - first)
 
@@ -116,13 +116,13 @@ def holds(of: Estimate) -> int:
 
 
 def satterthwaite(of: Estimate) -> int:
-    """As :func:`holds`, by one t distribution of in-between degrees, for comparison."""
+    """Return degrees of freedom of a single t distribution, for comparison with :func:`holds`."""
     df = 1 / (of.share**2 / of.seeds_df + (1 - of.share) ** 2 / of.patients_df)
     return int((np.abs(of.mean) <= stdtrit(df, 0.5 + LEVEL / 2) * of.error).sum())
 
 
 def coverage(world: World, seeds: int, repeats: int, rng: np.random.Generator) -> dict[str, float]:
-    """Share of intervals that hold the truth: ours, and others for comparison."""
+    """Return the share of intervals that hold the truth: ours, and others for comparison."""
     found = dict.fromkeys(("drawn by patient", "drawn by image", "seeds alone", "Satterthwaite"), 0)
     for part in parts_of(repeats):
         images = by_image(world, part, seeds, rng)
@@ -136,7 +136,7 @@ def coverage(world: World, seeds: int, repeats: int, rng: np.random.Generator) -
 
 
 def false_words(world: World, seeds: int, repeats: int, rng: np.random.Generator, rows: int = 10) -> dict[str, float]:
-    """Share of comparisons of equal methods in which any row and measure is called better (or worse) all the same.
+    """Return the share of comparisons of equal methods in which any row and measure is called better (or worse).
 
     Every method has its own luck, so that rows share that of the reference. The sites lie 0.1 apart.
     """

@@ -1,4 +1,4 @@
-"""Whether every quick job learns: what it reaches as shipped, beside FedAvg trained like it on the same task.
+"""Check that every quick job learns: its figure as shipped, beside FedAvg trained like it on the same task.
 
     python benchmarks/bench_jobs.py                                  # every method on its own task
     python benchmarks/bench_jobs.py fed_prox fed_bn --task segmentation

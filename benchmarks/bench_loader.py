@@ -1,4 +1,4 @@
-"""Images a second that a site's loader gives at 224x224 with augmentation, beside MONAI's plain way, in one run.
+"""Measure a site loader's images a second at 224x224 with augmentation, beside MONAI's plain way, in one run.
 
     python benchmarks/bench_loader.py                # 400 made-up images, 0 and 2 workers
     python benchmarks/bench_loader.py --images 800 --size 512
@@ -60,7 +60,7 @@ def parsed() -> argparse.Namespace:
 
 
 def pictures(folder: Path, count: int, size: int) -> list[dict[str, Any]]:
-    """Smooth colours with some noise, as JPEG."""
+    """Write smooth colours with some noise, as JPEG files."""
     random = np.random.default_rng(0)
     entries = []
     for number in range(count):

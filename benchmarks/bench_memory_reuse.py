@@ -1,4 +1,4 @@
-"""A training step on a CPU with freed memory handed out again, beside a plain PyTorch loop with glibc's own limits.
+"""Measure a training step on a CPU with freed memory reused, beside a plain PyTorch loop with glibc's limits.
 
     python benchmarks/bench_memory_reuse.py [--sizes 64 96 192] [--repeat 3] [--steps 20]
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def measured(way: str, size: int, steps: int) -> tuple[float, float, float]:
-    """Milliseconds and page faults of a step, and the peak of this process's memory in MB."""
+    """Return milliseconds and page faults of a step, and the peak of this process's memory in MB."""
     from fairflare.base.machine.memory_reuse import reused_memory
 
     torch.set_num_threads(1)
@@ -72,7 +72,7 @@ def measured(way: str, size: int, steps: int) -> tuple[float, float, float]:
 
 
 def steps_of(way: str, size: int) -> Callable[[], Any]:
-    """One step on one batch: written out, or the site half's."""
+    """Return a function that does one step on one batch: a plain loop's, or the site half's."""
     from monai.networks.nets import BasicUNet
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""How FedMRL's agents grow with the number of sites: bytes of their checkpoint, seconds of a round's learning.
+"""Measure how FedMRL's agents grow with the number of sites: bytes of their checkpoint, seconds of learning.
 
     python benchmarks/bench_mrl_scale.py --sites 8 30 100 300 --rounds 60
 
@@ -21,7 +21,7 @@ from fairflare.core.qmix import QMix
 
 
 def play(agents: QMix, rounds: int) -> list[float]:
-    """Seconds of each round in which something was learnt."""
+    """Return the seconds of each round in which the agents learned."""
     rng = np.random.default_rng(0)
     seconds = []
     for r in range(rounds):
@@ -37,7 +37,7 @@ def play(agents: QMix, rounds: int) -> list[float]:
 
 
 def saved(agents: QMix) -> int:
-    """Bytes on disk."""
+    """Return the bytes of the agents' state on disk."""
     file = io.BytesIO()
     torch.save(agents.state_dict(), file)
     return file.tell()

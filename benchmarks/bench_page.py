@@ -1,4 +1,4 @@
-"""The results page of many sites in a browser: its size, and seconds until it is drawn.
+"""Measure the results page of many sites in a browser: its size, and seconds until it is drawn.
 
     python benchmarks/bench_page.py [--sites 6 100 1000] [--rounds 5] [--method fed_avg fed_lwr] [--browser chromium]
 
@@ -20,7 +20,7 @@ TASK = Path(__file__).with_name("numbers_task.py")
 
 
 def drawn(browser: str, url: str, folder: Path) -> float:
-    """Seconds until the page is loaded and drawn, the least of three."""
+    """Return the seconds until the page is loaded and drawn, the least of three."""
     found = []
     for _ in range(3):
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""The anchor phase of Fed-LWR at its sites beside one epoch of their training, and beside the two forward passes alone.
+"""Measure Fed-LWR's anchor phase beside one epoch of training, and beside the two forward passes alone.
 
     python benchmarks/bench_phase.py [--size 48] [--samples 32] [--images N] [--features 16 16 32 64 128 16]
 
@@ -45,7 +45,7 @@ from fairflare.federation.transports.local import LocalTransport
 from fairflare.methods.base.training import SiteRun
 from fairflare_lab.sets.published import PREPARERS, WHITE_CELLS
 
-IMAGES = {"JTSC": 299, "CellaVision": 100, "BCCD": 367}  # of the real files
+IMAGES = {"JTSC": 299, "CellaVision": 100, "BCCD": 367}  # number of images in each real file
 Scores = dict[str, dict[str, float]]  # 1 - delta by site and layer
 
 
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def opened(given: argparse.Namespace, folder: Path) -> list[Phase]:
-    """The sites, each trained for an epoch from one model; their mean is the anchor."""
+    """Return the sites, each trained for an epoch from one model; the mean of their models is the anchor."""
     source = os.environ.get("FAIRFLARE_REAL_DATA")
     files = [np.load(Path(source) / f"wbc_{name.lower()}.npz") for name in WHITE_CELLS] if source else []
     drawn = np.random.default_rng(0)
@@ -94,7 +94,7 @@ def opened(given: argparse.Namespace, folder: Path) -> list[Phase]:
 
 
 class Phase:
-    """A site that has trained, and what it is timed with."""
+    """Hold a trained site, and the parts of its phase that are timed."""
 
     anchor: SiteTask
 
@@ -102,7 +102,7 @@ class Phase:
         self.worker, self.state = worker, state
 
     def begin(self) -> None:
-        """One round's training, as the server asks for it."""
+        """Do one round's training, as the server asks for it."""
         self.task = SiteTask("train", self.state, 0, 1, 0, {})
         reply = self.worker.perform(self.task)
         assert reply.update, reply.reason
@@ -132,7 +132,7 @@ class Phase:
         return dict(zip(reply.report["layers"], reply.report["dissimilarity"], strict=True))
 
     def exact(self) -> dict[str, float]:
-        """In float64 from the features as the networks compute them."""
+        """Compute scores in float64 from the features as the networks compute them."""
         networks = [self.worker.task.build_model() for _ in range(2)]
         for network, state in zip(networks, (self.local, self.anchor.state), strict=True):
             network.load_state_dict(state)
@@ -142,7 +142,7 @@ class Phase:
 
 
 class Forgetful:
-    """A site's store that keeps nothing: the epoch's own time, without the moments' file."""
+    """Stand in for a site's store and save nothing, to time the epoch without the moments' file."""
 
     def load_before(self, *named: Any) -> None:
         return None
@@ -159,10 +159,10 @@ def report(given: argparse.Namespace, phases: list[Phase]) -> None:
     for samples in given.samples:
         works[f"phase, cka_max_samples={samples}"] = partial(Phase.ask, samples=samples)
     gc.collect()
-    gc.freeze()  # else Python looks through all it has imported now and then, for a quarter of a second
+    gc.freeze()  # else garbage collection walks all imports, a quarter of a second each time
     found: dict[str, Scores] = {}
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for turn in range(-1, given.repeat):  # the first one is for the memory
+    for turn in range(-1, given.repeat):  # the first turn only allocates memory
         for name, work in works.items():
             start = time.process_time()
             with reused_memory("cpu"):
@@ -183,7 +183,7 @@ def report(given: argparse.Namespace, phases: list[Phase]) -> None:
 
 
 def roofline(phases: list[Phase], forward: float, epoch: float) -> str:
-    """What the phase cannot do without, and this machine's rates for it: a float32 product of 221 rows, and a copy.
+    """Return the phase's unavoidable work, and this machine's rates for it: a float32 product of 221 rows, and a copy.
 
     Of the products half is needed, of each model's features with themselves; of models that are near to each other a
     half more. The forward passes are those of the second row; with the channels last they take less.
@@ -211,7 +211,7 @@ def roofline(phases: list[Phase], forward: float, epoch: float) -> str:
 
 
 def least(work: Callable[[], Any]) -> float:
-    """Seconds of the processor, of the best of ten."""
+    """Return processor seconds, the least of ten."""
     times = []
     for _ in range(10):
         start = time.process_time()
@@ -230,7 +230,7 @@ def errors(scores: Scores, exact: Scores) -> str:
 
 
 def made_up(name: str, count: int, drawn: np.random.Generator) -> dict[str, np.ndarray]:
-    """Bright discs on a noisy ground, as large and as many as the real images."""
+    """Draw bright discs on a noisy ground, as large and as many as the real images."""
     y, x = np.mgrid[:96, :96]
     middle, radius = drawn.uniform(30, 66, (count, 2, 1, 1)), drawn.uniform(12, 28, (count, 1, 1))
     away = np.hypot(y - middle[:, 0], x - middle[:, 1])

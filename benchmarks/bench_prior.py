@@ -1,4 +1,4 @@
-"""Fed-MAS: what the second network costs a site, in time and memory.
+"""Measure what Fed-MAS's second network costs a site, in time and memory.
 
 One site's ``train`` task of the endoscopy phantom, in a process of its own: the real site half, model and data, with
 
@@ -70,7 +70,7 @@ def run_case(args: argparse.Namespace) -> dict[str, float]:
         site = SiteWorker("site-1", task, training, {}, Path(folder) / "state", num_threads=1)
         torch.manual_seed(1)
         state = task.build_model().state_dict()
-        # Draws the images, imports, warms up: plain training, in a state folder of its own.
+        # Plain training in a state folder of its own draws the images, imports modules and warms up.
         warm = SiteWorker("site-1", task, LocalTraining(**common), {}, Path(folder) / "warm", num_threads=1)
         for _ in range(2):
             warm.perform(SiteTask("train", dict(state), 0, 9, 0))
@@ -121,7 +121,7 @@ def main() -> None:
 
     rows = [("bsm", "embedded"), *((case, n) for n in args.networks for case in ("kept", "every"))]
     best: dict[tuple[str, str], dict[str, float]] = {}
-    for _ in range(args.repeat):  # in turn, so that a busy moment does not hit one case only
+    for _ in range(args.repeat):  # cases take turns, so that a busy moment does not affect one case only
         for row in rows:
             found = measure(*row)
             best[row] = {key: min(value, best.get(row, found)[key]) for key, value in found.items()}

@@ -1,4 +1,4 @@
-"""Whether every method learns: what a short run reaches beside a plain loop over the images of all sites in one place.
+"""Check that every method learns: a short run beside a plain loop over the images of all sites in one place.
 
 Each method has the local training of its ``--paper`` set-up, on a narrow network with small images; the plain loop has
 the same network, loss, optimizer and batch size, and as many steps as the mean site makes in the run. Both are measured
@@ -38,7 +38,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
 from fairflare_lab.cli.compare.provenance import checksums, commit_of, processor
 
-#: The network and the phantom in place of the papers', and steps for few images.
+#: Settings of a small network and phantom in place of the papers', and of training steps for few images.
 SMALLER: dict[str, dict[str, Any]] = {
     "segmentation": {
         "image_size": [32, 32], "in_channels": 1, "features": [8, 8, 16, 16, 32, 8], "norm_momentum": 0.5,
@@ -51,7 +51,7 @@ SMALLER: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ROUNDS, SITES = 8, 3
-#: The packaged prior in place of a published one, which would have to be brought.
+#: Settings that use the packaged prior in place of a published one, which a user would have to provide.
 OWN: dict[str, dict[str, Any]] = {
     "fed_mas": {"prior_network": "embedded", "projector_dim": 96},
     "bsm_kd": {"prior_network": "embedded", "projector_dim": 96},
@@ -66,7 +66,7 @@ MARGINS: dict[str, tuple[float, str]] = {
 }
 
 
-#: What the plain loop follows, of local training and task.
+#: Settings of local training and task that the plain loop follows.
 TRAINED = (
     "optimizer", "learning_rate", "weight_decay", "betas", "momentum", "batch_size", "local_epochs", "criterion",
     "schedule", "max_grad_norm",
@@ -76,7 +76,7 @@ LEARNED = ("image_size", "features", "neck_dim", "classifier", "partition", "pha
 
 @dataclass(frozen=True)
 class Reached:
-    """Mean over the sites of the test metric, in [0, 1]."""
+    """Store the mean over the sites of the test metric, in [0, 1]."""
 
     name: str
     title: str
@@ -101,14 +101,14 @@ def planned(name: str, given: Mapping[str, Any], *, rounds: int, sites: Any, see
 
 
 def federated(plan: Plan, local: Mapping[str, Any]) -> float:
-    """The run's own final test."""
+    """Return the figure of the run's own final test."""
     with tempfile.TemporaryDirectory(prefix="fairflare_quality_") as folder:
         results = json.loads((run_local(plan, Path(folder), local) / "results.json").read_text(encoding="utf-8"))
     return fmean(tested[plan.task.primary_metric] for tested in results["test"].values())
 
 
 def centralised(plan: Plan, local: Mapping[str, Any]) -> float:
-    """Written out in torch alone, so that a fault of the federation's training is not in it."""
+    """Train a plain loop in torch alone, so that it does not share a fault of the federation's training."""
     task, half = plan.task, plan.training
     data = [task.open_site(site, own_settings(local, site)) for site in plan.sites or ()]
     every = [batch for site in data for batch in site.batches("training", batch_size=1000)]
@@ -157,7 +157,7 @@ def measure(
     sites: Any = SITES,
     seed: int = 0,
 ) -> Iterator[Reached]:
-    """Runs the methods one after the other; the plain loop once for each different set-up."""
+    """Run the methods one after the other; the plain loop runs once for each different set-up."""
     torch.set_num_threads(1)
     known, local = dict[str, float](), dict(local or {})
     sites = sorted(local["sites"]) if local.get("sites") else sites
@@ -216,7 +216,7 @@ def main() -> int:
 
 
 def store(one: Reached, path: Path, table: str, told: Mapping[str, Any]) -> None:
-    """Puts a method's figures into the CSV of the page, their origin into the JSON beside it (tools/write_results.py).
+    """Write a method's figures into the page's CSV, their origin into the JSON beside it (tools/write_results.py).
 
     Args:
         one: a row of that name is replaced; the table begins anew when its other rows are of another commit or data.

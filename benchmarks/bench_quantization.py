@@ -1,4 +1,4 @@
-"""FLARE's quantization of messages, and our ``update_dtype``, on what the sites send: bytes, and what it changes.
+"""Measure FLARE's quantization of messages, and our ``update_dtype``: bytes, and the effect on results.
 
 FLARE's pair of filters (``ModelQuantizer`` at the site, ``ModelDequantizer`` at the server) takes every reply with a
 model, in one process, without FLARE's transport. One method of each kind: weights by site (FedAvg), by layer with an
@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
 
 
 def filters(kind: str) -> tuple[Any, Any]:
-    """FLARE's two, for one kind of quantization."""
+    """Return FLARE's two filters for one kind of quantization."""
     try:
         importlib.import_module("bitsandbytes")
     except ImportError:
@@ -65,7 +65,7 @@ def _absent(*arguments: Any, **named: Any) -> Any:
 
 
 class Filtered(LocalTransport):
-    """Sites whose models go through both filters; ``kind`` empty: through none."""
+    """Run sites whose models go through both filters; ``kind`` empty: through none."""
 
     kind = ""
     nbytes = 0
@@ -98,7 +98,7 @@ class Filtered(LocalTransport):
 
 
 def run(method: str, kind: str, rounds: int, folder: Path, **options: Any) -> dict[str, Any]:
-    """Bytes up, the mean accuracy of the final test, the weights of the last round, and the model."""
+    """Return bytes up, the final test's mean accuracy, the last round's weights, and the model."""
     statistics = {} if method == "cgsv" else {"norm_statistics": "site"}
     plan = make_plan(
         method, task="classification", sites=3, num_rounds=rounds, settings={**SMALL, **statistics}, **options
@@ -120,7 +120,7 @@ def run(method: str, kind: str, rounds: int, folder: Path, **options: Any) -> di
 
 
 def row(method: str, what: str, found: dict[str, Any], exact: dict[str, Any]) -> list[str]:
-    """Beside the exact run: bytes, the difference of the accuracy and of weights, and of the model."""
+    """Return a row beside the exact run: bytes, and the differences of accuracy, weights and model."""
     weights = max(abs(found["weights"][key] - exact["weights"][key]) for key in exact["weights"])
     trained = [name for name, tensor in exact["model"].items() if tensor.is_floating_point()]
     away = sum(float((found["model"][n].double() - exact["model"][n].double()).square().sum()) for n in trained)

@@ -1,4 +1,4 @@
-"""Rounds through FLARE's relays: a provisioned network on loopback, with real processes, TLS and signed kits.
+"""Run rounds through FLARE's relays: a provisioned network on loopback, with real processes, TLS and signed kits.
 
     python benchmarks/bench_relays.py [--sites 20] [--relays 2] [--methods q_fed_avg fed_lwr ditto creff fed_mrl]
     python benchmarks/bench_relays.py --sites 4 --relays 0    # the same without relays: every site asks the server
@@ -38,7 +38,7 @@ METHODS = ("q_fed_avg", "fed_lwr", "ditto", "cgsv", "creff", "fed_mrl")
 
 
 class Network(PocSystem):
-    """A provisioned network: kits of server, relays and sites, started by their own scripts.
+    """Run a provisioned network: kits of server, relays and sites, started by their own scripts.
 
     Args:
         root: an empty folder.
@@ -85,7 +85,7 @@ class Network(PocSystem):
 
 
 def resident(mark: str, word: str) -> float:
-    """MB of the processes with a word in their command."""
+    """Return MB of the processes with a word in their command."""
     total = 0
     for pid, command in processes(mark).items():
         if word in command:
@@ -136,7 +136,7 @@ def main() -> None:
                 settings |= {
                     "phantom_sites": len(sites),
                     "phantom_samples": 40 * len(sites),
-                    "phantom_test": max(184, 40 * len(sites)),  # of the least that 23 classes need
+                    "phantom_test": max(184, 40 * len(sites)),  # 184 is the least that 23 classes need
                 }
                 recipe = FairRecipe(
                     method, sites=sites, packaging="preinstalled", settings=settings, num_rounds=given.rounds,
@@ -164,7 +164,7 @@ def main() -> None:
 
 
 def row(method: str, results: dict[str, Any], sites: int, relay: float, same: bool) -> str:
-    """A line of the table: of the last round, which nobody's start is in."""
+    """Return a line of the table about the last round, which has no process's start in it."""
     last = results["rounds"][-1]
     phases = {phase["name"]: phase for phase in last["phases"]}
     seconds = {name: phases[name]["seconds"] if name in phases else 0.0 for name in ("train", "anchor")}

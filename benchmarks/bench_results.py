@@ -1,4 +1,4 @@
-"""What a long run writes: bytes and time per round of results and checkpoint, and the folders' size at the end.
+"""Measure what a long run writes: bytes and time per round of results and checkpoint, and the folders' size.
 
 Records are made as Fed-LWR makes them: the rule weighs random similarity scores of every site and layer. The model is
 left out (one small tensor): its bytes are the same in every round.
@@ -24,7 +24,7 @@ from fairflare.reporting.results import LeftOut, PhaseRecord, ResultsStore, Roun
 
 
 def record(rule: FedLWR, number: int, sites: list[str], layers: list[str], seed: int = 0) -> RoundRecord:
-    """A round of Fed-LWR in which one site is silent."""
+    """Make a round of Fed-LWR in which one site is silent."""
     rng = np.random.default_rng([seed, number])
     scores = {site: rng.gamma(2.0, 0.01, len(layers)) for site in sites}
     reports = {
@@ -58,7 +58,7 @@ def record(rule: FedLWR, number: int, sites: list[str], layers: list[str], seed:
 
 
 def events(store: ResultsStore, made: RoundRecord) -> None:
-    """What the event log says of a round."""
+    """Write the event log's lines of a round."""
     for phase in ("train", "anchor"):
         store.event("phase", phase=phase, current_round=made.current_round, num_rounds=200, sites=made.sites)
         for site in made.sites:
@@ -87,7 +87,7 @@ def main() -> None:
         seconds, largest = [], 0
         for number in range(args.rounds):
             made = record(rule, number, sites, layers)
-            started = time.process_time()  # the disk is shared with whatever else the machine does
+            started = time.process_time()  # not the clock, as other programs use the disk too
             events(store, made)
             store.add_round(made)
             made_of = {"w": torch.zeros(8)}

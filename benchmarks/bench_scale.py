@@ -1,4 +1,4 @@
-"""Many sites in one process: processor seconds and memory of a round, for 100, 1,000 and 3,000 sites and few numbers.
+"""Measure many sites in one process: processor seconds and memory of a round, for 100, 1,000 and 3,000 sites.
 
     python benchmarks/bench_scale.py [--sites 100 1000 3000] [--methods fed_avg fed_lwr fed_mrl] [--rounds 3]
 
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(method: str, sites: int, rounds: int) -> tuple[float, float]:
-    """Median processor seconds of a round, and peak memory in KB."""
+    """Return the median processor seconds of a round, and peak memory in KB."""
     command = [sys.executable, __file__, "--one", method, str(sites), "--rounds", str(rounds)]
     said = subprocess.run(
         command, check=True, capture_output=True, text=True, env={**os.environ, "FAIRFLARE_REPORT": "0"}
@@ -58,7 +58,7 @@ def measured(method: str, sites: int, rounds: int) -> tuple[float, float]:
 
 
 def one(method: str, sites: int, rounds: int) -> None:
-    """One run, here."""
+    """Do one run in this process."""
     import logging
 
     from fairflare.federation.collecting.transport import Listener

@@ -1,4 +1,4 @@
-"""Peak memory of the server with sites that answer all at once, beside FLARE's own FedAvg.
+"""Measure the server's peak memory with sites that answer all at once, beside FLARE's own FedAvg.
 
 In POC (every site in processes of its own, over the network's loopback) and in the simulator the figure is the resident
 size of the process that runs FLARE's server job, from the job's start to its end. Nothing is trained.
@@ -36,7 +36,7 @@ CODE = Path(__file__).with_name("instant_sites.py")
 
 
 def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int) -> tuple[Path, Path]:
-    """A job folder, and the file in which the server's peak will be."""
+    """Write a job folder; return it with the file in which the server's peak will be."""
     name = what.replace(" ", "_").replace(",", "").lower()
     job, peak = folder / name, folder / f"{name}.json"
     config = job / "app" / "config"
@@ -71,7 +71,7 @@ def make_job(folder: Path, what: str, sites: Sequence[str], megabytes: int, roun
 
 
 def prepare_poc(poc: PocSystem, sites: Sequence[str], models_in_memory: int | None = None) -> None:
-    """Allows the package everywhere and starts the system."""
+    """Allow the package at all participants, and start the system."""
     if models_in_memory is not None:
         poc.edit_local(SERVER, "fairflare.json", lambda own: own.update(models_in_memory=models_in_memory))
     for name in (SERVER, *sites):
@@ -80,7 +80,7 @@ def prepare_poc(poc: PocSystem, sites: Sequence[str], models_in_memory: int | No
 
 
 def in_poc(poc: PocSystem, folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int) -> dict:
-    """MB of the server's job process: at the start of the run, at its peak, at its end."""
+    """Return MB of the server's job process: at the start of the run, at its peak, at its end."""
     job, peak = make_job(folder, what, sites, megabytes, rounds)
     said = poc.wait(poc.submit(job), 500)
     if not peak.exists():
@@ -91,7 +91,7 @@ def in_poc(poc: PocSystem, folder: Path, what: str, sites: Sequence[str], megaby
 def in_simulator(
     folder: Path, what: str, sites: Sequence[str], megabytes: int, rounds: int, models_in_memory: int | None = None
 ) -> dict:
-    """The same of the simulator's process."""
+    """Return MB of the simulator's process: at the start of the run, at its peak, at its end."""
     job, peak = make_job(folder, what, sites, megabytes, rounds)
     if models_in_memory is not None:
         local = folder / f"{job.name}_ws" / "local"
@@ -114,7 +114,7 @@ def in_simulator(
 
 
 def in_process(count: int, megabytes: int, rounds: int, models_in_memory: int | None = None) -> dict:
-    """One run of Fed-LWR with sites that answer at once, in this process."""
+    """Do one run of Fed-LWR with sites that answer at once, in this process."""
     import instant_sites
     from fairflare import __version__
     from fairflare.core.features.layers import layers_of
@@ -182,7 +182,7 @@ def in_process(count: int, megabytes: int, rounds: int, models_in_memory: int | 
 
 
 def one_process_each(counts: Sequence[int], megabytes: int, rounds: int, models_in_memory: int | None) -> None:
-    """A process for each number of sites, so that none starts with another's memory."""
+    """Start a process for each number of sites, so that none starts with another's memory."""
     rows: dict[int, dict] = {}
     for count in counts:
         command = [sys.executable, __file__, "--in-process", "--one", str(count), "--megabytes", str(megabytes)]

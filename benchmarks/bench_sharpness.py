@@ -1,4 +1,4 @@
-"""What flat minima cost: a SAM and a GSAM step beside a plain Adam step, and the sharpness probe beside an epoch.
+"""Measure the cost of flat minima: a SAM and a GSAM step beside an Adam step, and the probe beside an epoch.
 
     python benchmarks/bench_sharpness.py [--pixels 64 32] [--repeat 5]
 
@@ -29,7 +29,7 @@ BATCH = 32
 CLASSES = 8
 RHO = 0.05
 ALPHA = 0.1
-EPOCH = 2  # batches, for the probe
+EPOCH = 2  # number of batches of the probe's epoch
 PACKAGES = {"pytorch-optimizer": "pytorch_optimizer", "sam-pytorch": "sam"}
 Step = Callable[[], None]
 
@@ -145,7 +145,7 @@ def installed(package: str) -> str | None:
 
 
 def in_turn(cases: dict[str, Step], repeat: int) -> dict[str, list[tuple[float, float]]]:
-    """Wall and processor seconds of every case, turn by turn, after a warm-up."""
+    """Return wall and processor seconds of every case, turn by turn, after a warm-up."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for turn in range(-1, repeat):
         for name, step in cases.items():

@@ -1,4 +1,4 @@
-"""FedMRL's self-organizing map on the server: time and peak memory.
+"""Measure time and peak memory of FedMRL's self-organizing map on the server.
 
 One round with a grid of 25 neurons. The sites' models lie staged on disk and are read tensor by tensor, as at a
 server; each case runs in a process of its own:
@@ -24,11 +24,11 @@ from pathlib import Path
 from bench_aggregation import PeakMemory
 
 CASES = {"new": "new map", "kept": "neurons kept"}
-NUM_TENSORS = 120  # of different sizes, the largest about a twelfth of the model
+NUM_TENSORS = 120  # tensors of different sizes, the largest about a twelfth of the model
 
 
 def shapes(millions: float) -> list[int]:
-    """Sizes of the tensors: few large, many small, as in a convolutional network."""
+    """Return sizes of the tensors: few large, many small, as in a convolutional network."""
     shares = [0.95**index for index in range(NUM_TENSORS)]
     return [max(1, round(millions * 1e6 * share / sum(shares))) for share in shares]
 

@@ -1,4 +1,4 @@
-"""Fed-LWR's similarity from a fixed subset of the images (``cka_max_samples``): what it saves, and what it changes.
+"""Measure Fed-LWR's similarity from a fixed subset of images (``cka_max_samples``): saving and error.
 
     python benchmarks/bench_subset.py [--samples 8 16 32 64] [--data FILE --set in_channels=3 ...]
 
@@ -38,7 +38,7 @@ Case = tuple[str, int, int]  # estimator, images (0: all), draw
 
 @dataclass
 class Reordered:
-    """A site's data in another order, so that the fixed choice takes other images; draw 0: as they are."""
+    """Hold a site's data in another order, so that the fixed choice takes other images; draw 0: unchanged."""
 
     data: Any
     draw: int
@@ -51,7 +51,7 @@ class Reordered:
 
 
 class Asked:
-    """Stands in for the site half's report: does it for all cases, and lets the run go on with what it asked for."""
+    """Replace the site half's report: compute all cases, and return the one that the run asked for."""
 
     def __init__(self, samples: list[int], draws: int) -> None:
         self.cases: list[Case] = [(estimator, 0, 0) for estimator in ESTIMATORS]
@@ -63,7 +63,7 @@ class Asked:
 
     def __call__(self, half: LayerSimilarityReport, run: SiteRun, *models: torch.nn.Module) -> dict[str, Any]:
         self.images[run.site] = run.data.num_samples("training")
-        of_the_run = self.plain(half, run, *models)  # first, so that the process has its memory when time counts
+        of_the_run = self.plain(half, run, *models)  # first, so that memory is allocated before the timing
         for case in self.cases:
             estimator, samples, draw = case
             asked = replace(half, cka_estimator=estimator, cka_max_samples=samples or None)
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def errors(asked: Asked, estimator: str, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Relative of 1 - delta, absolute of the weights."""
+    """Return relative errors of 1 - delta, and absolute errors of the weights."""
     scores, weights = [], []
     for (number, (name, count, _)), by_site in asked.scores.items():
         if (name, count) != (estimator, samples):

@@ -1,4 +1,4 @@
-"""A site's training beside a plain PyTorch loop over the same batches: one thread of the processor, or a GPU.
+"""Measure a site's training beside a plain PyTorch loop over the same batches: one CPU thread, or a GPU.
 
     python benchmarks/bench_training.py [--repeat 5] [--tasks segmentation classification] [--paper]
 
@@ -76,7 +76,7 @@ def main() -> None:
 def site_of(
     kind: str, method: str, settings: dict[str, Any], folder: str, data: Any = None
 ) -> tuple[Plan, SiteWorker, Any, torch.nn.Module, dict[str, torch.Tensor]]:
-    """A site with its data open (``data``: those of another one) and its network: plan, worker, run, network, model."""
+    """Return plan, worker, run, network and model of a site with open data (``data``: another site's data)."""
     plan = make_plan(method, task=kind, sites=2, num_rounds=1, settings={**ALIKE, **settings})
     assert plan.sites
     worker = LocalTransport(plan.sites, plan.task, plan.training, {}, Path(folder))._worker(plan.sites[0], "")
@@ -84,14 +84,14 @@ def site_of(
         worker._data, worker.task = data, worker.task.suited_to(data)
     torch.manual_seed(0)
     state = plan.task.build_model().state_dict()
-    # The task, not its loop: that of the site goes first, so that data and network are there for both.
+    # Do a whole task first, not only its loop, so that data and network exist for both loops.
     return plan, worker, *worker.open(SiteTask("train", state, 0, 1, 0, {}), worker.state.store("")), state
 
 
 def row(
     kind: str, method: str, settings: dict[str, Any], repeat: int, opened: dict[str, Any], *, term: bool
 ) -> list[str]:
-    """Milliseconds, and their ratio to the plain loop's. ``opened`` keeps the site's data for the rows to come."""
+    """Return milliseconds, and their ratio to the plain loop's; ``opened`` holds the site's data for later rows."""
     with tempfile.TemporaryDirectory(prefix="fairflare_training_") as folder:
         plan, worker, run, model, state = site_of(kind, method, settings, folder, opened.get(kind))
         batches = run.data.batches("training", batch_size=plan.training.batch_size, shuffle_seed=run.seed)
@@ -120,7 +120,7 @@ def row(
 
 
 def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any, mu: float) -> float:
-    """What somebody would write; with ``mu`` FedProx."""
+    """Train a plain loop as somebody would write it; with ``mu`` FedProx."""
     optimizer = make_optimizer(plan.training, model.parameters())
     received = [p.detach().clone() for p in model.parameters()] if mu else []
     model.train()
@@ -138,7 +138,7 @@ def loop(plan: Plan, worker: SiteWorker, model: torch.nn.Module, batches: Any, m
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Seconds: of the processor, or by the clock with a GPU."""
+    """Return seconds: of the processor, or by the clock with a GPU."""
     clock = time.process_time
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Trips through the package: files entered and calls of a setting, an image, a reply and a weight; the checks' share.
+"""Count files entered and calls for a setting, an image, a reply and a weight, with the share of checks.
 
     python benchmarks/bench_trips.py [--set KEY=VALUE ...] [--bounded] [--list]
 
@@ -35,7 +35,7 @@ SMALL: dict[str, Any] = {
 
 
 class Trip:
-    """Calls of the package's functions while it is on."""
+    """Count calls of the package's functions while the trip is on."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -74,17 +74,17 @@ class Trip:
 
     @property
     def files(self) -> int:
-        """Files entered."""
+        """Return the number of files entered."""
         return len({file for file, _ in self.calls})
 
     @property
     def share(self) -> float:
-        """Of the calls, those of checks."""
+        """Return the share of checks in the calls."""
         return self.in_checks / max(self.calls.total(), 1)
 
 
 def whole(trip: Trip, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; ``trip`` goes with its first call."""
+    """Wrap a function so that ``trip`` starts with its first call."""
 
     @functools.wraps(function)
     def traced(*args: Any, **more: Any) -> Any:
@@ -97,7 +97,7 @@ def whole(trip: Trip, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def written(folder: Path) -> dict[str, Any]:
-    """Pictures of noise for two sites, as PNG; what their settings say."""
+    """Write pictures of noise for two sites, as PNG; return their settings."""
     import numpy as np
     from PIL import Image
 
@@ -114,7 +114,7 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
-    """The trips, by name; ``bounded``: with the bounds of an exported job."""
+    """Return the trips, by name; ``bounded``: with the bounds of an exported job."""
     from fairflare.cli.options import parse_settings
     from fairflare.federation.collecting.collector import Collector
     from fairflare.federation.plan.plan import make_plan
@@ -128,7 +128,7 @@ def measured(settings: list[str], bounded: bool = False) -> dict[str, Trip]:
         bounds = {"max_weight": "auto", "max_excess": 0.33, "max_update_norm": 5.0} if bounded else {}
         return make_plan("fed_lwr", task="classification", sites=2, num_rounds=1, settings=given, **bounds)
 
-    plan([])  # what is read once in a process
+    plan([])  # reads what a process reads only once, before the count
     with trips["--set"].on():
         made = plan(settings)
 

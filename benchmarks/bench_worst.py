@@ -1,4 +1,4 @@
-"""What noise does to a worst site: how far the intervals and tests of sites hold, and what ``best_by`` chooses by luck.
+"""Measure what noise does to a worst site: coverage of intervals, tests of sites, and ``best_by``'s chance choices.
 
 Sites are simulated; the intervals, the tests and the choice of the best model are the package's own.
 
@@ -29,13 +29,13 @@ MIDDLES = ((np.arange(BINS) + 0.5) / BINS).tolist()
 
 
 def beta(generator: Generator, count: int, mean: float = 0.85, sd: float = 0.12) -> np.ndarray:
-    """Skewed scores such as Dice has."""
+    """Draw skewed scores such as Dice has."""
     size = mean * (1 - mean) / sd**2 - 1
     return generator.beta(mean * size, (1 - mean) * size, count)
 
 
 def coverage(repeats: int, generator: Generator) -> None:
-    """Share of 95 % intervals of one site with the truth in them."""
+    """Print the share of 95 % intervals of one site that hold the truth."""
 
     def covers(draw: Callable[[], tuple[float, float]], truth: float) -> float:
         return float(np.mean([low <= truth <= high for low, high in (draw() for _ in range(repeats))]))
@@ -69,7 +69,7 @@ def coverage(repeats: int, generator: Generator) -> None:
 
 
 def tests(repeats: int, generator: Generator) -> None:
-    """How often six sites are told apart: equal ones, and with one that is behind."""
+    """Print how often six sites are told apart: equal sites, and with one that is behind."""
 
     def shares(cases: int, lag: float) -> tuple[float, bool]:
         sizes, recalls = np.full((6, 2), cases // 2), np.tile([0.9, 0.7], (6, 1))
@@ -101,7 +101,7 @@ def tests(repeats: int, generator: Generator) -> None:
 
 
 def best(repeats: int, generator: Generator) -> None:
-    """What a criterion chooses among 30 models of six sites that all get better alike, and what it says of it.
+    """Print what a criterion chooses among 30 models of six sites that all improve alike, and its own figure.
 
     A site's true Dice rises to .85 and moves by .01 from round to round; it is measured on the same validation images
     in every round. Last column: in which share of the last 15 rounds one and the same site is the worst by validation

@@ -1,4 +1,4 @@
-"""What the synthetic classification data can give: one model, trained on the images of all sites in one place.
+"""Measure what the synthetic classification data allow: one model trained on the images of all sites together.
 
 An upper mark for the federations of the same phantom, and the check that their long tail has images enough to be
 learned. Images, network and augmentation are those of a method's job; training is balanced softmax, Adam with a cosine.
@@ -36,7 +36,7 @@ EACH = 40  # images of every class in the common test set
 
 
 class Together(PhantomImages):
-    """The images of several sites as if they were one's."""
+    """Hold the images of several sites as if they were one site's."""
 
     task: ClassificationTask
 

@@ -1,4 +1,4 @@
-"""Which settings steady Fed-LWR, on development data: a grid, its validation metrics, and differences to FedAvg.
+"""Find settings that steady Fed-LWR, on development data: a grid, validation metrics, differences to FedAvg.
 
     python benchmarks/choose_stable.py --quick
     python benchmarks/choose_stable.py phantom white-cells nuclei --source FOLDER --seeds 3 --out runs/stable
@@ -33,7 +33,7 @@ from fairflare.reporting.results import read_document
 Candidate = tuple[str, Mapping[str, Any]]  # (method, settings)
 PLAIN: dict[str, Any] = {"weighting": "uniform"}
 HALF: dict[str, Any] = {"mix": 0.5}
-#: One pass: the exact way costs as many as there are norms, in every round.
+#: Recalibration in one pass, as the exact way needs a pass for each norm in every round.
 MEASURED: dict[str, Any] = {"norm_statistics": "recalibrated", "recalibration": "one_pass"}
 
 
@@ -58,15 +58,15 @@ CANDIDATES: dict[str, Candidate] = {
     "mix 0.5, recalibrated": _lwr(**HALF, **MEASURED),
 }
 QUICK = (BASE, "paper", "mix 0.5", "site, mix 0.5")
-FIRST_PHANTOM = 500  # of the development seeds
+FIRST_PHANTOM = 500  # first seed of development phantoms
 
 
 @dataclass(frozen=True)
 class Data:
-    """A development data set: settings of the task and of the training."""
+    """Describe a development data set: settings of the task and of the training."""
 
     settings: Mapping[str, Any]
-    experiment: str = ""  # of compare_methods, which prepares it; empty: the phantom
+    experiment: str = ""  # experiment of compare_methods that prepares the data; empty: the phantom
 
 
 DATA: dict[str, Data] = {
@@ -78,7 +78,7 @@ DATA: dict[str, Data] = {
 
 @dataclass
 class Found:
-    """Validation of one run: average, std and worst over the sites, mean over its last models."""
+    """Store the validation of one run: average, std and worst over the sites, mean over its last models."""
 
     average: float
     std: float
@@ -87,7 +87,7 @@ class Found:
 
 
 def measured(results: Path, last: int) -> Found:
-    """The record of a round has the validation of the model that the round began with; the first one's is the start."""
+    """Return a run's validation, of which a round's record has that of the model that the round began with."""
     record = read_document(results)
     metric = record["info"]["primary_metric"]
     of_models = [r["validation"] for r in record["rounds"][1:]][-last:]
@@ -97,14 +97,14 @@ def measured(results: Path, last: int) -> Found:
 
 
 def done(folder: Path) -> Path | None:
-    """The results of a finished run in this folder."""
+    """Return the results of a finished run in this folder; ``None``: there is none."""
     results = folder / "server" / "simulate_job" / "fairflare"
     there = (results / "results.json").exists() and read_document(results)["status"] == "completed"
     return results if there else None
 
 
 def run(folder: Path, candidate: Candidate, settings: Mapping[str, Any], local: Any, **options: Any) -> Path:
-    """One run, unless it is there already."""
+    """Do one run, unless it has been done already."""
     if (results := done(folder)) is not None:
         return results
     shutil.rmtree(folder, ignore_errors=True)
@@ -115,7 +115,7 @@ def run(folder: Path, candidate: Candidate, settings: Mapping[str, Any], local: 
 
 
 def grid(name: str, arguments: argparse.Namespace, out: Path) -> dict[str, list[Found]]:
-    """Every candidate over the seeds."""
+    """Run every candidate over the seeds."""
     data, local, sites = DATA[name], None, None
     if data.experiment:
         file, listed = prepare(data.experiment, EXPERIMENTS[data.experiment], arguments.source, out)
@@ -131,7 +131,7 @@ def grid(name: str, arguments: argparse.Namespace, out: Path) -> dict[str, list[
         run(start, CANDIDATES[BASE], num_rounds=arguments.warmup, **common)
         model = start / "server" / "simulate_job" / "FL_global_model.pt"
         for label in arguments.candidates:
-            # One round more than is measured: a model is validated by the round that begins with it.
+            # One round more than is measured, as a model is validated by the round that begins with it.
             options = {"num_rounds": arguments.rounds + 1, "initial_ckpt": str(model), **common}
             folder = out / name / f"{label.replace(', ', '+').replace(' ', '-')}-{seed}"
             found[label].append(measured(run(folder, CANDIDATES[label], **options), arguments.last))
@@ -143,7 +143,7 @@ def shown(values: list[float], sign: str = "") -> str:
 
 
 def table(found: Mapping[str, list[Found]]) -> str:
-    """Mean and population std over the seeds; differences are to FedAvg of the same seed."""
+    """Return a table of mean and population std over the seeds; differences are to FedAvg of the same seed."""
     parts = ("average", "std", "worst")
     lines = ["| candidate | " + " | ".join([*parts, *(f"d {p}" for p in parts)]) + " |", "| --- |" + " ---: |" * 6]
     base = found.get(BASE)
@@ -179,7 +179,7 @@ def main() -> None:
     if arguments.quick:
         arguments.warmup, arguments.rounds = min(arguments.warmup, 10), min(arguments.rounds, 5)
         arguments.set = {"image_size": [32, 32], **arguments.set}
-    # Another length or size is another grid, and must not meet the runs of this one.
+    # A grid of another length or size has another folder, so that it does not reuse this grid's runs.
     of_grid = [f"w{arguments.warmup}", f"r{arguments.rounds}", *(f"{k}={v}" for k, v in sorted(arguments.set.items()))]
     out = arguments.out.absolute() / "-".join(of_grid).replace(" ", "")
     logging.disable(logging.WARNING)

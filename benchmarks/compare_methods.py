@@ -1,4 +1,4 @@
-"""Methods side by side over several seeds; prints a table for each experiment.
+"""Compare methods side by side over several seeds, and print a table for each experiment.
 
     python benchmarks/compare_methods.py phantom --rounds 6
     python benchmarks/compare_methods.py nuclei white-cells --source FOLDER --variants fed_avg fed_lwr
@@ -28,22 +28,22 @@ from fairflare.reporting.results import read_document
 from fairflare_lab.compare.comparison import compare
 
 Variants = Mapping[str, tuple[str, Mapping[str, Any]]]  # label -> (method, settings)
-# (title, metric, statistic over the sites)
+# Columns of a table: (title, metric, statistic over the sites).
 Columns = Sequence[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is compared, on what, and what is shown; without ``columns`` the fairness table of the primary metric."""
+    """Describe an experiment: methods, data and table; without ``columns`` the table of the primary metric."""
 
     variants: Variants
     settings: Mapping[str, Any]
     task: str = "segmentation"
-    sites: int | None = None  # None: those of the data set
+    sites: int | None = None  # None: all sites of the data set
     rounds: int = 8
     columns: Columns = ()
     synthetic: bool = True
-    first_seed: int = 0  # of the phantom
+    first_seed: int = 0  # first seed of the phantom
     averages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # title -> mean of two columns
 
 
@@ -55,7 +55,7 @@ LWR: Variants = {
     "fed_lwr_cosine": ("fed_lwr_cosine", {}),
     "fed_lwr_last_layer": ("fed_lwr_last_layer", {}),
 }
-# The same local training everywhere, so that the rows differ in what they are about.
+# The same local training for all rows, so that they differ in their methods only.
 ADAM: dict[str, Any] = {
     "optimizer": "adam", "learning_rate": 1e-3, "betas": [0.9, 0.999], "weight_decay": 5e-4, "batch_size": 32,
     "keep_optimizer_state": False, "augment": True, "augmentation": ["flip"], "max_pool": True,
@@ -69,7 +69,7 @@ ISM: Variants = {
     "FedISM+ (S)": ("fed_ism_plus_s", {}),
     "FedISM+ (L)": ("fed_ism_plus_l", {}),
 }
-# One camera: quality is what differs between the sites, as in the paper.
+# One camera, so that only the images' quality differs between sites, as in the paper.
 QUALITY: dict[str, Any] = {
     **ADAM, "phantom": "dermoscopy", "phantom_samples": 1200, "phantom_test": 300, "camera_shift": 0.0,
     "partition": "two_pool", "alpha": 1.0, "corrupted_sites": 1, "local_epochs": 2,
@@ -138,7 +138,7 @@ SHARDS: dict[str, Any] = {
     **ADAM, "phantom": "dermoscopy7", "phantom_samples": 1200, "phantom_test": 300, "camera_shift": 0.0,
     "partition": "shards", "eta": 1.0, "corrupted_sites": 0, "local_epochs": 1, "weight_decay": 0.0, "augment": False,
 }  # fmt: skip
-# Of the common test set; the spread is that of the received model on the sites' own validation images.
+# Columns of the common test set; the spread is of the received model on the sites' own validation images.
 MRL_COLUMNS: Columns = (
     ("ACC", "common/accuracy", "mean"),
     ("AUC (OvR)", "common/auc_ovr", "mean"),
@@ -169,7 +169,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def prepare(name: str, experiment: Experiment, source: Path, out: Path) -> tuple[Path | None, str]:
-    """The site file and the sites of a data set; a phantom needs no file."""
+    """Return the site file and the sites of a data set; a phantom needs no file."""
     if experiment.sites is not None:
         return None, str(experiment.sites)
     folder = out / "data" / name
@@ -187,7 +187,7 @@ def results_file(folder: Path) -> Path:
 def run(
     name: str, label: str, seed: int, rounds: int, sites: str, site_file: Path | None, folder: Path, in_process: bool
 ) -> None:
-    """One run, unless it is there already."""
+    """Do one run, unless it has been done already."""
     results = results_file(folder)
     if results.exists() and read_document(results)["status"] == "completed":
         return
@@ -198,10 +198,10 @@ def run(
     command += ["--in-process"] if in_process else []
     if site_file is not None:
         command += ["--data", str(site_file)]
-    # A phantom is drawn anew for each seed, as another sample of patients.
+    # A phantom is drawn again for each seed, as another sample of patients.
     extra = {"phantom_seed": experiment.first_seed + seed} if experiment.synthetic else {}
     if method == "fed_mrl":
-        # Another draw of whatever in the method is random; what is not has no seed.
+        # Parts of the method that draw random numbers get another seed.
         random = {
             "mu_policy": settings.get("mu_policy") != "fixed",
             "weighting": settings.get("weighting") != "samples",
@@ -214,14 +214,14 @@ def run(
 
 
 def value(record: dict[str, Any], metric: str, statistic: str) -> float:
-    """One number of one run: over the sites' tests, or the spread of the last round's validation."""
+    """Return one number of one run: over the sites' tests, or the spread of the last round's validation."""
     if statistic == "validation_std":
         return pstdev(by[metric] for by in record["rounds"][-1]["validation"].values())
     return record["fairness"][metric][statistic]
 
 
 def table(experiment: Experiment, found: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Mean and population std over the seeds of every column."""
+    """Return a table of mean and population std over the seeds of every column."""
     titles = [title for title, _, _ in experiment.columns] + list(experiment.averages)
     lines = ["| method | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
     for label, records in found.items():

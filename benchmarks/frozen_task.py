@@ -1,4 +1,4 @@
-"""A task for ``bench_exchange.py``: a frozen random encoder of any size, and a small head that is trained.
+"""Define a task for ``bench_exchange.py``: a frozen random encoder of any size, and a small trained head.
 
 How large it is says ``FAIRFLARE_BENCH_PARAMETERS`` (default: a million), the same for the server and all sites.
 """
@@ -19,7 +19,7 @@ WIDTH, CLASSES, IMAGES = 2048, 2, 16
 
 
 class Vectors(SiteData):
-    """Random vectors of two classes, other ones at every site."""
+    """Hold random vectors of two classes, different at every site."""
 
     synthetic = True
     description = "random vectors"
@@ -41,7 +41,7 @@ class Vectors(SiteData):
 
 
 class Net(nn.Module):
-    """Square layers, frozen, and one with a batch norm behind them."""
+    """Define frozen square layers, and one trained layer with a batch norm after them."""
 
     def __init__(self, parameters: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Net(nn.Module):
 
 
 class Task(Base):
-    """Which class a vector is of."""
+    """Define a task that finds the class of a vector."""
 
     primary_metric = "accuracy"
     has_classes = True

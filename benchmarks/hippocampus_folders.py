@@ -1,4 +1,4 @@
-"""Writes the hippocampus volumes (MR, voxels of 1 mm, two structures) as a hospital has them: NIfTI files by site.
+"""Write the hippocampus volumes (MR, voxels of 1 mm, two structures) as NIfTI files by site, as a hospital has them.
 
 Run ``python benchmarks/hippocampus_folders.py REAL_DATA OUT``; REAL_DATA holds ``hippocampus_*.npz`` with images,
 masks, shapes (true extent of each padded volume), ids and site. OUT/SITE/images and OUT/SITE/masks have one file a
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def write_folders(real_data: Path, out: Path, limit: int | None = None) -> int:
-    """Writes at most ``limit`` volumes of each site; returns how many."""
+    """Write at most ``limit`` volumes of each site, and return their number."""
     written = 0
     for file in sorted(real_data.glob("hippocampus_*.npz")):
         found = np.load(file, allow_pickle=False)

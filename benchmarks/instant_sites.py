@@ -1,4 +1,4 @@
-"""Code of the jobs of ``bench_server_memory.py``: sites that answer at once, and a look at the server's memory.
+"""Define the jobs of ``bench_server_memory.py``: sites that answer at once, and a look at the server's memory.
 
 It travels in the job's ``app/custom``; nothing is trained, so that the sites' processes need little.
 """
@@ -31,7 +31,7 @@ MEGABYTES_A_LAYER = 4
 
 
 class Net(torch.nn.Module):
-    """``megabytes`` of float32 in layers of 4 MB, as convolutions of an ordinary network have."""
+    """Define a network of ``megabytes`` of float32 in layers of 4 MB, as in ordinary convolutions."""
 
     def __init__(self, megabytes: int = 60) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Net(torch.nn.Module):
 
 
 class Task(BaseTask):
-    """The model, and nothing to learn."""
+    """Define a task with a model and without training."""
 
     primary_metric = "dice"
 
@@ -65,7 +65,7 @@ class Task(BaseTask):
 
 
 class Instant(Executor):
-    """Answers when every site is ready to, with an update as large as the model.
+    """Answer when every site is ready to, with an update as large as the model.
 
     Args:
         meeting: a folder that all sites share.
@@ -98,7 +98,7 @@ class Instant(Executor):
 
 
 class Peak(FLComponent):
-    """Writes resident sizes of its process in MB: at the start of the run, at its peak, at its end.
+    """Write resident sizes of the process in MB: at the start of the run, at its peak, at its end.
 
     And at the peak while replies come in: from when all sites have the model until the server aggregates.
 
@@ -127,10 +127,10 @@ class Peak(FLComponent):
             Path(self.file).write_text(json.dumps(found))
 
     def _look(self) -> float:
-        """The peak since the last look."""
+        """Return the peak since the last look."""
         with self.lock:
             found = resident()["VmHWM"]
-            Path("/proc/self/clear_refs").write_text("5")  # the peak counts anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             self.peak = max(self.peak, found)
             return found
 
@@ -145,6 +145,6 @@ class Peak(FLComponent):
 
 
 def resident() -> dict[str, float]:
-    """Sizes of this process in MB, as Linux counts them."""
+    """Return the sizes of this process in MB, as Linux counts them."""
     lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
     return {line[0].rstrip(":"): int(line[1]) / 1024 for line in lines if line[0] in ("VmRSS:", "VmHWM:")}

@@ -1,4 +1,4 @@
-"""One liar of six sites, and two: the weight they get, and how far one moves the model, without and with the bounds.
+"""Measure one liar of six sites, and two: their weight, and how far one moves the model, with and without bounds.
 
 Real rounds (:class:`fairflare.federation.server.rounds.Rounds`) whose sites are a few lines: nobody trains, every reply
 is made by hand. In round 0 one site lies, from round 1 on it is honest; a pair lies in every round. Prints the tables
@@ -49,13 +49,13 @@ from fairflare.tasks.networks import GivenHead
 SITES = [f"site-{number}" for number in range(1, 7)]
 LIAR = SITES[-1]
 PAIR = SITES[-2:]
-#: What a job for hospitals had before the bounds followed the number of sites.
+#: Bounds that exported jobs had before ``max_weight`` followed the number of sites.
 BEFORE = {"max_weight": 0.4, "max_samples": 100_000, "max_update_norm": 3.0}
 State = dict[str, torch.Tensor]
 
 
 class Nothing(Task):
-    """A small network with batch norm, and the block that Fed-LWR-v2 looks at.
+    """Define a small network with batch norm, and the block that Fed-LWR-v2 looks at.
 
     Args:
         given: with the second classifier that CReFF's server makes.
@@ -92,11 +92,11 @@ class Nothing(Task):
         raise AssertionError("nobody trains here")
 
 
-# ------------------------------------------------------------------------------------------------ what sites say
+# ------------------------------------------------------------------------------------------------ the sites' answers
 
 
 def honest(site: str, received: State, current_round: int) -> tuple[State, dict[str, Any], dict[str, Any]]:
-    """A site's update, what it reports after training, and about the anchor; alike at all sites, but not the same."""
+    """Return a site's update and reports after training and about the anchor; alike at all sites, but not equal."""
     index = SITES.index(site)
     g = torch.Generator().manual_seed(100 * current_round + index)
     common = torch.Generator().manual_seed(current_round)
@@ -138,7 +138,7 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
 
 @dataclass(frozen=True)
 class Lie:
-    """What the liar changes in its honest answer.
+    """Describe what the liar changes in its honest answer.
 
     Args:
         words: for the table.
@@ -187,7 +187,7 @@ VARIANCE = Lie("`running_var` - 1e6", model=negative_variance)
 
 
 def words_for(method: Method) -> list[Lie]:
-    """Lies about the fields that decide a method's weights."""
+    """Return lies about the fields that decide a method's weights."""
     rule = build(method.rule, method.server)
     if isinstance(rule, TwoPhase):
         return WORDS["dissimilarity"]
@@ -199,7 +199,7 @@ def words_for(method: Method) -> list[Lie]:
 
 
 def models_for(method: Method) -> list[Lie]:
-    """Lies about the model; one with the strongest claim that is not refused."""
+    """Return lies about the model, one of them with the strongest claim that is not refused."""
     claims = [lie for lie in words_for(method) or [SAMPLES] if "1e30" not in lie.words]
     both = Lie("model x 1e6 and the claim", claims[-1].report, claims[-1].anchor, scaled(1e6))
     return [*MODELS, both, VARIANCE]
@@ -209,7 +209,7 @@ def models_for(method: Method) -> list[Lie]:
 
 
 class Hospitals(Listener):
-    """Six sites that answer at once, and a notebook of what the server made of it."""
+    """Run six sites that answer at once, and record what the server makes of it."""
 
     def __init__(self, lie: Lie | None, liars: Sequence[str] = (LIAR,), always: bool = False) -> None:
         self.lie, self.liars, self.always = lie, liars, always
@@ -228,7 +228,7 @@ class Hospitals(Listener):
             for site in question.sites:
                 question.hand_over(site, says_nothing())
             return
-        self.over = question.name == TASK_VALIDATE  # nobody needs the pictures
+        self.over = question.name == TASK_VALIDATE  # stop before the pictures
         if not self.models:
             first = for_site(question.task, question.sites[0]).params
             self.models.append({k: v.clone() for k, v in first.items()})
@@ -271,7 +271,7 @@ class Hospitals(Listener):
 
 @dataclass
 class Outcome:
-    """Of one run.
+    """Store the outcome of one run.
 
     Attributes:
         weights: of the liar by round (by layer: the median and the largest); ``None``: refused.
@@ -296,7 +296,7 @@ def run(
     liars: Sequence[str] = (LIAR,),
     always: bool = False,
 ) -> Hospitals:
-    """Rounds of a method in which the liars lie in the first, or always."""
+    """Run rounds of a method in which the liars lie in the first round, or always."""
     hospitals = Hospitals(lie, liars, always)
     with tempfile.TemporaryDirectory(prefix="fairflare-liar-") as name:
         place = Place(Path(name), Path(name) / "kept", "liar")
@@ -309,18 +309,18 @@ def run(
 
 
 def averaging() -> list[Method]:
-    """The methods in which anything of a site reaches the others."""
+    """Return the methods in which a part of a site reaches other sites."""
     return [method for name, method in all_methods().items() if name != "solo"]
 
 
 @cache
 def without_lie(name: str) -> Hospitals:
-    """The same rounds when everybody is honest."""
+    """Run the same rounds when every site is honest."""
     return run(all_methods()[name], None)
 
 
 def outcome(method: Method, lie: Lie, bounds: Mapping[str, Any] | None = None, rounds: int = 2) -> Outcome:
-    """What a lie does."""
+    """Return the effect of a lie."""
     honest_run, lying = without_lie(method.name), run(method, lie, bounds, rounds)
     start, fair, found = honest_run.models[0], honest_run.models[1], lying.models[1]
     first = lying.records[0]
@@ -334,7 +334,7 @@ def outcome(method: Method, lie: Lie, bounds: Mapping[str, Any] | None = None, r
 
 
 def weight(record: RoundRecord, site: str = LIAR) -> tuple[float, float] | None:
-    """Median and largest weight of a site over the layers; ``None``: it is not in the round."""
+    """Return median and largest weight of a site over the layers; ``None``: it is not in the round."""
     if site not in record.accepted:
         return None
     if record.site_weights is not None:
@@ -344,7 +344,7 @@ def weight(record: RoundRecord, site: str = LIAR) -> tuple[float, float] | None:
 
 
 def held(records: Sequence[RoundRecord], sites: Sequence[str]) -> float:
-    """Largest share of any layer, in any round, that sites hold together."""
+    """Return the largest share of any layer, in any round, that sites hold together."""
     found = [0.0]
     for record in records:
         by_layer = [{k: v["weight"] for k, v in by.items()} for by in (record.layers or {}).values()]
@@ -354,13 +354,13 @@ def held(records: Sequence[RoundRecord], sites: Sequence[str]) -> float:
 
 
 def largest_share(method: Method, sites: Sequence[str], bounds: Mapping[str, Any] | None = None) -> float:
-    """That liars can come to by any of the lies, told in each of four rounds."""
+    """Return the largest share that liars reach by any of the lies, told in each of four rounds."""
     told = [SAMPLES, *words_for(method)]
     return max(held(run(method, lie, bounds, 4, sites, True).records, sites) for lie in told)
 
 
 def share_of_class(sites: Sequence[str], bounds: Mapping[str, Any] | None = None) -> float:
-    """Of liars in what CReFF's server makes of a class that nobody else has."""
+    """Return the liars' share in what CReFF's server makes of a class that only they have."""
     influence = Influence(Bounds(**(bounds or {})), len(SITES))
     weights = influence.of_made({site: 1 / len(sites) if site in sites else 0.0 for site in SITES})
     return math.fsum(weights[site] for site in sites)
@@ -381,7 +381,7 @@ def _weight(found: tuple[float, float] | None) -> str:
 
 
 def words_table() -> list[str]:
-    """Weights after a claim."""
+    """Return the table of weights after a claim."""
     rows = [
         "| method | honest | claim | weight without bounds | one honest round later | with bounds | later |",
         "| --- | --- | --- | --- | --- | --- | --- |",
@@ -392,7 +392,7 @@ def words_table() -> list[str]:
         for lie in [SAMPLES, *words_for(method)]:
             free, held = outcome(method, lie), outcome(method, lie, FOR_HOSPITALS)
             if lie is SAMPLES and free.weights[0] == fair:
-                continue  # does not look at it
+                continue  # the method does not use this field
             cells = [_weight(w) for w in (*free.weights, *held.weights)]
             rows.append(f"| {method.title} | {_weight(fair)} | {lie.words} | {' | '.join(cells)} |")
             if free.mean_loss is not None:
@@ -405,7 +405,7 @@ def words_table() -> list[str]:
 
 
 def models_table() -> list[str]:
-    """How far a model goes."""
+    """Return the table of how far a model moves."""
     head = [lie.words for lie in models_for(next(iter(all_methods().values())))]
     rows = ["| method | " + " | ".join(f"{text}: without | with" for text in head) + " |"]
     rows.append("| --- |" + " ---: | ---: |" * len(head))
@@ -421,7 +421,7 @@ def models_table() -> list[str]:
 
 
 def pairs_table() -> list[str]:
-    """Shares of one and of two liars."""
+    """Return the table of shares of one and of two liars."""
     columns = [(liars, bounds) for liars in ([LIAR], PAIR) for bounds in (None, BEFORE, FOR_HOSPITALS)]
     rows = [
         "| method | one: no bounds | `max_weight` 0.4 | exported | two: no bounds | `max_weight` 0.4 | exported |",
@@ -435,7 +435,7 @@ def pairs_table() -> list[str]:
 
 
 def memory_table() -> list[str]:
-    """FedISM's moving average after a lie."""
+    """Return the table of FedISM's moving average after a lie."""
     rows = ["| claim in round 0 | bounds | round 0 | 1 | 2 | 3 |", "| --- | --- | --- | --- | --- | --- |"]
     method = all_methods()["fed_ism"]
     for lie in WORDS["sharpness"][:2]:
@@ -446,7 +446,7 @@ def memory_table() -> list[str]:
 
 
 def tables() -> str:
-    """All three, in Markdown."""
+    """Return all tables in Markdown."""
     torch.set_num_threads(1)
     given = in_words(Bounds(**FOR_HOSPITALS), len(SITES))
     parts = [
@@ -466,7 +466,7 @@ def tables() -> str:
 
 
 def main() -> None:
-    logging.disable(logging.WARNING)  # of 200 runs
+    logging.disable(logging.WARNING)  # 200 runs would log too much
     print(tables())
 
 

@@ -1,4 +1,4 @@
-"""Running statistics of batch norms after averaging: error, exchanges, bytes, seconds, and what validation says.
+"""Measure batch norms' running statistics after averaging: error, exchanges, bytes, seconds, validation.
 
 FedAvg trains for some rounds on a phantom; then the last average gets its statistics in each of the ways, over the
 same calls that a run makes (``federation/server/recalibration.py``), and is compared with all sites' images in one
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def rows(kind: str, num_rounds: int, seed: int, fewer: dict[str, Any]) -> list[list[Any]]:
-    """One for each way."""
+    """Return a row for each way."""
     plan = make_plan("fed_avg", task=kind, num_rounds=num_rounds, settings={**SETTINGS[kind], **fewer}, seed=seed)
     found = []
     with tempfile.TemporaryDirectory(prefix="fairflare_norms_") as folder:
@@ -83,20 +83,20 @@ def rows(kind: str, num_rounds: int, seed: int, fewer: dict[str, Any]) -> list[l
 
 
 def by_way(plan: Plan, state: State, way: str, folder: Path) -> tuple[State, RoundRecord]:
-    """The state with its statistics, and what that cost."""
+    """Return the state with its statistics by one way, and the way's cost."""
     assert plan.sites
     chosen = {} if way == "average" else {"norm_statistics": "recalibrated", "recalibration": way}
     run = RunSettings(num_rounds=1, **chosen)
     transport = LocalTransport(plan.sites, plan.task, plan.training, {}, folder / "sites")
     rounds = Rounds(plan.task, plan.rule, run, transport, Place(folder, folder / "kept", "benchmark"))
     record = RoundRecord(0, plan.sites, accepted=plan.sites)
-    for site in plan.sites:  # so that no way pays for making the phantom
+    for site in plan.sites:  # make the phantom before any way is timed
         transport._worker(site, "")._data = plan.task.open_site(site, {})
     return dict(rounds.recalibration(state, record)), record
 
 
 def central(plan: Plan, state: State) -> State:
-    """All sites' images in one place, in float64."""
+    """Compute the statistics of all sites' images in one place, in float64."""
     model = plan.task.build_model()
     model.load_state_dict(state)
     assert plan.sites
@@ -108,7 +108,7 @@ def central(plan: Plan, state: State) -> State:
 
 
 def difference(state: State, wanted: State) -> tuple[float, float]:
-    """Of means in standard deviations, and of variances as a share; the largest."""
+    """Return the largest difference: of means in standard deviations, of variances as a share."""
     means, variances = [0.0], [0.0]
     for name, tensor in wanted.items():
         variance = wanted[name.replace(MEAN, VARIANCE)] + 1e-5
@@ -121,7 +121,7 @@ def difference(state: State, wanted: State) -> tuple[float, float]:
 
 
 def validation(plan: Plan, state: State) -> list[float]:
-    """The primary metric on each site's validation split."""
+    """Return the primary metric on each site's validation split."""
     model = plan.task.build_model()
     model.load_state_dict(state)
     assert plan.sites

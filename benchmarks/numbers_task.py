@@ -1,4 +1,4 @@
-"""A task of seven weights and four numbers at each site, for benchmarks of everything but training."""
+"""Define a task of seven weights and four numbers at each site, for benchmarks of everything but training."""
 
 from __future__ import annotations
 

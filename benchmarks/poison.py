@@ -1,4 +1,4 @@
-"""What wrong labels, turned updates and claims at one or two of six sites cost the honest ones, by method.
+"""Measure what wrong labels, turned updates and claims at one or two of six sites cost the honest ones, by method.
 
 Real rounds with real training on a task of points: four Gaussian classes in 20 dimensions, shifted a little from site
 to site, with unequal classes and sizes. Prints the table of accuracies of
@@ -47,7 +47,7 @@ LEAD = ("fed_avg", "fed_ism_plus_l", "fed_lwr", "afl")
 
 
 class Points(SiteData):
-    """Of one site; ``turned``: every label is one too high."""
+    """Hold the points of one site; ``turned``: every label is one too high."""
 
     synthetic = True
     num_classes = CLASSES
@@ -86,7 +86,7 @@ class Points(SiteData):
 
 
 class Prior:
-    """Fixed random features (Fed-MAS)."""
+    """Return fixed random features (Fed-MAS)."""
 
     name, width, fingerprint = "random", 8, "random"
 
@@ -101,7 +101,7 @@ class Prior:
 
 
 class PointsTask(Task):
-    """Which class a point is of.
+    """Define a task that finds the class of a point.
 
     Args:
         seed: of the data.
@@ -175,7 +175,7 @@ class PointsTask(Task):
 
 @dataclass(frozen=True)
 class Case:
-    """What is wrong.
+    """Describe what is wrong in a run.
 
     Args:
         words: for the table.
@@ -201,7 +201,7 @@ CASES = (
 
 
 class Hospitals(LocalTransport):
-    """Sites in this process, some of which change what they send."""
+    """Run sites in this process, some of which change what they send."""
 
     case: Case
     claim: Lie
@@ -237,7 +237,7 @@ def run(
     method: Method, case: Case, seed: int = 0, bounds: Mapping[str, Any] | None = None, rounds: int = ROUNDS,
     shift: float = 0.3, skew: float = 2.0,
 ) -> dict[str, Any]:  # fmt: skip
-    """The results of one run."""
+    """Return the results of one run."""
     learns = {k: v for k, v in method.learns.items() if k in ("retrained_head",)}
     heads = {"fed_mas": {"projector_dim": 8}, "bsm_kd": {"projector_dim": 8}, "moon": {"neck_dim": 16}}
     learns |= {**heads, "ldam": {"cosine_scale": 30.0}}.get(method.name, {})
@@ -262,16 +262,16 @@ def run(
         again = {"crt_rounds": 2} if "crt_rounds" in method.run else {}
         settings = RunSettings(num_rounds=rounds, seed=seed, label=method.name, **again, **(bounds or {}))
         place = Place(folder / "run", folder / "kept", "poison", site_half=values_of(training))
-        # Who does wrong may end a run; one in which nobody does must not fail.
+        # A run with a wrong site may fail; a run of honest sites must not.
         with contextlib.suppress(*([RoundFailed] if case.sites else [])):
             Rounds(task, rule, settings, transport, place).run()
         return read_document(folder / "run" / "fairflare")
 
 
 def quick() -> None:
-    """No pictures, no page, one thread, no log, nothing waits for the disk."""
+    """Turn off pictures, page, log and disk flushes, and use one thread."""
     os.fsync = lambda _: None
-    torch.cuda.manual_seed_all = lambda seed: None  # without a GPU it costs as much as a training here
+    torch.cuda.manual_seed_all = lambda seed: None  # without a GPU this call takes as long as a training here
     if Path("/dev/shm").is_dir():
         tempfile.tempdir = "/dev/shm"
     torch.set_num_threads(1)
@@ -280,7 +280,7 @@ def quick() -> None:
 
 
 def accuracy(results: Mapping[str, Any], case: Case) -> float:
-    """Mean over the honest sites, of the last model; 0 where the run failed."""
+    """Return the last model's mean accuracy over the honest sites; 0 where the run failed."""
     test = results["test"] or {}
     found = [test[site]["accuracy"] for site in SITES if site in test and site not in case.sites]
     return float(np.mean(found)) if found else 0.0
@@ -288,7 +288,7 @@ def accuracy(results: Mapping[str, Any], case: Case) -> float:
 
 # ------------------------------------------------------------------------------------------------ tables
 
-#: Columns of the table of accuracies: what is set besides the method, and for which methods.
+#: Columns of the table of accuracies: settings besides the method's, and the methods that have the column.
 COLUMNS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...] | None]] = {
     "default": (None, None),
     "exported": (FOR_HOSPITALS, None),
@@ -297,7 +297,7 @@ COLUMNS: dict[str, tuple[dict[str, Any] | None, tuple[str, ...] | None]] = {
 
 
 class Cache:
-    """What was measured, a line a run, so that a command that was stopped goes on; ``full``: nothing is added."""
+    """Store measured values, a line a run, so that a stopped command is resumed; ``full``: nothing is added."""
 
     def __init__(self, path: Path | None, full: bool = False) -> None:
         self.path, self.full = path, full
@@ -314,10 +314,10 @@ class Cache:
 
 
 def accuracies(cache: Cache, methods: Sequence[Method], seeds: int) -> list[str]:
-    """Mean accuracy at the honest sites, by method and column; in brackets the number of seeds, where some lack."""
+    """Return mean accuracies of the honest sites, by method and column; in brackets the number of seeds, if less."""
     rows = ["| method | set | " + " | ".join(case.words for case in CASES) + " |"]
     rows.append("| --- | --- |" + " ---: |" * len(CASES))
-    for seed in range(seeds):  # a command that is stopped has whole seeds
+    for seed in range(seeds):  # seed by seed, so that a stopped command has whole seeds
         for method in sorted(methods, key=lambda method: method.name not in LEAD):
             for column, (bounds, only) in COLUMNS.items():
                 for case in CASES if only is None or method.name in only else ():
@@ -353,7 +353,7 @@ def main() -> None:
     quick()
     cache, methods = (
         Cache(args.cache, args.cached),
-        # The points are of nobody, so no method can go by groups of people.
+        # Methods that act on groups of people are left out, as points belong to no person.
         [m for m in averaging() if m.name in (args.methods or [m.name]) and not m.learns.get("attributes")],
     )
     parts = [

@@ -1,4 +1,4 @@
-"""Trains the small prior network that the package ships, without labels: SimCLR on synthetic images.
+"""Train the small prior network that the package ships, without labels: SimCLR on synthetic images.
 
 Sources: classification phantoms (of the file that is shipped: the scenes of 0.2.0), prostate-MRI-like phantoms, and
 "dead leaves" (random overlapping shapes, Baradad et al., NeurIPS 2021), as many of each; the phantoms' classes in equal
@@ -28,12 +28,12 @@ from fairflare.tasks.priors import EMBEDDED_FILE, PriorNetwork, build_encoder, l
 from fairflare_lab.phantoms import PHANTOMS, prostate_site
 
 SIZE, CROP = 64, 48  # pixels drawn, pixels seen
-SEED_OFFSET = 7_000_000  # keeps away from the seeds of the phantoms that federations learn
+SEED_OFFSET = 7_000_000  # far from the seeds of phantoms that federations learn
 TEMPERATURE = 0.2
 
 
 def dead_leaves(rng: np.random.Generator, size: int = SIZE) -> np.ndarray:
-    """(size, size, 3) uint8: discs, boxes and ellipses of random colour and grain, radii by a power law."""
+    """Draw (size, size, 3) uint8: discs, boxes and ellipses of random colour and grain, radii by a power law."""
     y, x = np.mgrid[:size, :size].astype(np.float32)
     image = np.broadcast_to(rng.uniform(0, 255, 3).astype(np.float32), (size, size, 3)).copy()
     base, spread = rng.uniform(30, 225, 3), rng.uniform(10, 110)  # a palette for each image
@@ -54,7 +54,7 @@ def dead_leaves(rng: np.random.Generator, size: int = SIZE) -> np.ndarray:
 
 
 def phantom_images(name: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(n, size, size, 3) uint8 with every class and attribute in turn, and the classes."""
+    """Return (n, size, size, 3) uint8 with every class and attribute in turn, and the classes."""
     kind = PHANTOMS[name]
     labels = np.arange(count) % len(kind.class_names)
     attributes: tuple[str | None, ...] = kind.attributes or (None,)
@@ -68,7 +68,7 @@ def phantom_images(name: str, count: int, seed: int) -> tuple[np.ndarray, np.nda
 
 
 def training_images(count: int, seed: int, endoscopy: bool) -> torch.Tensor:
-    """(n, 3, size, size) uint8 of all sources, ``count`` of each."""
+    """Return (n, 3, size, size) uint8 of all sources, ``count`` of each."""
     parts = [phantom_images(name, count, SEED_OFFSET + seed)[0] for name in ("dermoscopy", "fundus")]
     if endoscopy:
         parts.append(phantom_images("endoscopy", count, SEED_OFFSET + seed)[0])
@@ -84,7 +84,7 @@ def training_images(count: int, seed: int, endoscopy: bool) -> torch.Tensor:
 
 
 def view(images: torch.Tensor, g: torch.Generator) -> torch.Tensor:
-    """A random view of a batch (n, 3, size, size) in [0, 1]: crop, turn, colour, grey, blur, noise."""
+    """Return a random view of a batch (n, 3, size, size) in [0, 1]: crop, turn, colour, grey, blur, noise."""
     n = len(images)
 
     def uniform(low: float, high: float) -> torch.Tensor:
@@ -115,7 +115,7 @@ def view(images: torch.Tensor, g: torch.Generator) -> torch.Tensor:
 
 
 def contrast(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """SimCLR's loss (NT-Xent): each view finds the other view of its image among all views."""
+    """Compute SimCLR's loss (NT-Xent): each view finds the other view of its image among all views."""
     z = functional.normalize(torch.cat([first, second]))
     similar = z @ z.T / TEMPERATURE
     similar.fill_diagonal_(-torch.inf)
@@ -153,7 +153,7 @@ def train(count: int, steps: int, batch: int, seed: int, endoscopy: bool) -> nn.
 
 
 def centred(prior: nn.Module, images: torch.Tensor) -> nn.Module:
-    """The network with weights as they are stored (half precision), and the mean and deviation of its features."""
+    """Return the network with weights in their stored half precision, and mean and deviation of its features."""
     for tensor in prior.state_dict().values():
         if tensor.is_floating_point():
             tensor.copy_(tensor.half())
@@ -172,7 +172,7 @@ def centred(prior: nn.Module, images: torch.Tensor) -> nn.Module:
 
 
 def probe(network: PriorNetwork, name: str, count: int = 1200, seed: int = 900) -> float:
-    """Balanced accuracy of a linear classifier on the frozen features, on another half of a phantom."""
+    """Return balanced accuracy of a linear classifier on the frozen features, on another half of a phantom."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import balanced_accuracy_score
     from sklearn.preprocessing import StandardScaler
@@ -219,7 +219,7 @@ def main() -> None:
             if not n.endswith("num_batches_tracked")
         }
         save_file(half, args.out)
-        args.out.chmod(0o644)  # for the package
+        args.out.chmod(0o644)  # readable, as the package ships the file
     check(args.out)
 
 

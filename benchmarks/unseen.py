@@ -1,4 +1,4 @@
-"""Seen, unseen and adapted figures of ``fairflare compare --hold-out each`` as rows of a comparison.
+"""Turn ``fairflare compare --hold-out each`` into rows of seen, unseen and adapted figures.
 
     python benchmarks/unseen.py few DATA                 # at most 60 training and 12 validation images a site
     python benchmarks/unseen.py rows COMPARISON --out TABLES
@@ -28,11 +28,11 @@ from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.left_out import Unseen
 
 FEW = {"training": 60, "validation": 12}
-Value = tuple[float, list[float | None]]  # of the test split, and on the draws of its images
+Value = tuple[float, list[float | None]]  # value on the test split, and on the draws of its images
 
 
 def few(folder: Path) -> None:
-    """Shortens the datalists of a prepared folder, evenly over their lists; the test splits stay whole."""
+    """Shorten the datalists of a prepared folder, evenly over their lists; the test splits stay whole."""
     for file in sorted(folder.glob("*/datalist.json")):
         told = json.loads(file.read_text(encoding="utf-8"))
         for split, most in FEW.items():
@@ -42,7 +42,7 @@ def few(folder: Path) -> None:
 
 
 def rows(folder: Path, out: Path) -> None:
-    """Writes what ``tools/write_results.py --take`` reads."""
+    """Write the files that ``tools/write_results.py --take`` reads."""
     values: dict[tuple[str, int], dict[str, list[Value]]] = defaultdict(lambda: defaultdict(list))
     bases: dict[tuple[str, int], tuple[dict[str, Any], dict[str, Any]]] = {}
     units: dict[str, Any] = {}
@@ -120,7 +120,7 @@ def rows(folder: Path, out: Path) -> None:
     (out / "differences.csv").write_text("\n".join([*parts[0], *(line for p in parts[1:] for line in p[1:])]) + "\n")
     sessions = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["sessions"]
     used = {place.name for place in places if _label(place) in {label.removesuffix(", seen") for label in labels}}
-    sessions = [told for told in sessions if used & set(told["runs"])]  # others began runs of rows that are left out
+    sessions = [told for told in sessions if used & set(told["runs"])]  # not those of left-out rows
     (out / "provenance.json").write_text(json.dumps({"sessions": sessions}))
 
 

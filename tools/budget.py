@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import tomllib  # of Python 3.11, as CI has
+import tomllib  # needs Python 3.11, which CI has
 
 ROOT = Path(__file__).parents[1]
 PACKAGES, BUDGET = ROOT / "custom", Path(__file__).with_name("budget.toml")
@@ -39,7 +39,7 @@ def measured(packages: Path = PACKAGES) -> Budget:
         files[room] += path.name != "__init__.py"
         sizes["file"][where.as_posix()] = len(text.splitlines())
         if {"templates", "examples"} & set(where.parts):
-            continue  # texts for users
+            continue  # texts for users do not count
         count = sum(not is_doc(node) for node in statements(tree))
         sizes["rooms"][room] += count
         modules[".".join(where.with_suffix("").parts).removesuffix(".__init__")] = tree, count

@@ -1,4 +1,4 @@
-"""For the documentation's site: links that lead out of ``docs/``, and what docstrings write in Sphinx's way."""
+"""Convert links that lead out of ``docs/``, and Sphinx's notation in docstrings, for the documentation's site."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """A link to a file of the repository becomes its text and path; a link within the site stays."""
+    """Replace a link to a file of the repository by its text and path; a link within the site stays."""
     here = Path(page.file.src_uri).parent
 
     def named(link: re.Match[str]) -> str:
@@ -33,7 +33,7 @@ MATH = re.compile(r"<p>\.\. math::(.*?)</p>", re.DOTALL)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """A role becomes the name that it names, without the package; a formula stays as it is written, in TeX."""
+    """Replace a role by the name that it names, without the package; a formula stays in TeX."""
     html = ROLE.sub(lambda role: f"<code>{role[1].removeprefix('fairflare.')}</code>", html)
     html = html.replace("<p>.. code-block:: python</p>", "")
     return MATH.sub(lambda formula: f"<pre><code>{formula[1].strip()}</code></pre>", html)

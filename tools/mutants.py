@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import tomllib  # of Python 3.11, as CI has
+import tomllib  # needs Python 3.11, which CI has
 
 ROOT = Path(__file__).parents[1]
 PACKAGES, LIST = ROOT / "custom", ROOT / "tests" / "mutants.toml"
@@ -32,7 +32,7 @@ FAILED = (1, 2)  # pytest's exit codes where a test failed, or a test file could
 
 @dataclass(frozen=True)
 class Mutant:
-    """A change that tests must notice, as ``tests/mutants.toml`` has it."""
+    """Describe a change that tests must notice, as ``tests/mutants.toml`` has it."""
 
     name: str
     room: str
@@ -77,7 +77,7 @@ def verdict(mutant: Mutant) -> str:
 
 
 def refuse_red(mutants: Sequence[Mutant]) -> None:
-    """End where tests fail by themselves: what they said of a change would mean nothing."""
+    """Exit where tests fail without a change, as their verdict on a change would mean nothing."""
     tests = sorted({test for mutant in mutants for test in mutant.tests if (ROOT / test.partition("::")[0]).is_file()})
     if (found := run(tests, PACKAGES)).returncode:
         print(found.stdout[-2000:], "these tests fail without any change", file=sys.stderr)

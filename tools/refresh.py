@@ -1,4 +1,4 @@
-"""Writes all that is generated: ``docs/methods.md``, ``docs/privacy.md``, ``docs/papers.md`` and ``jobs/``.
+"""Write all generated files: ``docs/methods.md``, ``docs/privacy.md``, ``docs/papers.md`` and ``jobs/``.
 
 ``make refresh`` after a method or a setting was added or changed; a test holds that it changes nothing.
 """
@@ -37,7 +37,7 @@ MARKS = re.compile(f"(<!-- methods: [^>]*-->|{END})")
 
 
 def contents() -> dict[Path, bytes]:
-    """Every generated file, by its path below the repository's root.
+    """Return every generated file, by its path below the repository's root.
 
     Raises:
         ValueError: docs/methods.md has no place for its table, or methods of other packages are installed (names them).
@@ -59,14 +59,14 @@ def contents() -> dict[Path, bytes]:
 
 
 def generated() -> set[Path]:
-    """The generated files that are there."""
+    """Return the generated files that exist."""
     jobs = (ROOT / JOBS).rglob("*") if (ROOT / JOBS).is_dir() else ()
     found = {path.relative_to(ROOT) for path in jobs if path.is_file() and "__pycache__" not in path.parts}
     return found | {path for path in (TABLE, PRIVACY, PAPERS) if (ROOT / path).is_file()}
 
 
 def with_table(text: str) -> str:
-    """The page with today's table.
+    """Return the page with today's table.
 
     Raises:
         ValueError: the marks are not there once each, in their order.
@@ -118,7 +118,7 @@ def _rows(table: PaperTable) -> str:
 
 
 def main() -> int:
-    """Writes what differs, and says what; 0."""
+    """Write the files that differ, and print their names; return 0."""
     wanted = contents()
     for path in sorted(generated() - set(wanted)):
         (ROOT / path).unlink()

@@ -1,4 +1,4 @@
-"""Tables of ``docs/``, their legends and origins, from ``docs/results/data/``; what pages say of noise, checked there.
+"""Write tables, legends and origins in ``docs/`` from ``docs/results/data/``, and check the pages' claims about noise.
 
 ``python tools/write_results.py`` writes everything between marks anew; ``--check`` only looks and lists what is wrong.
 ``python tools/write_results.py --take COMPARISON --page NAME`` stores the tables of a folder of ``fairflare compare``
@@ -38,7 +38,7 @@ TABLE = re.compile(r"<!-- table: (?P<what>[^\n]*?) -->\n(?P<old>.*?)<!-- end of 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a stored table: a row's measure, or (with ``reference``) its difference to another row.
+    """Store one figure of a stored table: a row's measure, or (with ``reference``) its difference to another row.
 
     ``mean`` is over ``seeds``; ``sd`` of a measure their population standard deviation; ``low`` and ``high`` of a
     difference its 95 % interval, ``smallest`` one that would be seen. NaN and an empty verdict: not recorded.
@@ -60,11 +60,11 @@ class Figure:
 
     @property
     def sign(self) -> str:
-        """``*`` better, ``!`` worse, ``~`` within noise; ``?``: nothing can be said (one seed, other sites ...)."""
+        """Return ``*`` for better, ``!`` worse, ``~`` within noise; ``?``: no verdict (one seed, other sites ...)."""
         return SIGNS.get(self.verdict, "~" if self.verdict == "within noise" else "?")
 
     def text(self) -> str:
-        """As a cell of a table."""
+        """Return the figure as a cell of a table."""
         if math.isnan(self.mean):
             return self.verdict or UNKNOWN
         if not self.reference:
@@ -80,13 +80,13 @@ NUMBERS = ("mean", "sd", "low", "high", "p", "p_holm", "smallest")
 
 
 class Stored:
-    """The tables of one page: ``data/NAME.csv``, and ``data/NAME.json`` with where they come from."""
+    """Hold the tables of one page: ``data/NAME.csv``, and ``data/NAME.json`` with their origin."""
 
     def __init__(self, page: str, figures: Sequence[Figure], origin: dict[str, Any]) -> None:
         self.page, self.figures, self.origin = page, list(figures), origin
 
     def find(self, table: str, row: str, measure: str, reference: str = "") -> Figure:
-        """One figure.
+        """Return one stored figure.
 
         Raises:
             ValueError: there is none (says what there is).
@@ -101,11 +101,11 @@ class Stored:
         )
 
     def rows(self, table: str) -> list[str]:
-        """Of a table, in order."""
+        """Return the figures of a table, in order."""
         return list(dict.fromkeys(figure.row for figure in self.figures if figure.table == table))
 
     def about(self, table: str) -> dict[str, Any]:
-        """What the origin says of a table: ``title``, ``metric``, ``over``, ``reference``, ``notes`` ...
+        """Return what the origin records of a table: ``title``, ``metric``, ``over``, ``reference``, ``notes`` ...
 
         Raises:
             ValueError: it says nothing.
@@ -118,7 +118,7 @@ class Stored:
 
 @cache
 def load(page: str) -> Stored:
-    """The stored tables of a page.
+    """Return the stored tables of a page.
 
     Raises:
         ValueError: there are none, or a value is no number (names file and line).
@@ -140,7 +140,7 @@ def load(page: str) -> Stored:
 
 
 def save(stored: Stored) -> None:
-    """Writes both files."""
+    """Write both files of the stored tables."""
     DATA.mkdir(exist_ok=True)
     with (DATA / f"{stored.page}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -158,11 +158,11 @@ def _plain(value: Any) -> str:
     return "" if math.isnan(value) else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
-# ------------------------------------------------------------------------------------------------ what is written
+# ------------------------------------------------------------------------------------------------ writing
 
 
 def written(text: str) -> str:
-    """A page with every part between marks as it is made from the stored tables today.
+    """Return a page with every part between marks made anew from the stored tables.
 
     Raises:
         ValueError: a mark names what is not stored, or has no end.
@@ -173,7 +173,7 @@ def written(text: str) -> str:
 
 
 def _made(what: str) -> str:
-    """What belongs between two marks."""
+    """Return what belongs between two marks."""
     place, *view = shlex.split(what)
     if place == "measured":
         return _lines_of_methods(view)
@@ -190,7 +190,7 @@ def _made(what: str) -> str:
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """The first ``words`` columns are of words, the others of numbers."""
+    """Return a table in Markdown; its first ``words`` columns are of words, the other ones of numbers."""
     lines = [head, [*["---"] * words, *["---:"] * (len(head) - words)], *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
@@ -245,7 +245,7 @@ def _corrected(figures: Sequence[Figure], over: str) -> str:
 
 
 def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
-    """Differences, of intervals over seeds alone, that are beyond noise after Holm's correction for all of them.
+    """Return differences, of intervals over seeds alone, that are beyond noise after Holm's correction for all of them.
 
     The p-values are had back from the intervals, Student's t. These are rounded: each is taken half a digit wider.
     """
@@ -263,7 +263,7 @@ def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def _origin(origin: Mapping[str, Any]) -> str:
-    """Commands, and what is known of code, data, processor and versions."""
+    """Return commands, and the record of code, data, processor and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in (origin.get("versions") or {}).items())
     lines = ["```bash", *origin["commands"], "```", "", origin["ran"], ""]
     lines += [
@@ -282,7 +282,7 @@ def _origin(origin: Mapping[str, Any]) -> str:
 
 
 def _lines_of_methods(methods: Sequence[str]) -> str:
-    """A line for each stored row of these methods, against its table's reference."""
+    """Return a line for each stored row of these methods, against its table's reference."""
     rows = []
     for stored in every():
         for table, about in stored.origin["tables"].items():
@@ -310,15 +310,15 @@ def every() -> list[Stored]:
 
 
 def pages() -> list[Path]:
-    """Those that may hold marks or claims."""
+    """Return the pages that may hold marks or claims."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
-#: Pages that explain the words and claim nothing of a method.
+#: Pages that explain terms and make no claims about a method.
 EXPLAINING = ("docs/compare.md", "docs/report.md")
 
 
-# ------------------------------------------------------------------------------------------------ what pages claim
+# ------------------------------------------------------------------------------------------------ claims of pages
 
 SKIPPED = re.compile(r"```.*?```|<!-- table: .*?<!-- end of table -->", re.DOTALL)
 CLAIM = re.compile(r"<!-- claim:\s(.*?)\s-->", re.DOTALL)
@@ -331,7 +331,7 @@ PART = re.compile(r"(?P<measure>[\w-]+)(?:=(?P<value>[+-]?\d*\.?\d+))?(?P<sign>[
 
 
 def problems(text: str) -> list[str]:
-    """What a page says of noise without a stored table that says it too; empty: nothing.
+    """Return what a page says of noise without a stored table that backs it; empty: nothing.
 
     Every sentence with "beyond noise" or "within noise" (of intervals over seeds alone: "seed noise") must have a claim
     in it or directly behind it: ``<!-- claim: PAGE[/TABLE] "ROW" [vs "ROW"] MEASURE[=VALUE]SIGN ...; ... -->``.
@@ -357,7 +357,7 @@ def problems(text: str) -> list[str]:
                 backed |= _backed(claim, said)
             except ValueError as error:
                 found.append(f"{short!r}: {error}")
-                backed = phrases  # one problem for each claim is enough
+                backed = phrases  # suppress further problems of this claim
                 break
         for side, seed in sorted(phrases - backed):
             found.append(f"{short!r}: no stored figure is {side} {'seed ' * seed}noise")
@@ -369,7 +369,7 @@ def problems(text: str) -> list[str]:
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Of a Markdown page, with the claims behind each; code and what the tool writes are left out."""
+    """Yield the sentences of a Markdown page, with the claims after each; code and generated parts are left out."""
     rest, start = SKIPPED.sub("\n\n", text), 0
     for end in ENDS.finditer(rest):
         stop = end.end(1) if end[1] is not None else end.start()
@@ -379,7 +379,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def _backed(claim: str, said: str) -> set[tuple[str, bool]]:
-    """``{(beyond or within, seeds alone?)}`` of the figures that one claim names.
+    """Return ``{(beyond or within, seeds alone?)}`` of the figures that one claim names.
 
     Raises:
         ValueError: a figure is not stored, or is other than claimed.
@@ -435,7 +435,7 @@ def what_ran(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def take(folder: Path, page: str, table: str, title: str) -> None:
-    """Stores ``table.csv`` and ``differences.csv`` of a comparison as a table of a page; begins the page.
+    """Store ``table.csv`` and ``differences.csv`` of a comparison as a page's table, and begin the page if needed.
 
     Args:
         folder: that ``fairflare compare`` wrote.
@@ -516,14 +516,14 @@ def _figure(
     table: str, row: str, reference: str, measure: str, seeds: str, mean: str, sd: str, verdict: str = "", **more: str
 ) -> Figure:
     numbers = {name: float(more.get(name) or "nan") for name in ("low", "high", "p", "p_holm", "smallest")}
-    if mean and not re.fullmatch(r"[-+.\de]+", mean):  # a word instead, such as "suppressed"
+    if mean and not re.fullmatch(r"[-+.\de]+", mean):  # a word in place of a number, such as "suppressed"
         mean, verdict = "", mean
     numbers |= {"mean": float(mean or "nan"), "sd": float(sd or "nan")}
     return Figure(table, row, reference, measure, seeds, verdict=verdict, **numbers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes, checks or takes; 1 when ``--check`` finds something."""
+    """Write, check or take; return 1 when ``--check`` finds a problem."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing; say what is out of date or not backed")
     parser.add_argument("--take", type=Path, help="folder of fairflare compare")

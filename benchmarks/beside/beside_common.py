@@ -1,4 +1,4 @@
-"""What all of ``bench_beside.py`` shares: network, images and local training, plain PyTorch and MONAI."""
+"""Provide network, images and local training that all cases of ``bench_beside.py`` share, in PyTorch and MONAI."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 SITES, ROUNDS, BATCH, SIZE = 6, 3, 8, 64
 IMAGES = {"training": 48, "validation": 12, "test": 12}
 FEATURES = (8, 8, 16, 32, 64, 8)
-NORM = ("batch", {"momentum": 0.3})  # so few steps
+NORM = ("batch", {"momentum": 0.3})  # a high momentum, as there are few steps
 LOSS = DiceLoss(sigmoid=True)
 
 
 class Net(BasicUNet):
-    """Without arguments, as FLARE's recipe makes it from its name."""
+    """Define the network without arguments, as FLARE's recipe makes it from its name."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)  # the same first model everywhere
@@ -29,7 +29,7 @@ def build() -> nn.Module:
 
 
 def images(site: int, split: str) -> tuple[Tensor, Tensor]:
-    """Discs on noise, lighter or darker from site to site; (n, 1, 64, 64) and masks of the same shape."""
+    """Draw discs on noise, lighter or darker from site to site; (n, 1, 64, 64) and masks of the same shape."""
     generator = torch.Generator().manual_seed(1000 * site + list(IMAGES).index(split))
     n = IMAGES[split]
     place = torch.arange(SIZE).float()
@@ -48,7 +48,7 @@ def batches(x: Tensor, y: Tensor, order: Tensor | None = None) -> Iterator[tuple
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
-    """One epoch, Adam as in Fed-LWR."""
+    """Train one epoch with Adam as in Fed-LWR."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4, betas=(0.9, 0.99))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     model.train()
@@ -60,7 +60,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Mean Dice of the images."""
+    """Return the mean Dice of the images."""
     model.eval()
     found = []
     for inputs, targets in batches(x, y):

@@ -1,4 +1,4 @@
-"""The same for FairFlare: a task of the user's own."""
+"""Define the FairFlare case of ``bench_beside.py``: a task of the user's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same for FLARE's own FedAvg: a script with its Client API."""
+"""Run the site of FLARE's own FedAvg in ``bench_beside.py``: a script with its Client API."""
 
 import beside_common as common
 import nvflare.client as flare

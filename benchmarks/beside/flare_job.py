@@ -1,4 +1,4 @@
-"""FLARE's own FedAvg recipe in its simulator: python benchmarks/beside/flare_job.py WORKSPACE WORKERS"""
+"""Run FLARE's own FedAvg recipe in its simulator: python benchmarks/beside/flare_job.py WORKSPACE WORKERS"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Flower's FedAvg in its simulation: python benchmarks/beside/flower_job.py WORKERS
+"""Run Flower's FedAvg in its simulation: python benchmarks/beside/flower_job.py WORKERS
 
 Flower needs an environment of its own (its pins and FLARE's exclude each other): flwr[simulation], torch, monai.
 """

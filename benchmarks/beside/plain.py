@@ -1,4 +1,4 @@
-"""Loops in one process, as a paper's script has them: FedAvg, and a round of Fed-LWR as its authors describe theirs.
+"""Run plain loops in one process: FedAvg, and a round of Fed-LWR as its authors describe theirs.
 
     python benchmarks/beside/plain.py fed_avg
     python benchmarks/beside/plain.py fed_lwr

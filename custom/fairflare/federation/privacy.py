@@ -1,4 +1,4 @@
-"""Write ``docs/privacy.md``: what leaves a site and what a site is sent, from the declared fields."""
+"""Write ``docs/privacy.md``, which lists all values that leave a site or are sent to it, from declared fields."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from fairflare.base.disk.record_log import RecordLog
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.groups import group_rows
 
-#: Columns of the CSV files.
+#: Names of the columns of each CSV file, by the file's name.
 CSV_COLUMNS: dict[str, tuple[str, ...]] = {
     "sites.csv": ("round", "phase", "site", "metric", "value"),
     "layers.csv.bz2": ("round", "layer", "site", "cka", "dissimilarity", "weight"),

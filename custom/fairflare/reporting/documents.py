@@ -461,6 +461,6 @@ def as_json(value: Any, where: str) -> Any:
         return os.fspath(value)
     if isinstance(value, (date, datetime)):
         return value.isoformat()
-    if hasattr(value, "tolist"):  # NumPy and torch, scalars and arrays
+    if hasattr(value, "tolist"):  # a scalar or an array of NumPy or torch
         return as_json(value.tolist(), where)
     raise TypeError(f"{where} is of type {type(value).__name__}, which results.json cannot hold")

@@ -28,7 +28,8 @@ def short_step(step: float) -> list[Warned]:
         f"a step of {step:.2g} of the sites' mean change: the model hardly moves; the method's page says which setting "
         "makes the step"
     )
-    return [Warned("", SHORT, 1 - step, step, text)]  # tables show the largest value
+    # A table shows a warning's round with the largest value, which is then the round with the shortest step.
+    return [Warned("", SHORT, 1 - step, step, text)]
 
 
 def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:

@@ -57,7 +57,7 @@ def standing(
     values = {site: value for site, value in values.items() if math.isfinite(value)}
     sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
-    for site in moved if footing.how == ADJUSTED else ():  # its case scores are not adjusted
+    for site in moved if footing.how == ADJUSTED else ():  # drop case scores, which are not adjusted
         site.said = {**site.said, "case_scores": None}
         low, high = -math.inf, math.inf
     for site in moved:
@@ -184,7 +184,7 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> C
     found = permutation_test(
         [counts[:, used]], [marks[used].tolist()], np.ones((len(sites), 1)), higher_is_better=higher
     )
-    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # of values that are not rounded to bins
+    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # values are not rounded to bins
     return replace(found, expected=np.full(len(sites), mean))
 
 

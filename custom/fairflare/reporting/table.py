@@ -141,8 +141,9 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
     values, home = by_site_of(results, metric, test), suppressed_of(results, metric)
     higher = declared_direction(results, metric)
     of = summarize(values, higher_is_better=higher, linked=linked(results, metric))
-    worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site  # no site of ties
-    behind = [] if which else shown_behind(results, metric)  # no test
+    # Where all sites have the same value, none is the worst.
+    worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
+    behind = [] if which else shown_behind(results, metric)  # only the last model is tested for chance
     unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
     totals: dict[str, Cell] = {
         "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,

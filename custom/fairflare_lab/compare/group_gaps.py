@@ -210,7 +210,8 @@ def _lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
     asked = [run for run in runs if run.groups]
     worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
-    found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()  # ties by name
+    # Groups with equal counts are in the order of their names.
+    found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()
     return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
 
 

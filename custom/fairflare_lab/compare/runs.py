@@ -21,7 +21,7 @@ VALUE, DRAWS = 0, slice(1, None)  # indices of the last axis of a value array
 Array = npt.NDArray[np.floating]
 Units: TypeAlias = tuple[str, int | None]  # unit that a site drew, and its number of such units
 Draws: TypeAlias = tuple[Units, Sequence[float]]  # unit of the draws, and the metric on each draw
-Row: TypeAlias = Mapping[int, Mapping[str, tuple[float, Draws | None]]]  # by seed and site: value, draws
+Row: TypeAlias = Mapping[int, Mapping[str, tuple[float, Draws | None]]]  # value and draws by seed and site
 Figure: TypeAlias = Callable[[Array], Array]  # (rows, seeds, sites, 1 + draws) -> (seeds, 1 + draws)
 
 

@@ -51,7 +51,7 @@ def groups(material: Material) -> Section:
     if whose and people:
         rows = material.by_label
         gaps = [worded(gap_table(rows, material.reference))]
-        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # the lead has the words
+        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # the page's lead has these sentences
     curves = found["pooled"].get(EVERYBODY, {}).get("curves", {})
     parts: list[Picture | Table] = [
         Picture(name, _curves(found, name, material.synthetic), whose + told, of_everybody(found, MEASURES[name]))

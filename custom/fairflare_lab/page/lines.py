@@ -141,10 +141,10 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool, line_at: float | None) ->
         log_scale(axes)
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))  # integer ticks, for rounds
-    if len(means) == 1:  # a single point, which has no scale
+    if len(means) == 1:  # a single point gives no scale
         axes.set_xlim(means.index[0] - 1, means.index[0] + 1)
     heights = {value for value in means.to_numpy().flat if math.isfinite(value)}
-    if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # a single value has no scale either
+    if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # nor does a single value
         axes.set_ylim(0, 2 * min(heights) or 1)
 
 

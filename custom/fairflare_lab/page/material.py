@@ -230,7 +230,7 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     if run.test:
         chosen = known_metric(run, metric or metrics_of(run)[0])
         row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
-    told = who_is_behind(run)[:1]  # these sentences are in the summary
+    told = who_is_behind(run)[:1]  # the page's summary has these sentences
     notes = [note for note in run_notes(run, chosen if run.test else None) if note not in told]
     return Material([row], chosen, direction_of(run, chosen), "", notes, problems=[*run.problems])
 
@@ -267,10 +267,10 @@ def of_several(
     complete = {label_of(run) for run in complete_runs(order)}
     reference = reference or next((label for label in told.get("reference", ())[:1] if label in complete), None)
     found = comparison_of(order, metric, reference)
-    rows = cast("list[PageRow]", found.rows)  # the rows hold the runs that were given
+    rows = cast("list[PageRow]", found.rows)  # their runs are the given PageRuns
     for row in rows:
         for run in row.runs:
-            run.info.label = row.label  # the label of the tables
+            run.info.label = row.label  # as in the comparison's tables
     return Material(
         rows,
         found.metric,

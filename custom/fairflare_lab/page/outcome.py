@@ -51,7 +51,8 @@ def results(material: Material) -> Section:
         return Section("results", title, notes=material.notes)
     rows, metric, one = material.rows, in_words(material.metric), len(material.runs) == 1
     over = "; ± is the population standard deviation over seeds" if any(len(row.runs) > 1 for row in rows) else ""
-    entered = {site for row in rows for values in row.values for site in values}  # with or without a value
+    # Sites of the runs, also those without a value.
+    entered = {site for row in rows for values in row.values for site in values}
     sites = [site for site in material.sites if site in entered]
     own, counts = intervals(material), test_images(material)
     more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"

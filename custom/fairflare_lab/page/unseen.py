@@ -42,7 +42,8 @@ def unseen(found: UnseenSites | None) -> Section:
     """Return the section with the table of unseen sites; its picture is a lead. Empty: no site was left out."""
     if found is None:
         return NOTHING
-    words = [_in_words(row, found) for row in found.rows if row is not _first(found)]  # the lead has that one
+    # The sentence about the first row is in the page's lead.
+    words = [_in_words(row, found) for row in found.rows if row is not _first(found)]
     notes = [*intervals_in_words(found), *(note for note in found.notes if note not in words)]
     return Section("unseen", "Unseen hospitals", words=words, notes=notes, parts=[unseen_cells(found)])
 

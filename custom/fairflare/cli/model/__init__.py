@@ -1,1 +1,1 @@
-"""``fairflare predict`` and ``adapt``: what is done with a finished model."""
+"""Implement ``fairflare predict``, ``adapt`` and ``evaluate``, which use finished models."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fairflare.reporting.documents import Results
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # finds the last line of a traceback
-OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")  # before this package's own messages
+# Finds the name of an error's type before one of this package's own messages.
+OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")
 MOST_TEXTS = 3
 
 
@@ -114,6 +115,6 @@ def last_errors(log: Path, count: int = 5) -> list[str]:
     if not log.exists():
         return []
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # other marked lines only lead to these
+    raised = list(dict.fromkeys(line for line in lines if RAISED.match(line)))  # lines with ERROR only lead to these
     marked = raised or [line for line in lines if any(word in line for word in ("ERROR", "Error", "CRITICAL"))]
     return [OURS.sub("", line) for line in (marked or lines)[-count:]]

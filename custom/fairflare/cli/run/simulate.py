@@ -37,7 +37,8 @@ LOST = re.compile(
     rb"|Communication error with client \S{1,128}: \[Errno \d+\] Connection reset by peer"
 )
 LONGEST = 200  # largest number of bytes that LOST matches
-SOCKET = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")  # most bytes of a path in which Python can have sockets
+# Longest path, in bytes, of a folder in which Python can create its sockets.
+SOCKET = 107 - len("/pymp-xxxxxxxx/listener-xxxxxxxx")
 ATTEMPTS = 3
 #: FLARE allocates a buffer of this size for each message, however small, and leaves it in a reference cycle; with
 #: FLARE's default of 1 MB the server's process holds some 30 MB of such buffers.
@@ -138,7 +139,8 @@ def _run(
             **os.environ,
             **({"TMPDIR": owned.name} if fits else {}),
         },
-        pass_fds=() if owned.descriptor is None else (owned.descriptor,),  # a simulator that outlives this owns it, too
+        # The simulator owns the folder too, in case it outlives this process.
+        pass_fds=() if owned.descriptor is None else (owned.descriptor,),
     )
     try:
         with view_of(recipe, console) as view:

@@ -99,7 +99,7 @@ class _Round:
     num_rounds: int = 1
     asked: list[str] = field(default_factory=list)
     received: State | None = None
-    trained: dict[str, Training] = field(default_factory=dict)  # without the models, which are staged
+    trained: dict[str, Training] = field(default_factory=dict)  # answers to ``train``, whose models are staged
     anchor_reports: dict[str, dict[str, Any]] = field(default_factory=dict)
     rejected: dict[str, str] = field(default_factory=dict)
     step: float = 1.0  # length of the global model's change, as a factor of the sites' mean change

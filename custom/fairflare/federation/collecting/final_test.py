@@ -120,7 +120,7 @@ class FinalTest:
         roster, run: the sites of the job; the run's settings, with the timeout.
         say: writes a line to the server's log.
         metrics, primary: the metrics that sites may measure, by name; the name of the primary one.
-        parts: number of classes or structures, where the task tells of single images.
+        parts: number of classes or structures, where the task has outcomes of single images.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from fairflare.core.aggregation.clipping import COUNTERS, VARIANCES, Clip, clipped_states
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
 from fairflare.federation.plan.bounds import AUTO, Bounds, auto_share
-from fairflare.federation.plan.bounds import FOR_HOSPITALS as FOR_HOSPITALS  # scripts import it from here
+from fairflare.federation.plan.bounds import FOR_HOSPITALS as FOR_HOSPITALS  # for scripts that import it from here
 from fairflare.methods.base.rule import LayerWeights, SiteWeights, State, Weighing
 from fairflare.reporting.documents import Warned
 
@@ -92,7 +92,7 @@ class Influence:
         factor, kept = self.bounds.max_update_norm, dict(values)
         every = [*kept.values(), *(among if len(kept) < 3 else ())]
         middle = statistics.median(every)
-        if factor is None or len(every) < 3 or middle == 0:  # of two numbers either may be the wrong one
+        if factor is None or len(every) < 3 or middle == 0:  # of two numbers, either one may be wrong
             return kept
         for site, value in sorted(values.items()):
             kept[site] = used = min(max(value, middle / factor), middle * factor)

@@ -183,7 +183,7 @@ class Exchange:
         """
         lock, fault, over = threading.Lock(), list[Exception](), False
         started, says_at = time.monotonic(), SAYS_AFTER
-        enough_since = rest_since = math.inf  # times; infinite: the condition does not hold yet
+        enough_since = rest_since = math.inf  # times since when a condition holds; infinite: not yet
         number, sites = phase.current_round, phase.asked
         self.tell("phase", phase=phase.name, current_round=number, num_rounds=self.run.rounds_in_all, sites=sites)
         phase.bytes_out = num_bytes(task.params) * len(sites)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_NORMS
 from fairflare.federation.collecting.transport import Transport
 
-ALL = ""  # in place of a phase's name: all phases
+ALL = ""  # stands for all phases, in place of a phase's name
 
 
 @dataclass

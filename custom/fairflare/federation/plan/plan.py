@@ -218,7 +218,7 @@ def make_plan(
     own = {k: v for k, v in chosen.site.items() if k not in steps}
     said = settings or {}  # the user's own settings, without those of train_like
     brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
-    shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # q-FedAvg's learning_rate
+    shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # such as q-FedAvg's learning_rate
     of_rule, of_training = shared_values(chosen.training, rule), shared_values(chosen.rule, training)
     rule = rule or build(chosen.rule, {**chosen.server, **server, **shared, **of_training})
     training = training or build(chosen.training, {**own, **site, **brought, **of_rule})

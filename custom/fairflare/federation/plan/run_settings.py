@@ -28,7 +28,7 @@ from fairflare.exchange.sent_tensors import ALL, check_exchange
 from fairflare.federation.plan.bounds import Bounds
 
 RESULTS_FOLDER = "fairflare"  # name of the results folder in the run directory
-#: Groups of options in a command's help.
+#: Names of groups of options in a command's help.
 TRAINING, SITES_THAT_FAIL, RUN = "Task and training", "Sites that fail or come late", "The run"
 SAME: Any = object()  # marks an option whose default is that of the class
 

@@ -14,7 +14,7 @@ from fairflare.federation.plan.run_settings import RunSettings
 
 FAR = 0.2  # share of the metric's range; a score farther from a site's other scores is doubtful
 SELDOM = 4  # scores are doubtful only where they are fewer than one in so many models
-MOST_TOLD = 5  # most rounds that a sentence of doubt names
+MOST_TOLD = 5  # largest number of rounds that a sentence of doubt names
 _UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
 
 
@@ -101,7 +101,7 @@ class BestModel:
         """
         found = []
         for site, rounds in unlike_itself(scores, FAR * width).items():
-            if len(rounds) * SELDOM >= len(scores):  # so many: the metric rises, or scatters in general
+            if len(rounds) * SELDOM >= len(scores):  # so many odd scores: the metric rises, or scatters in general
                 continue
             without = BestModel(self.run, self.higher)
             for made in sorted(scores):

@@ -139,7 +139,7 @@ class Recalibration:
             sites = sorted(record.accepted)
         total = Phase(TASK_NORMS, number, sites)  # all exchanges are recorded as one phase
         total.left_out |= self.roster.why_not(sites, TASK_NORMS, record.accepted)
-        pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}  # channels
+        pending = {name: len(state[f"{name}.{MEAN}"]) for name in self._norms}  # number of channels by norm
         done, images, exchanges, more = list[str](), dict[str, int](), 0, True
         whole, new = dict(state), dict[str, torch.Tensor]()  # statistics, by the state's names
         warnings: dict[tuple[str, str], Warned] = {}

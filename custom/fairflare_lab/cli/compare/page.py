@@ -1,4 +1,4 @@
-"""Write a comparison as one Markdown page: the command, what its runs were made with, and its tables."""
+"""Write a comparison as one Markdown page: its command, the code and data of its runs, and its tables."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.cases.census import question, told_cases, unexplained
+from fairflare.base.cases.census import Census, question, told_cases, unexplained
 from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, write_datalist
 from fairflare.data.preparers.__main__ import main
@@ -47,6 +47,12 @@ def written(folder: Path, sites: dict[str, Any]) -> Path:
     return file
 
 
+def census(data: Any) -> dict[str, int]:
+    """Cases with each structure or class, of all the site's lists, by name."""
+    marks = [mark for split in ("training", "validation", "test") for mark in data.marks(split)]
+    return Census(marks).told(data.task.names(), 1)
+
+
 def test_the_worked_example_of_a_floor() -> None:
     """Check 12 cases with floor 5: of 12, 3 and 0 only the first number may leave; 9 would reveal the 3 without."""
     counts = {"a": 12, "b": 3, "c": 0, "d": 9, "e": 7}
@@ -71,7 +77,7 @@ def test_a_site_says_what_it_annotated(tmp_path: Path, said: Any, found: Any) ->
     block = masks_site(tmp_path / "a", tuple(said) if isinstance(said, list) else (1, 2))
     data = TASK.open_site("a", {**block, **({} if said is None else {"structures": said})})
     assert data.annotated == found
-    assert data.census() == ([9 if said in (None, "all") or k in said else 0 for k in (1, 2)], 9)
+    assert census(data) == ({"class_1": 9, "class_2": 9} if said in (None, "all") else {f"class_{k}": 9 for k in said})
 
 
 def test_a_structure_of_several_labels_needs_all_of_them(tmp_path: Path) -> None:
@@ -86,15 +92,15 @@ def test_a_structure_of_several_labels_needs_all_of_them(tmp_path: Path) -> None
 def test_a_mask_that_marks_more_than_the_file_says_is_named(tmp_path: Path) -> None:
     data = TASK.open_site("a", {**masks_site(tmp_path / "a", (1, 2)), "structures": [1]})
     with pytest.raises(DataError, match=r"mask '.*training0_mask.png' of split 'training' marks 2, which 'structures'"):
-        data.census()
+        data.marks("training")
 
 
 def test_volumes_are_counted_by_their_masks(tmp_path: Path) -> None:
     assert main(["volumes", "--source", str(volumes(tmp_path / "src")), "--out", str(tmp_path / "out")]) == 0
     sites = json.loads((tmp_path / "out/fairflare.json").read_text())["sites"]
     task = VolumeSegmentationTask(num_classes=2, patch_size=(32, 32, 32))
-    found = {site: task.open_site(site, block).census() for site, block in sites.items()}
-    assert found == {"one": ([6, 0], 6), "two": ([0, 6], 6)}
+    found = {site: census(task.open_site(site, block)) for site, block in sites.items()}
+    assert found == {"one": {"class_1": 6}, "two": {"class_2": 6}}
 
 
 def volumes(folder: Path) -> Path:
@@ -161,8 +167,10 @@ def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
     )
     blocks["B"]["classes"] = [0, 2]
     assert CliRunner().invoke(app, ["check-data", str(written(tmp_path, blocks))]).exit_code == 0
-    data = ClassificationTask(num_classes=3, image_size=(33, 33)).open_site("B", blocks["B"])
-    assert (data.annotated, data.census()) == ((0, 2), ([6, 0, 3], 9))
+    data = ClassificationTask(num_classes=3, class_names=["x", "y", "z"], image_size=(33, 33)).open_site(
+        "B", blocks["B"]
+    )
+    assert (data.annotated, census(data)) == ((0, 2), {"x": 6, "z": 3})
 
 
 def test_stats_ask_before_they_say_that_mixes_are_alike(tmp_path: Path) -> None:

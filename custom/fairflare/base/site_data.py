@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class SiteData(ABC):
         """
         return self.class_counts(split) if self.cases(split) is None else None
 
-    def census(self) -> tuple[list[int], int] | None:
-        """Return the number of own cases whose labels have each structure or class, and of all own cases.
+    def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]] | None:
+        """Return the case of each image of a split, with the numbers of the structures or classes that its label has.
 
         ``None``: this is not known.
         """

@@ -22,7 +22,7 @@ import pandas as pd
 from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.core.statistics.label_maps import features_of, in_words, label_maps
+from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
 from fairflare.data.kinds import by_kind, odd_pair, shown
@@ -114,7 +114,8 @@ class _Look:
     histogram: npt.NDArray[np.int64] | None = None
     empty: bool = False  # whether the mask has no structure
     full: bool = False  # whether one structure covers the whole image
-    features: npt.NDArray[np.floating] | None = None  # features of the image; only for classification
+    #: Features with the class of the image; of a mask those of its background (0) and structures (from 1).
+    features: list[tuple[npt.NDArray[np.floating], int]] = field(default_factory=list)
     errors: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the geometry of image and mask
 
@@ -153,7 +154,8 @@ def check_sites(
     frame = pd.DataFrame(seen, columns=COLUMNS)
     problems += [*_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened)]
     problems += _silent(reports, task.class_labels)
-    return DataReport(reports, problems, _labels(lookers, names, problems) if task.class_labels else "")
+    agreement = _labels(lookers, names if task.class_labels else ["background", *called], problems)
+    return DataReport(reports, problems, agreement if task.class_labels else "")
 
 
 def _listed(
@@ -231,7 +233,8 @@ class _Looker:
             found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)
-            found.features = features_of(found.picture) if self.task.class_labels else None
+            regions = {int(target): features_of(found.picture)} if not target.ndim else regions_of(found.target)
+            found.features = [(features, number) for number, features in regions.items()]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
             self._values.add(sample)
@@ -257,8 +260,7 @@ class _Looker:
         if found.content is None:
             self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
         is_class = self.task.class_labels
-        if found.features is not None:
-            self.features.append((found.features, int(found.target)))
+        self.features += found.features
         self.report.counts[split][int(found.target) if is_class else None] += 1
         number = "" if sample.slice is None else f" slice {sample.slice}"
         place = f"'{sample.image}'{number} ({self.report.site}, {split})"

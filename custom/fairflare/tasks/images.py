@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -17,7 +17,7 @@ from fairflare.base import checks
 from fairflare.base.cases.census import KEYS
 from fairflare.base.own_errors import in_one_line
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
-from fairflare.base.site_data import SPLIT_GLOBAL, shuffled
+from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
@@ -441,7 +441,7 @@ class FolderImages(ListedData, ImageData):
         self.max_image_bytes = max_image_bytes
         self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._left = cache_bytes
-        self._census: tuple[list[int], int] | None = None
+        self._marks: dict[str, list[tuple[Hashable, Collection[int]]]] = {}
         self._datasets: dict[str, CacheDataset] = {}
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
         listed = [sample for samples in datalist.splits.values() for sample in samples]
@@ -468,15 +468,12 @@ class FolderImages(ListedData, ImageData):
     def labelled(self, sample: Sample, split: str) -> Collection[int]:
         """Return the numbers of the structures or classes that a sample's label has."""
 
-    def census(self) -> tuple[list[int], int]:
-        if self._census is None:
-            own = [
-                (split, sample) for split, of in self.datalist.splits.items() if split != SPLIT_GLOBAL for sample in of
-            ]
-            marked = read_all(lambda k: self.labelled(own[k][1], own[k][0]), range(len(own)), self.num_workers)
-            cases = [{own[k][1].case for k in marked if part in marked[k]} for part in range(len(self.task.structures))]
-            self._census = [len(of) for of in cases], len({sample.case for _, sample in own})
-        return self._census
+    def marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
+        if split not in self._marks:
+            own = self.datalist.splits[self.check_split(split)]
+            found = read_all(lambda k: self.labelled(own[k], split), range(len(own)), self.num_workers)
+            self._marks[split] = [(sample.case, found[k]) for k, sample in enumerate(own)]
+        return self._marks[split]
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]

@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
 #: Keys of a site's file, by what labels are (numbers of classes, or masks): which of them the site annotated.
 KEYS = {True: "classes", False: "structures"}
 LABELS = {True: "label of {} is", False: "mask of {} marks", None: "label of {} is"}
+
+
+class Census:
+    """Count the images, and the cases, whose labels have each structure or class.
+
+    Args:
+        marks: the case of each image, with the numbers of the structures or classes that its label has.
+    """
+
+    def __init__(self, marks: Iterable[tuple[Hashable, Collection[int]]]) -> None:
+        self.images = Counter[int]()
+        self.cases: dict[int, set[Hashable]] = {}
+        self.everybody: set[Hashable] = set()
+        for case, numbers in marks:
+            self.everybody.add(case)
+            self.images.update(numbers)
+            for number in numbers:
+                self.cases.setdefault(number, set()).add(case)
+
+    def told(self, names: Sequence[str], least: int) -> dict[str, int]:
+        """Return the number of cases with each structure or class that may leave a site, see :func:`told_cases`."""
+        cases = {name: len(self.cases.get(number, ())) for number, name in enumerate(names)}
+        return told_cases(cases, len(self.everybody), least)
 
 
 def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import binary_erosion
 from scipy.optimize import linear_sum_assignment
 
 Array = npt.NDArray[np.floating]
@@ -53,6 +55,33 @@ def features_of(picture: Array) -> Array:
         for cell in np.array_split(rows, min(_CELLS, picture.shape[2]), axis=2):
             found += [cell.mean((1, 2)), cell.std((1, 2))]
     return np.concatenate(found).astype(np.float32)
+
+
+def regions_of(target: npt.NDArray[Any]) -> dict[int, Array]:
+    """Return the size and place of the background (0) and of each structure (from 1) of a mask that is there.
+
+    They are the square root of the share of the picture, the share of the picture's edge, mean and spread of the
+    distance from the centre of all structures, and the share of pixels at the region's own edge: grey values are left
+    out, since they differ between stains and scanners. So a swap, a shift and an inversion show.
+
+    Args:
+        target: (structures, height, width), above 0 inside.
+    """
+    inside = np.concatenate([~(target > 0).any(0, keepdims=True), target > 0])
+    rim = np.ones(inside.shape[1:], bool)
+    rim[1:-1, 1:-1] = False
+    rows, columns = np.indices(rim.shape) / max(rim.shape)
+    middle = [float(axis[~inside[0]].mean()) if not inside[0].all() else 0.5 for axis in (rows, columns)]
+    far = np.hypot(rows - middle[0], columns - middle[1])
+    found = {}
+    for number, region in enumerate(inside):
+        if region.any():
+            edge = region & ~binary_erosion(region, border_value=1)
+            of = far[region]
+            found[number] = np.array(
+                [math.sqrt(region.mean()), region[rim].mean(), of.mean(), of.std(), edge.sum() / region.sum()]
+            )
+    return found
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:

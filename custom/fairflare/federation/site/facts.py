@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from fairflare.base.cases.census import told_cases
+from fairflare.base.cases.census import Census
 from fairflare.base.cases.floor import Floor
 from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
+from fairflare.federation.site.sampling import STRUCTURE_SUPPORT, STRUCTURES
 
 GLOBAL_LIST = "global_list"
 OTHER_IMAGES = "other_images"
@@ -61,10 +62,24 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
         task: the task as the site learns it, with the names of structures or classes.
         data, sends_classes, floor: as for :func:`facts_of`; a site that may not reveal its classes reports none.
     """
-    names, counted = task.outcome_names(), data.census()
+    names = task.outcome_names()
     facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
-    if counted is None:
+    own = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
+    if None in own:
         return facts
-    cases, total = counted
-    told = told_cases(dict(zip(names, cases, strict=True)), total, floor.least) if sends_classes else {}
+    told = Census(mark for of in own for mark in of or ()).told(names, floor.least) if sends_classes else {}
     return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}
+
+
+def support_of(task: Task, data: SiteData, floor: Floor) -> dict[str, Any]:
+    """Return how many test images mark each annotated structure, without those that too few cases mark, or lack.
+
+    None marks it: this is told where the site has no floor. Of classes :meth:`Task.sampling` tells it.
+    """
+    marks = data.marks("test")
+    if marks is None or task.has_classes:
+        return {}
+    census, names = Census(marks), task.outcome_names()
+    told = set(names if floor.least <= 1 else census.told(names, floor.least))
+    numbers = [k for k in range(len(names)) if names[k] in told and k in (data.annotated or (k,))]
+    return {STRUCTURES: [names[k] for k in numbers], STRUCTURE_SUPPORT: [census.images[k] for k in numbers]}

@@ -37,7 +37,7 @@ from fairflare.federation.site.replies import (
     STATS,
     VALIDATED,
 )
-from fairflare.federation.site.sampling import CLASSES, ERROR, SUPPORT
+from fairflare.federation.site.sampling import CLASSES, ERROR, STRUCTURE_SUPPORT, STRUCTURES, SUPPORT
 from fairflare.methods.base.catalog import fields_of
 from fairflare.methods.base.reports import SUPPRESSED, TRAINING, VALIDATION, ByClass, Field
 from fairflare.methods.base.training import SiteError
@@ -132,7 +132,7 @@ class Gate:
             log.debug("site %s: metrics that stay at home: %s", self.site, kept)
         reply.metrics = {name: value for name, value in reply.metrics.items() if name in plain}
         # The spread of many resampled values of a metric over classes reveals the class counts.
-        for key in (CLASSES, SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
+        for key in (CLASSES, SUPPORT, STRUCTURES, STRUCTURE_SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
             reply.stats.pop(key, None)
         reply.stats[AT_HOME] = True
 

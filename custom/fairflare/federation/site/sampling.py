@@ -15,6 +15,7 @@ from fairflare.methods.base.reports import Field, ReportError
 MOST = 10**6  # a site that claims more test cases is refused
 MOST_CLASSES = 10_000
 CASES, ERROR, SCORES, CLASSES, SUPPORT = "test_cases", "standard_error", "case_scores", "classes", "class_support"
+STRUCTURES, STRUCTURE_SUPPORT = "structures", "structure_support"
 BY_CLASS = "`metrics_by_class`"
 SAMPLING = (
     Field(
@@ -48,6 +49,15 @@ SAMPLING = (
         doc="number of test images of each of these classes", reveals="how often each class occurs at the site",
         keep=BY_CLASS,
         of=("test",),
+    ),
+    Field(
+        STRUCTURES, "names", required=False, doc="names of the annotated structures, without those that `min_cases` "
+        "withholds", keep=f"{BY_CLASS}; of one that fewer test cases have, or lack, `min_cases`", of=("test",),
+    ),
+    Field(
+        STRUCTURE_SUPPORT, "vector", low=0, high=MOST, same_length_as=STRUCTURES, required=False,
+        doc="number of test images that mark each of these structures", reveals="how often each occurs at the site",
+        keep="as `structures`", of=("test",),
     ),
 )  # fmt: skip
 
@@ -94,7 +104,13 @@ def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> 
     })  # fmt: skip
     if all(stats[field.name] is None for field in SAMPLING):
         return None
+    marked = (
+        {} if not stats[STRUCTURES] else dict(zip(stats[STRUCTURES], map(int, stats[STRUCTURE_SUPPORT]), strict=True))
+    )
+    refuse_if(site, {f"field {STRUCTURE_SUPPORT!r} counts more than its {images} test images":
+                     images is not None and max(marked.values(), default=0) > images})  # fmt: skip
     return {
+        **({STRUCTURE_SUPPORT: marked} if marked else {}),
         "images": None if images is None else int(images),
         CASES: None if cases is None else int(cases),
         ERROR: stats[ERROR],

@@ -31,7 +31,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.examples import draw_examples
-from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of
+from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, support_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.site.site_network import whole_anchor
@@ -163,10 +163,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     task = _comparing(worker, request)
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
-        reply.stats = worker.task.sampling(model, run.data, worker.device)
-        if task is not worker.task:
-            of_own = {name: value for name, value in reply.stats.items() if name.startswith("structure")}
-            reply.stats = task.sampling(model, run.data, worker.device) | of_own
+        reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
     if SPLIT_VALIDATION in request.measure and not request.as_sent and worker.task.has_classes:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:

@@ -61,7 +61,17 @@ from fairflare.methods.parts.group_sums import ByPeople
 
 log = logging.getLogger(__name__)
 #: Methods of a site's data whose first argument is the name of a list (split).
-OF_A_LIST = ("num_samples", "class_counts", "cases", "num_cases", "class_cases", "order", "fingerprint", "batches")
+OF_A_LIST = (
+    "num_samples",
+    "class_counts",
+    "cases",
+    "num_cases",
+    "class_cases",
+    "order",
+    "fingerprint",
+    "batches",
+    "marks",
+)
 
 ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
 REMEDIES = {

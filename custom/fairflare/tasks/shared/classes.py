@@ -271,6 +271,12 @@ class LabelledImages(FolderImages):
         classes = self.task.classes
         label = checks.whole(f"site '{self.site}': class of '{sample.image}'", sample.label, low=0)
         found = label if self.coding is None else self.coding.get(label, -1)
+        if found not in (self.task.annotated or (found,)):
+            raise DataError(
+                f"site '{self.site}': image '{sample.image}' of split '{split}' has the label {label}, which 'classes' "
+                "in the site's fairflare.json does not have; add the class there, or correct the label",
+                f"site '{self.site}': a label of split '{split}' is one that 'classes' in the site file lacks",
+            )
         if not 0 <= found < classes:
             hint = (
                 f"the task has the classes 0 to {classes - 1}"

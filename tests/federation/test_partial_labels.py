@@ -1,0 +1,110 @@
+"""Runs whose sites annotated different structures or classes: who is asked, what counts, what stays to the bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fairflare.data.datalist import write_datalist
+from fairflare.federation.collecting.phase import RoundFailed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from tests.unit.test_census import masks_site
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SMALL: dict[str, Any] = {"num_classes": 2, "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
+
+
+def run(folder: Path, sites: dict[str, Any], method: str = "fed_avg", task: str = "segmentation", **more: Any) -> Any:
+    settings = {**(SMALL if task == "segmentation" else {}), **more.pop("settings", {})}
+    plan = make_plan(
+        method, task=task, sites=list(sites), settings=settings, **{"num_rounds": 1, "bootstrap": 0, **more}
+    )
+    try:
+        run_local(plan, folder, {"sites": sites})
+    except RoundFailed as error:
+        return str(error)
+    (found,) = folder.rglob("results.json")
+    return json.loads(found.read_text())
+
+
+def test_a_run_does_not_start_before_the_files_say_it(tmp_path: Path) -> None:
+    sites = {name: masks_site(tmp_path / name, of) for name, of in (("A", (1,)), ("B", (2,)), ("C", (1, 2)))}
+    reason = run(tmp_path / "r", sites)
+    assert "no mask of A marks class_2; no mask of B marks class_1 (or too few for its min_cases)" in reason
+    assert 'Write "structures" into the fairflare.json of A, B:' in reason
+    sites["A"]["structures"] = [1]
+    assert "no mask of B marks class_1 (or" in run(tmp_path / "r2", sites)
+    results = run(tmp_path / "r3", {**sites, "B": {**sites["B"], "structures": [1]}})
+    assert "a mask of split 'training' marks what 'structures' in the site file lacks" in results
+    sites["B"]["structures"] = [2]
+    results = run(tmp_path / "r4", sites)
+    assert results["status"] == "completed"
+    said = results["info"]["said"]
+    assert (said["A"]["annotated"], said["A"]["marked"]) == (["class_1"], {"class_1": 9})
+    assert "annotated" not in said["C"]
+    assert "dice_class_2" not in results["test"]["A"]
+    assert results["test"]["A"]["dice"] == results["test"]["A"]["dice_class_1"]
+    assert {"dice_class_1", "dice_class_2"} <= set(results["test"]["C"])
+
+
+def test_a_site_that_says_nothing_may_be_left_out(tmp_path: Path) -> None:
+    sites = {name: masks_site(tmp_path / name, of) for name, of in (("A", (1,)), ("B", (1, 2)), ("C", (1, 2)))}
+    results = run(tmp_path / "r", sites, require_all_sites=False)
+    assert sorted(results["test"]) == ["B", "C"]
+    assert "no mask of A marks class_2" in results["left_out"][0]["reason"]
+
+
+def test_that_everything_was_looked_for_changes_no_bit(tmp_path: Path) -> None:
+    found = []
+    for said in ({}, {"structures": "all"}, {"structures": [1, 2]}):
+        sites = {name: {**masks_site(tmp_path / f"{len(found)}" / name, (1, 2)), **said} for name in "AB"}
+        results = run(tmp_path / f"run{len(found)}", sites, num_rounds=2)
+        (model,) = (tmp_path / f"run{len(found)}").rglob("best_FL_global_model.pt")
+        found.append((results["test"], results["rounds"][0]["validation"], torch.load(model)["model"]))
+    for test, validation, state in found[1:]:
+        assert (test, validation) == found[0][:2]
+        assert all(bool((tensor == found[0][2][name]).all()) for name, tensor in state.items())
+
+
+def test_support_of_the_test_images_and_the_floor(tmp_path: Path) -> None:
+    sites = {name: masks_site(tmp_path / name, of, 6) for name, of in (("A", (1,)), ("B", (1, 2)))}
+    sites["A"]["structures"] = "all"
+    own = run(tmp_path / "r", sites)["inequality"]["sites"]
+    assert own["A"]["structure_support"] == {"class_1": 6, "class_2": 0}
+    assert own["B"]["structure_support"] == {"class_1": 6, "class_2": 6}
+    sites["A"] |= {"structures": [1], "min_cases": 7}
+    few = run(tmp_path / "few", {"A": sites["A"], "B": {**sites["B"], "metrics_by_class": False, "structures": "all"}})
+    assert few["info"]["said"]["A"]["marked"] == {"class_1": 18}
+    assert few["info"]["said"]["B"]["marked"] == {}
+    assert all(one.get("structure_support") is None for one in few["inequality"]["sites"].values())
+
+
+def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
+    sites = {}
+    for name, codes in (("A", (0, 1, 2)), ("B", (0, 1))):
+        folder = tmp_path / name
+        folder.mkdir()
+        splits: dict[str, list[dict[str, Any]]] = {}
+        for split in ("training", "validation", "test"):
+            splits[split] = []
+            for number in range(6):
+                pixels = np.random.default_rng([number, *name.encode()]).integers(0, 255, (33, 33), np.uint8)
+                Image.fromarray(pixels).save(folder / f"{split}{number}.png")
+                splits[split].append({"image": f"{split}{number}.png", "label": codes[number % len(codes)]})
+        write_datalist(folder / "datalist.json", splits, class_names=["x", "y", "z"])
+        sites[name] = {"data_root": str(folder)}
+    small = {"num_classes": 3, "image_size": [33, 33], "features": [4, 4, 8, 8], "local_epochs": 1}
+    assert "no label of B is z (or too few" in run(tmp_path / "r", sites, task="classification", settings=small)
+    sites["B"]["classes"] = [0, 1]
+    for method in ("logit_adjustment", "fed_ism_plus_s"):
+        results = run(tmp_path / method, sites, method, task="classification", settings=small)
+        assert results["status"] == "completed"
+        assert 0 <= results["test"]["B"]["outside"] <= 1
+        assert "outside" not in results["test"]["A"]

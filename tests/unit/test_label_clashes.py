@@ -1,0 +1,140 @@
+"""Labels that do not mean the same at all sites: check-data names every kind, and the site that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from fairflare.checking.images import Problem, check_sites
+from fairflare.data.datalist import write_datalist
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.segmentation import SegmentationTask
+
+Mask = npt.NDArray[np.uint8]
+SITES, ODD, SIDE = ("A", "B", "C", "D"), "B", 40
+MAYBE = "its labels look "  # a probe of the other sites says so: a note, unless hardly any label agrees
+CELLS = SegmentationTask(num_classes=2, class_names=["cytoplasm", "nucleus"], image_size=(32, 32))
+TYPES = ClassificationTask(num_classes=3, class_names=["x", "y", "z"], class_groups={}, image_size=(33, 33))
+
+
+def cell(rng: np.random.Generator) -> Mask:
+    """A cell, 1, with its nucleus, 2, somewhere in the picture."""
+    y, x = np.indices((SIDE, SIDE))
+    centre, size = rng.uniform(16, 24, 2), rng.uniform(9, 12)
+    far = np.hypot(y - centre[0], x - centre[1])
+    return (far < size).astype(np.uint8) + (far < size / 2).astype(np.uint8)
+
+
+def cells(folder: Path, change: Callable[[Mask, int], Mask] | None = None, **block: Any) -> dict[str, Any]:
+    rng = np.random.default_rng([*folder.name.encode()])
+    folder.mkdir()
+    splits: dict[str, list[dict[str, Any]]] = {split: [] for split in ("training", "validation", "test")}
+    for number, split in enumerate([*splits] * 8):
+        mask = cell(rng)
+        picture = (90 * mask + rng.integers(0, 60, mask.shape)).astype(np.uint8)
+        Image.fromarray(picture).save(folder / f"{number}.png")
+        Image.fromarray(mask if change is None else change(mask, number)).save(folder / f"{number}_mask.png")
+        splits[split].append({"image": f"{number}.png", "label": f"{number}_mask.png", "patient": f"{folder}{number}"})
+    write_datalist(folder / "datalist.json", splits)
+    return {"data_root": str(folder), **block}
+
+
+def types(
+    folder: Path, change: Callable[[int], int] = int, names: tuple[str, ...] = ("x", "y", "z"), **block: Any
+) -> dict[str, Any]:
+    """Pictures whose brightness in one corner is their class."""
+    rng = np.random.default_rng([*folder.name.encode()])
+    folder.mkdir()
+    splits: dict[str, list[dict[str, Any]]] = {split: [] for split in ("training", "validation", "test")}
+    for number, split in enumerate([*splits] * 15):
+        label = number // 3 % 3
+        picture = rng.integers(0, 40, (SIDE, SIDE)).astype(np.uint8)
+        picture[:20, :20] += np.uint8(90 * label)
+        Image.fromarray(picture).save(folder / f"{number}.png")
+        splits[split].append({"image": f"{number}.png", "label": change(label), "patient": f"{folder}{number}"})
+    write_datalist(folder / "datalist.json", splits, class_names=list(names))
+    return {"data_root": str(folder), **block}
+
+
+def recoded(*codes: int) -> Callable[[Mask, int], Mask]:
+    """Each value of a mask as the code in its place."""
+    return lambda mask, number: np.array(codes, np.uint8)[mask]
+
+
+def problems_of(task: Any, sites: dict[str, Any]) -> list[Problem]:
+    return [one for one in check_sites(task, sites).problems if not one.text.startswith("no 'patient'")]
+
+
+MASKS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a structure was not drawn": (recoded(0, 1, 0), {}, "no mask of B marks nucleus"),
+    "nobody drew anything": (recoded(0, 0, 0), {}, "no mask of B marks cytoplasm, nucleus"),
+    "every second mask is empty": (
+        lambda mask, number: mask * np.uint8(number % 2), {}, "image(s) of 'training' have a mask with nothing in it",
+    ),
+    "two structures are one": (recoded(0, 1, 1), {}, "no mask of B marks nucleus"),
+    "two structures are the other": (recoded(0, 2, 2), {}, "no mask of B marks cytoplasm"),
+    "swapped codes": (recoded(0, 2, 1), {}, MAYBE + "swapped: 'cytoplasm' and 'nucleus'"),
+    "codes shifted, background too": (recoded(1, 2, 3), {}, "has the values 3; expected are 0, 1, 2"),
+    "codes shifted within the range": (recoded(1, 2, 2), {}, MAYBE + "mixed up: 'cytoplasm' looks like 'background'"),
+    "inverted": (recoded(1, 0, 0), {}, "'cytoplasm' looks like 'background'"),
+    "0 and 255": (recoded(0, 255, 255), {}, "has the values 255; expected are 0, 1, 2"),
+    "steps of grey": (recoded(0, 127, 255), {}, "has the values 127, 255; expected are 0, 1, 2"),
+    "mask_values swap names": (None, {"mask_values": {0: 0, 1: 2, 2: 1}}, MAYBE + "swapped"),
+    "mask_values drop one": (
+        None, {"mask_values": {0: 0, 1: 1, 2: 0}}, "mask_values gives no value to the structure [2]",
+    ),
+    "the file says less than the masks": (None, {"structures": [1]}, "marks 2, which 'structures' in the site's"),
+    "the file says what the task lacks": (None, {"structures": [3]}, "structures: [3] make no whole one of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clash", MASKS)
+def test_masks(tmp_path: Path, clash: str) -> None:
+    change, block, text = MASKS[clash]
+    sites = {site: cells(tmp_path / site, *((change,) if site == ODD else ())) for site in SITES}
+    assert problems_of(CELLS, {site: sites[site] for site in SITES if site != ODD}) == []
+    found = [one for one in problems_of(CELLS, {**sites, ODD: {**sites[ODD], **block}}) if text in one.text]
+    assert [one.site for one in found][:1] == [ODD]
+    assert any(one.grave for one in found) or MAYBE in text or "nothing in it" in text
+
+
+CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a code is never used": (lambda label: min(label, 1), {}, "no label of B is z"),
+    "one code for two": (lambda label: label // 2, {}, "no label of B is z"),
+    "shifted around": (lambda label: (label + 1) % 3, {}, MAYBE + "shifted by 1"),
+    "counted from 1": (lambda label: label + 1, {}, "has the label 3; the task has the classes 0 to 2"),
+    "swapped codes": (lambda label: (1, 0, 2)[label], {}, MAYBE + "swapped: 'x' and 'y'"),
+    "class_numbers swap codes": (int, {"class_numbers": {0: 2, 1: 1, 2: 0}}, MAYBE + "swapped: 'x' and 'z'"),
+    "the file says what the task lacks": (int, {"classes": [1, 7]}, "classes: [7] make no whole one of"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clash", CLASSES)
+def test_classes(tmp_path: Path, clash: str) -> None:
+    change, block, text = CLASSES[clash]
+    sites = {site: types(tmp_path / site, *((change,) if site == ODD else ())) for site in SITES}
+    found = [one for one in problems_of(TYPES, {**sites, ODD: {**sites[ODD], **block}}) if text in one.text]
+    assert [one.site for one in found][:1] == [ODD]
+    assert any(one.grave for one in found) or MAYBE in text
+
+
+def test_names_in_another_order(tmp_path: Path) -> None:
+    sites = {site: types(tmp_path / site, names=("y", "x", "z") if site == ODD else ("x", "y", "z")) for site in SITES}
+    (found,) = [one for one in problems_of(TYPES, sites) if "different names" in one.text]
+    assert found.grave
+    assert "(the same ones in another order)" in found.text
+
+
+def test_a_label_below_what_the_file_says(tmp_path: Path) -> None:
+    """Classes that the file leaves out occur: the file or the labels are wrong."""
+    sites = {site: types(tmp_path / site) for site in SITES}
+    found = problems_of(TYPES, {**sites, ODD: {**sites[ODD], "classes": [0, 1]}})
+    assert any(
+        "has the label 2, which 'classes' in the site's fairflare.json does not have" in one.text for one in found
+    )

@@ -223,7 +223,8 @@ def test_the_dice_of_structures_stays_at_home(worker, tmp_path, name, caplog):
     kept = worker(folder="kept", settings={**own, "metrics_by_class": False}, task=task).perform(
         request(name, initial(task))
     )
-    expected = {"dice_a", "dice_b"} | ({"other/dice_a", "other/dice_b"} if name == "validate" else set())
+    of_structures = {f"{what}_{of}" for what in ("dice", "loss") for of in "ab"}
+    expected = of_structures | ({f"other/{metric}" for metric in of_structures} if name == "validate" else set())
     assert set(everything.metrics) - set(kept.metrics) == expected
     assert kept.metrics == {k: v for k, v in everything.metrics.items() if k not in expected}
     assert kept.stats["classes_at_home"] is True

@@ -326,3 +326,29 @@ def test_recipes_that_cannot_work_say_why(more: dict[str, Any], words: str) -> N
     script = "train_fair.py" if more.get("packaging") else EXAMPLES / "train_fair.py"
     with pytest.raises(ValueError, match=re.escape(words)):
         ScriptRecipe("fed_lwr", **{"train_script": script, "model": "Net", "sites": 2, **more})
+
+
+def test_a_script_with_masks_of_some_structures(federation: Any) -> None:
+    """Its loss gets the annotated channels of outputs and masks, and nothing of the others."""
+    seen = []
+
+    def loss(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        seen.append((outputs.shape[1], masks.shape[1]))
+        return (outputs - masks).square().mean()
+
+    masks = [(torch.ones(3, 4), torch.ones(3, 2, 5)), (torch.ones(3, 4), torch.ones(3, 2, 5))]
+    flare, _, _ = federation(asked("train", LocalTraining()))
+    net = torch.nn.Sequential(Net(), torch.nn.Unflatten(1, (2, 1)))
+    name, task = asked("train", LocalTraining())
+    task.params = clean_state(net.state_dict())
+    flare.tasks = [(name, task)]
+    site = client.Site(net, loss, masks, masks, masks, metrics=lambda m, b: 0.5, annotated=[1])
+    assert site.known(torch.arange(6).reshape(1, 3, 2)).tolist() == [[[2, 3]]]
+    for _ in site.epochs(1):
+        for inputs, targets in masks:
+            site.loss(inputs, targets).backward()
+            with torch.no_grad():
+                net[0].head.bias -= 1
+            assert bool((net[0].head.weight.grad[0] == 0).all())
+    assert set(seen) == {(1, 1)}
+    assert flare.sent[0][1].meta["status"] == "ok", flare.sent[0][1].meta

@@ -174,3 +174,14 @@ def test_metrics_of_classes_and_what_lies_outside() -> None:
 def test_other_tasks_choose_everything() -> None:
     assert Task.chosen(THREE, LOGITS) is LOGITS
     assert "annotated" not in {field.name for field in dataclasses.fields(THREE)}  # nothing that a job could say
+
+
+@pytest.mark.parametrize("key", ["structures", "classes"])
+def test_a_bundle_refuses_a_part_by_name(key: str) -> None:
+    from fairflare.tasks.bundle import BundleSite
+    from fairflare.tasks.shared.site_settings import read_settings
+
+    block = {"data_root": "/data"}
+    with pytest.raises(ValueError, match=rf"site 's': {key}: a MONAI bundle's loss takes what is not annotated for"):
+        read_settings(BundleSite, "s", {**block, key: [1]})
+    assert getattr(read_settings(BundleSite, "s", {**block, key: "all"}), key) == "all"

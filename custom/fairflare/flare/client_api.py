@@ -73,6 +73,8 @@ class Site:
         metrics: function such that ``metrics(model, validation)`` returns a number or a dict of numbers, each declared
             in the job (``ScriptRecipe(metrics=...)``); it is called with the loaders that are given here.
         primary_metric: name of the number that ``metrics`` returns, or the job's ``primary_metric`` in the dict.
+        annotated: numbers, from 0, of the structures that this site annotated in masks (n, structures, ...). ``loss``
+            gets their channels alone; take :meth:`known` in ``metrics``. ``None``: all.
         classes: number of classes, or number of training images of each class (then they are not counted); ``None``:
             images have no class.
         prior: Fed-MAS's frozen network: a module, or the path of the hospital's file; ``None``: the job defines it.
@@ -96,6 +98,7 @@ class Site:
         *,
         metrics: Callable[[Any, Any], Any],
         primary_metric: str = "accuracy",
+        annotated: Sequence[int] | None = None,
         classes: int | Sequence[int] | None = None,
         prior: torch.nn.Module | str | Path | None = None,
         metrics_by_class: bool = True,
@@ -106,7 +109,9 @@ class Site:
         own = prior if isinstance(prior, torch.nn.Module) else None
         data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
         self._model = model
-        self._task = LoopTask(model, loss, data, metrics, primary_metric, own)
+        self.annotated = annotated
+        criterion = loss if annotated is None else lambda outputs, masks: loss(self.known(outputs), self.known(masks))
+        self._task = LoopTask(model, criterion, data, metrics, primary_metric, own)
         self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases}
         if prior is not None and own is None:
             self._settings["prior"] = str(prior)
@@ -173,6 +178,10 @@ class Site:
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the method's optimizer step, in place of ``optimizer.step()``, after the backward pass of its loss."""
         self._training().step(optimizer)
+
+    def known(self, values: torch.Tensor) -> torch.Tensor:
+        """Return the channels of the annotated structures of outputs or masks, (n, structures, ...)."""
+        return values if self.annotated is None else values[:, list(self.annotated)]
 
     # -- internal parts
 

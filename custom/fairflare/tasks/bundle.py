@@ -33,6 +33,27 @@ PRED = "pred"  # key of the network's output in MONAI's engines
 
 
 @settings
+class BundleSite(FolderSettings):
+    """Settings that a bundle reads from a site's private file.
+
+    Args:
+        structures, classes: what the site annotated. ``"all"``; a part of it is refused, since the bundle's loss would
+            take what is missing for background. Default: the site says nothing.
+    """
+
+    structures: Any = None
+    classes: Any = None
+
+    def __post_init__(self) -> None:
+        for key, said in (("structures", self.structures), ("classes", self.classes)):
+            if said not in (None, "all"):
+                raise ValueError(
+                    f"{key}: a MONAI bundle's loss takes what is not annotated for background, so it can only be "
+                    f"'all', got {said!r:.80}; leave the site out of this job"
+                )
+
+
+@settings
 class MonaiBundleTask(Task):
     """Train what a MONAI bundle's configuration describes, on the sites' own datalists.
 
@@ -53,7 +74,7 @@ class MonaiBundleTask(Task):
     folder: ClassVar[Path | None] = None
     primary_metric: ClassVar[str] = "dice"
     has_classes: ClassVar[bool | None] = False
-    site_settings: ClassVar[type] = FolderSettings
+    site_settings: ClassVar[type] = BundleSite
 
     bundle_sha256: Text | None = None
     bundle_configs: list[Text] = field(default_factory=lambda: ["train"])
@@ -266,7 +287,7 @@ class MonaiBundleTask(Task):
         """Return the images of the site's datalist, prepared by the bundle's transforms."""
         from fairflare.tasks.bundles.bundle_data import BundleData
 
-        own = read_settings(FolderSettings, site, settings)
+        own = read_settings(BundleSite, site, settings)
         if own.data_root is None:
             raise setting_error(
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "

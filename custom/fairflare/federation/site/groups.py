@@ -49,36 +49,37 @@ NAMES = "group_names"
 IN_GROUPS = "groups/"  # prefix of the names of groups in a reply's list of suppressed values
 BY_CLASS = "`metrics_by_class`; of classes with few cases in a group, with others: `min_cases`"
 ASKED = "with `groups`: "
-IN_PARTS = f"{ASKED}of each of {FOLDS} parts of the cases (with `min_cases` above 1 of all together) and "
+IN_PARTS = f"as `{NAMES}`, by part, group"
 FEW_CASES = "groups with few cases, with others: `min_cases`"
 FIELDS = (
     Field(
         NAMES, "names", required=False,
         doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of; "
-        "`everybody=all`: of no attribute, all images",
+        "`everybody=all`: of no attribute, all images. The sums that follow are of each group in each of "
+        f"{FOLDS} parts of the cases, with `min_cases` above 1 in all cases together; NaN: withheld",
         keep="leave `attributes` out of the datalist", of=(),
     ),
     *(
         Field(
-            f"group_{name}", "vector", low=0, nan_ok=True, required=False, doc=f"{IN_PARTS}group {what}; NaN: it stays",
+            f"group_{name}", "vector", low=0, nan_ok=True, required=False, doc=f"{IN_PARTS}{what}",
             reveals=reveals, keep=keep, of=("test",),
         )
         for name, what, reveals, keep in (
-            (IMAGES, "number of test images", "how many people of a group the site has", FEW_CASES),
-            (CASES, "number of test cases (patients), and the sum over them of the square of their number of images",
+            (IMAGES, ": number of test images", "how many people of a group the site has", FEW_CASES),
+            (CASES, ": number of test cases (patients), and the sum over them of the square of their number of images",
              "how many people of a group the site has, and how unequal their numbers of images are", FEW_CASES),
-            (CELLS, "and class the same of the images with it, and of those without",
+            (CELLS, ", class: the same of the images with it, and of those without",
              "of how many people of a group there are images of each class", BY_CLASS),
-            (CONFUSION, "and class TP, FP, FN, TN", "how often each class occurs in a group", BY_CLASS),
-            (HISTOGRAM, "and class how many images with and without it have a probability of it in each of "
+            (CONFUSION, ", class: TP, FP, FN, TN", "how often each class occurs in a group", BY_CLASS),
+            (HISTOGRAM, ", class: how many images with and without it have a probability of it in each of "
              "`group_bins` equal bins",
              "scores of single images to a bin, not whose; how often each class occurs in a group",
              BY_CLASS),
-            (CALIBRATION, "and bin (`calibration_bins`) of the told class's probability: images, the sum of these "
+            (CALIBRATION, ", bin (`calibration_bins`) of the told class's probability: images, the sum of these "
              "probabilities, images told right", "how sure the model is of single images, to a bin, not of which",
              FEW_CASES),
-            (BRIER, "sum of squared differences of probabilities and truth", "", FEW_CASES),
-            (DICE, "and structure: images, sum of Dice, sum of its square", "",
+            (BRIER, ": sum of squared differences of probabilities and truth", "", FEW_CASES),
+            (DICE, ", structure: images, sum of Dice, sum of its square", "",
              f"{FEW_CASES}; where there are several structures: `metrics_by_class`"),
         )
     ),

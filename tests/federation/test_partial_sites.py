@@ -26,11 +26,15 @@ DICE, LOSS = "dice", "loss"
 
 
 def run(
-    folder: Path, structures: dict[str, Any], method: str = "fed_avg", own: dict[str, Any] | None = None
+    folder: Path,
+    structures: dict[str, Any],
+    method: str = "fed_avg",
+    own: dict[str, Any] | None = None,
+    every: tuple[int, ...] = (1, 2),
 ) -> tuple[dict[str, Any], str]:
-    """Three sites whose masks mark what their files say; ``own``: further settings of site B."""
+    """Three sites whose masks mark what their files say, ``every`` of them for "all"; ``own``: more settings of B."""
     local = {
-        site: masks_site(folder / site, (1, 2) if said == "all" else tuple(said), 4, structures=said)
+        site: masks_site(folder / site, every if said == "all" else tuple(said), 4, structures=said)
         | (own or {} if site == "B" else {})
         for site, said in structures.items()
     }
@@ -56,6 +60,7 @@ def test_what_all_have_is_compared(tmp_path: Path) -> None:
     assert found["fairness"]["own/dice"]["worst_site"] == ""
     made = found["best"]["round"] + 1  # the round that received the best model, if it is not the last
     assert found["best"]["value"] == pytest.approx(statistics.fmean(of[DICE] for of in validation[made].values()))
+    assert found["inequality"]["sites"]["B"]["structure_support"] == {ONE: 4, TWO: 4}
     standing = found["inequality"]["sites"]["B"]  # intervals and draws are of what is compared
     assert abs(statistics.fmean(found["resampled"]["B"]) - test["B"][DICE]) < 0.05
     assert standing["value"] == test["B"][DICE]
@@ -86,6 +91,16 @@ def test_a_site_whose_figures_by_structure_stay_there_is_in_no_comparison(tmp_pa
     assert found["fairness"][DICE]["excluded"] == ["B"]
     assert "B (its figures by structure are not known)" in " ".join(text.split())
     assert found["inequality"]["sites"].keys() == {"A", "C"}
+
+
+def test_what_no_image_marks_is_in_no_comparison_though_the_site_looked(tmp_path: Path) -> None:
+    """All that C and A have of structure 2 is empty masks: of a model that finds nothing their Dice would be 1."""
+    found, text = run(tmp_path, {"A": "all", "B": [1, 2], "C": "all"}, every=(1,))
+    assert found["footing"]["structures"] == {"A": [ONE], "B": [ONE, TWO], "C": [ONE]}
+    for of in (found["test"], found["validation"], found["rounds"][1]["validation"]):
+        assert all(of[site][DICE] == of[site][f"{DICE}_{ONE}"] for site in "ABC")
+    assert " of empty masks" in text
+    assert f"{found['test']['B'][f'{DICE}_{TWO}']:.2f} of 4" in text
 
 
 def test_equal_sets_are_plain_to_the_bit(tmp_path: Path) -> None:

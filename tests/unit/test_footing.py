@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,29 +18,29 @@ LOSSES = {"A": {"loss_s1": 0.2}, "B": {"loss_s2": 0.4}, "C": {"loss_s1": 0.3, "l
 OWN_LOSS = {"A": 0.2, "B": 0.4, "C": 0.4}
 
 
-def measured(cells, means, name="dice"):
+def measured(cells: Any, means: Any, name: str = "dice") -> dict[str, dict[str, float]]:
     return {site: {name: means[site], **cells[site]} for site in cells}
 
 
-def footing(**of):
+def footing(**of: str) -> Footing:
     return Footing({site: frozenset(names.split()) for site, names in of.items()}, "dice")
 
 
-def test_adjusted_as_worked_in_the_specification():
+def test_adjusted_as_worked_in_the_specification() -> None:
     found = ABC.on_one(measured(DICE, MEANS))
     assert {site: of["dice"] for site, of in found.items()} == pytest.approx({"A": 0.7, "B": 0.7, "C": 0.6})
     assert {site: of["own/dice"] for site, of in found.items()} == MEANS
     assert ABC.how == "adjusted"
 
 
-def test_the_comparison_rests_on_the_one_site_that_links_the_others():
+def test_the_comparison_rests_on_the_one_site_that_links_the_others() -> None:
     assert ABC.bridges == ["C"]
     assert footing(A="s1 s2", B="s1 s2", C="s1", D="s2").bridges == []
     assert footing(A="s1", B="s2").bridges == []
     assert footing(A="s1 s2", B="s1", C="s1 s3").bridges == []  # all have s1
 
 
-def test_shared_structures_alone_are_compared_where_there_are_any():
+def test_shared_structures_alone_are_compared_where_there_are_any() -> None:
     # B marks s1 and s2, and is the worst in s2, which A does not have
     of = footing(A="s1", B="s1 s2")
     values = {"A": {"dice": 0.5, "dice_s1": 0.5}, "B": {"dice": 0.45, "dice_s1": 0.8, "dice_s2": 0.1}}
@@ -47,7 +48,7 @@ def test_shared_structures_alone_are_compared_where_there_are_any():
     assert of.how == "shared"
 
 
-def test_a_site_is_never_judged_by_a_structure_that_it_does_not_have():
+def test_a_site_is_never_judged_by_a_structure_that_it_does_not_have() -> None:
     of = footing(A="s1", B="s1 s2", C="s1 s2")
     values = {"A": {"dice": 0.4, "dice_s1": 0.8, "dice_s2": 0.0}}  # it sent what is not its own
     values |= {site: {"dice": 0.6, "dice_s1": 0.7, "dice_s2": 0.5} for site in "BC"}
@@ -57,7 +58,7 @@ def test_a_site_is_never_judged_by_a_structure_that_it_does_not_have():
     assert "s2" not in of.cells(values, "dice")["A"]
 
 
-def test_sites_that_no_structure_links_are_parts():
+def test_sites_that_no_structure_links_are_parts() -> None:
     of = footing(A="s1", B="s2 s3", C="s3", D="")
     assert of.parts == [["B", "C"], ["A"]]
     found = of.figures({"A": {"s1": 0.9}, "B": {"s2": 0.4, "s3": 0.6}, "C": {"s3": 0.7}, "D": {}})
@@ -66,7 +67,7 @@ def test_sites_that_no_structure_links_are_parts():
     assert math.isnan(found["D"])
 
 
-def test_equal_sets_change_nothing():
+def test_equal_sets_change_nothing() -> None:
     of = footing(A="s1 s2", B="s1 s2")
     values = {"A": {"dice": 0.45, "dice_s1": 0.3, "dice_s2": 0.6}, "B": {"dice": 0.1, "dice_s1": 0.1, "dice_s2": 0.1}}
     assert of.on_one(values) == values
@@ -97,7 +98,7 @@ def test_own_means_are_never_ranked() -> None:
     assert not ranks(test, "own/dice", [["A", "B"]])
 
 
-def test_a_cell_without_a_value_leaves_the_site_without_a_figure():
+def test_a_cell_without_a_value_leaves_the_site_without_a_figure() -> None:
     values = {"A": {"dice": 0.8, "dice_s1": 0.8}, "B": {"dice": 0.6, "dice_s1": math.nan, "dice_s2": 0.6}}
     found = footing(A="s1", B="s1 s2").on_one(values)
     assert found["A"]["dice"] == 0.8
@@ -105,7 +106,7 @@ def test_a_cell_without_a_value_leaves_the_site_without_a_figure():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_additive_is_found_back(seed):
+def test_what_is_additive_is_found_back(seed: int) -> None:
     random = np.random.default_rng(seed)
     u, v = random.random(6), random.random(4)
     v -= v.mean()
@@ -116,7 +117,7 @@ def test_what_is_additive_is_found_back(seed):
     assert list(adjusted(cells).values()) == pytest.approx(u.tolist())
 
 
-def test_metrics_of_test_lists_and_of_classes():
+def test_metrics_of_test_lists_and_of_classes() -> None:
     of = footing(A="x", B="x y")
     values = {
         "A": {"clean/dice": 0.5, "clean/dice_x": 0.5, "balanced_accuracy": 0.9, "recall_x": 0.9, "accuracy": 0.9},
@@ -137,7 +138,7 @@ def test_metrics_of_test_lists_and_of_classes():
     ("q", "plain", "even"),
     [(1, (0.2, 0.4, 0.4), (0.28125, 0.3125, 0.40625)), (2, (1 / 9, 4 / 9, 4 / 9), (0.231429, 0.285714, 0.482857))],
 )
-def test_weights_as_worked_in_the_specification(q, plain, even):
+def test_weights_as_worked_in_the_specification(q: float, plain: tuple[float, ...], even: tuple[float, ...]) -> None:
     assert list(power_weights(OWN_LOSS, q).values()) == pytest.approx(plain)
     reports = {site: {"probe_loss": loss} for site, loss in OWN_LOSS.items()}
     metrics = ABC.on_one(measured(LOSSES, OWN_LOSS, "loss"))
@@ -147,11 +148,11 @@ def test_weights_as_worked_in_the_specification(q, plain, even):
     assert list(power_weights(losses, q).values()) == pytest.approx(even, abs=1e-6)
 
 
-def test_a_structure_of_one_site_is_neutral():
+def test_a_structure_of_one_site_is_neutral() -> None:
     assert relative({"A": {"s1": 0.01}, "B": {"s2": 0.9}}) == {"A": 1.0, "B": 1.0}
 
 
-def test_a_loss_of_zero_stays_finite():
+def test_a_loss_of_zero_stays_finite() -> None:
     assert all(map(math.isfinite, relative({"A": {"s1": 0.0}, "B": {"s1": 0.0}}).values()))
 
 
@@ -165,7 +166,7 @@ def test_losses_stay_where_no_site_tells_them_by_structure() -> None:
     assert math.isnan(found["B"]["probe_loss"])  # a rule takes the others' mean
 
 
-def test_scores_get_the_comparable_figures_distance():
+def test_scores_get_the_comparable_figures_distance() -> None:
     metrics = ABC.on_one(measured(DICE, MEANS))
     reports = {site: {"score": value, "miss": 1 - value, "steps": 3} for site, value in MEANS.items()}
     found = ABC.reports(reports, {"score": "score", "miss": "error"}, metrics)

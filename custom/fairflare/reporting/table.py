@@ -219,5 +219,8 @@ def _structures(results: Results) -> Table | None:
     caption = f"{metric} of each structure, and number of test images that mark it; {MISSING}: not annotated there."
     heads = [["site"], *([name, f"{name} test images"] for name in names)]
     columns = [metric, *(name[:MAX_HEADING] for name in names)]
-    rows = [list(cells.values()), list(totals.values())]
-    return Table("structures", caption, columns, rows[0], totals=rows[1], csv_columns=heads) if names else None
+    return (
+        Table("structures", caption, columns, list(cells.values()), totals=list(totals.values()), csv_columns=heads)
+        if names
+        else None
+    )

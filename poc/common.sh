@@ -93,12 +93,14 @@ print(f"the same bits in {len(one)} tensors")
 END
 }
 
-same_groups() { # A B: the two results say the same of groups of people
+same_figures() { # A B: the two results say the same of the sites, who is behind, and of groups of people
   "$python" - "$1" "$2" <<'END'
 import json
 import sys
-one, other = (json.load(open(path, encoding="utf-8"))["groups"] for path in sys.argv[1:])
-assert one == other, "other figures of groups"
+one, other = (json.load(open(path, encoding="utf-8")) for path in sys.argv[1:])
+for part in ("test", "fairness", "inequality", "groups"):
+    assert one[part] == other[part], f"other figures: {part}"
+one = one["groups"]
 told = [f"{attribute}={group}" for attribute, of in one["pooled"].items() for group, v in of["groups"].items()
         if v["accuracy"] is not None]
 assert len(told) > 1, "no two groups have a figure"

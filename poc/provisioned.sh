@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A provisioned network of three hospitals from beginning to end, on this machine: kits, policies, start, a signed job
-# of the lead scientist, an abort, a resume, logs, download, what is refused, shutdown; and the same bits, and the same
-# figures of groups of people, as FLARE's simulator gives.
+# of the lead scientist, an abort, a resume, logs, download, its model tested again without training, what is refused,
+# shutdown; and the same bits, and the same figures of groups of people, as FLARE's simulator gives.
 # Needs nothing but the installed package; leaves nothing behind (KEEP=1 keeps the folder).
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -56,6 +56,14 @@ grep -o "experiment 'walk': going on at round [0-9]*" job.log | head -1
 nvflare job download "$job" -o results "${as_lead[@]}"
 fairflare show "results/$job"
 
+step "its model again, without training"
+fairflare evaluate "results/$job" --last --sites "$names" --job jobs --set 'groups=["tone"]' --set min_cases=5
+tested=$(submit jobs/evaluate "${as_lead[@]}")
+nvflare job wait "$tested" --timeout 600 "${as_lead[@]}"
+nvflare job download "$tested" -o results "${as_lead[@]}"
+same_figures "results/$job/workspace/fairflare/results.json" \
+  "results/$tested/workspace/evaluation/$job/fairflare/results.json"
+
 step "refused: a member submits"
 if said=$(submit jobs/fed_lwr --startup-kit "$kits/member@consortium.example" 2>&1); then
   echo "a member could submit: $said" >&2
@@ -94,5 +102,5 @@ step "the same in FLARE's simulator"
 echo '{"sites": {"hospital-a": {"phantom_site": 1}, "hospital-b": {"phantom_site": 2}, "hospital-c": {"phantom_site": 3}}}' > sites.json
 fairflare run "${what[@]}" --sites "$names" --data sites.json -w simulated --threads 3
 same_model "results/$job/workspace/FL_global_model.pt" simulated/server/simulate_job/FL_global_model.pt
-same_groups "results/$job/workspace/fairflare/results.json" simulated/server/simulate_job/fairflare/results.json
+same_figures "results/$job/workspace/fairflare/results.json" simulated/server/simulate_job/fairflare/results.json
 step "done"

@@ -184,3 +184,36 @@ def test_the_statistics_job(poc: PocSystem, tmp_path: Path) -> None:
             poc.edit_local(name, "fairflare.json", lambda c: c.pop("data_root"))
     told = (poc.download(job) / "fairflare" / "stats.json").read_text()
     assert told == (tmp_path / "here" / "stats.json").read_text()
+
+
+def test_the_job_of_given_models(poc: PocSystem, tmp_path: Path) -> None:
+    """Without custom code; it gives the bits of a run's final test, and no file of a model is at a site."""
+    data = tmp_path / "data"
+    assert CliRunner().invoke(app, ["phantom", "prostate", "--sites", "2", "-o", str(data)]).exit_code == 0
+    local = json.loads((data / "fairflare.json").read_text())
+    runs, names = {}, ("one", "two")
+    for seed, name in enumerate(names):
+        settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
+        recipe = FairRecipe("fed_avg", sites=SITES, num_rounds=1, seed=seed, settings=settings, bootstrap=50)
+        runs[name] = json.loads((run_local(recipe.plan, tmp_path / name, local) / "results.json").read_text())
+    for name in SITES:
+        poc.edit_local(name, "fairflare.json", lambda c, site=name: c.update(data_root=str(data / site)))
+    places = [str(tmp_path / name) for name in names]
+    what = ["--last", "--sites", ",".join(SITES), "--job", str(tmp_path / "jobs"), "--set", "bootstrap=50"]
+    assert (made := CliRunner().invoke(app, ["evaluate", *places, *what])).exit_code == 0, made.output
+    try:
+        job = poc.submit(tmp_path / "jobs" / "evaluate")
+        assert "FINISHED:COMPLETED" in poc.wait(job, 200)
+        kept = [path for site in SITES for path in poc.kit(site).rglob("*") if path.suffix in (".pt", ".safetensors")]
+        assert kept == []
+    finally:
+        for name in SITES:
+            poc.edit_local(name, "fairflare.json", lambda c: c.pop("data_root"))
+    downloaded = poc.download(job)
+    folders = [downloaded / "evaluation" / name for name in names]
+    for name, folder in zip(names, folders, strict=True):
+        found = results_of(folder)
+        for key in ("test", "inequality", "fairness", "resampled"):
+            assert found[key] == runs[name][key]
+    shown = json.loads(CliRunner().invoke(app, ["show", *map(str, folders), "--json"]).stdout)["comparison"]
+    assert all(difference["p"] is not None for difference in shown["differences"])

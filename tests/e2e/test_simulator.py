@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fairflare.cli.commands import app
 from fairflare.federation.transports.local import run_local
 from fairflare.provision import job_classes
 from fairflare.recipes import FairRecipe
@@ -52,6 +54,31 @@ def test_the_bits_of_one_process(lwr, tmp_path):
     for name, tensor in global_model(lwr).items():
         assert torch.equal(tensor, single[name]), name
     assert lwr.results["test"] == json.loads((here / "results.json").read_text())["test"]
+
+
+def test_given_models_get_the_figures_of_the_final_test(lwr, simulate, tmp_path):
+    """The job of `fairflare evaluate`; its models come to the server alone, and no file of one stays at a site."""
+    names = ["best_FL_global_model", "FL_global_model"]
+    places = [str(lwr.workspace / "server" / "simulate_job" / f"{name}.pt") for name in names]
+    what = ["evaluate", *places, "--sites", "site-1,site-2", "--job", str(tmp_path / "jobs"), "--bundle"]
+    assert (made := CliRunner().invoke(app, what)).exit_code == 0, made.output
+    run = simulate(tmp_path / "jobs" / "evaluate", threads=2)
+    assert run.code == 0, run.log[-3000:]
+    folders = [run.folder.with_name("evaluation") / name / "fairflare" for name in names]
+    best, last = (json.loads((folder / "results.json").read_text()) for folder in folders)
+    assert best["test"] == (lwr.results["test_best"] or lwr.results["test"])
+    assert [last[key] for key in ("test", "inequality", "fairness")] == [
+        lwr.results[key] for key in ("test", "inequality", "fairness")
+    ]
+    assert [path for site in ("site-1", "site-2") for path in (run.workspace / site).rglob("*FL_global_model*")] == []
+    shown = json.loads(CliRunner().invoke(app, ["show", *map(str, folders), "--json"]).stdout)["comparison"]
+    assert {d["verdict"] for d in shown["differences"]} <= {
+        "better",
+        "worse",
+        "within noise",
+        "cannot tell",
+        "not known",
+    }
 
 
 @pytest.mark.long

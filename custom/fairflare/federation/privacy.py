@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 from fairflare.base.checks import in_words
@@ -120,7 +120,15 @@ def _metric_row(metric: Metric) -> Row:
 
 
 def _table(head: Sequence[str], rows: Iterable[Row]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    """Return a table in Markdown; a long cell that equals the one above it is written as "as above"."""
+    shortened = (
+        [
+            "as above" if len(cell) > len("as above") * 4 and cell == over else cell
+            for over, cell in zip(*two, strict=True)
+        ]
+        for two in pairwise([head, *rows])
+    )
+    lines = [head, ["---"] * len(head), *shortened]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 

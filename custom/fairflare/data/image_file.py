@@ -380,7 +380,9 @@ KINDS: dict[str, type[ImageFile]] = {
 
 
 def image_file(path: Path) -> ImageFile:
-    """Return the object of a file in its present state; one state has one cached object, whose kind is found once.
+    """Return the :class:`ImageFile` of a path, from the cache unless the file has changed.
+
+    A cached object is of one size and modification time, so a file's format is detected once for each version of it.
 
     Raises:
         OSError: the file's status cannot be read.

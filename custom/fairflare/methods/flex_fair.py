@@ -171,8 +171,8 @@ class FlexFair(Rule):
         fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
         if told and not fits:
             raise ReportError(
-                f"site {site!r}: field 'group_losses' has {told} entries, which do not fit its {rows:g} rows (one for "
-                f"all images, one for each group of people); {ALIKE}"
+                f"site {site!r}: field 'group_losses' has {told} entries; expected is a multiple of "
+                f"'rows' = {rows:g} (one for all images, one for each group of people); {ALIKE}"
             )
         return report
 

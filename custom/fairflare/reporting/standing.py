@@ -257,7 +257,7 @@ def shown_behind(results: Results, metric: str) -> list[str]:
 
 
 def tested(results: Results, metric: str) -> Inequality:
-    """Return the document's part ``inequality`` if its test is of this metric, else an empty part."""
+    """Return the section ``inequality`` of results if its significance test is about a metric, else an empty one."""
     found = results.inequality
     return found if found.metric == metric and found.test else Inequality()
 

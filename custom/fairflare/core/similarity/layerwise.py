@@ -147,10 +147,10 @@ class _Scaled:
         self.ratio: float | None = None  # ratio of model a's squared features to model b's
 
     def factors(self, channels: slice, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p and r of some channels of a batch norm, (1, channels) each.
+        """Return the squared scales p of model a's and r of model b's batch norm, (1, channels) each.
 
-        The norm's K is a sum of p times the products of the layer in front, and its L a sum of r times the same
-        products.
+        The batch norm's Gram matrix of model a is the sum over its channels of p times the channel's Gram matrix
+        before the norm; that of model b is the same sum with r, but for one factor that CKA does not depend on.
 
         Args:
             channels: the channels for which factors are wanted.

@@ -63,7 +63,9 @@ def make_script_plan(
     )
     plan = make_plan(method, task=task, script=script, sites=sites, settings=settings, **run)
     if plan.run.exchange != ALL:
-        raise ValueError(f"exchange={plan.run.exchange!r}: a script's own loop trains the whole model; leave it")
+        raise ValueError(
+            f"exchange={plan.run.exchange!r}: a script's own loop trains the whole model; set exchange={ALL}"
+        )
     if plan.run.crt_rounds:
         raise ValueError("crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0")
     return plan

@@ -44,7 +44,10 @@ class ImageBatches:
 
     @property
     def shuffled(self) -> bool:
-        """Return whether each pass has its own order; for a subset only if the data know the order of their images."""
+        """Return whether the images are shuffled anew in every pass over them.
+
+        A subset of the images is shuffled only if the data can tell which image comes when (``SiteData.order``).
+        """
         return self.max_samples is None or self.run.data.order(self.split, self.run.seed) is not None
 
     def _of_a_pass(self, seed: int | None) -> Iterator[torch.Tensor]:

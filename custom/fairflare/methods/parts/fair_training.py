@@ -94,8 +94,9 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
     def fair(self, own: torch.Tensor, told: _Fair) -> torch.Tensor:
         """Return the loss of a batch with the fairness term.
 
-        The literal loss (``fair_clamp=None``) has the term's value added. Otherwise the loss is multiplied by the
-        clamped gradient factor, or left as it is where that factor multiplies the learning rate.
+        With ``fair_clamp=None`` the term's value is added, as the paper writes it. Otherwise the gradient of loss and
+        term together is a multiple of the loss's gradient. That factor is clamped; it multiplies the loss here, or the
+        learning rate, and then the loss is returned unchanged.
         """
         if told.mean_loss is None:
             return own

@@ -177,7 +177,7 @@ def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogr
     """
     unknown = sorted({*counts} - {*COUNTS} | {*histograms} - {*AXES})
     if unknown or any(count < 0 for count in counts.values()):
-        raise ValueError(f"site {site!r} sent figures that are not declared or below 0: {unknown or dict(counts)}")
+        raise ValueError(f"site {site!r} sent figures that are negative, or not declared: {unknown or dict(counts)}")
     for axis, histogram in histograms.items():
         try:
             numbers = [AXES[axis].number(of.low) for of in histogram.bins]

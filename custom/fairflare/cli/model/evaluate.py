@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from fairflare.base.checks import different, first_of
+from fairflare.base.plugins import COMMANDS, plugged
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     Data,
@@ -98,7 +99,7 @@ def evaluate(
             refuse_to_replace_run(folder, "")
     with stopped_by_signals(errors) as stop:
         codes = [_test(model, folder, local, stop, as_json) for model, folder in zip(given, folders, strict=True)]
-    if not any(codes) and (as_json or len(folders) > 1):
+    if not any(codes) and (as_json or (len(folders) > 1 and "show" in plugged(COMMANDS))):  # of the lab
         show(folders, as_json=as_json)
     raise typer.Exit(max(codes))
 

@@ -26,9 +26,10 @@ from fairflare.federation.site.clinical import (
 )
 from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.documents import Results
-from fairflare.reporting.results import find_results, read_results
+from fairflare.reporting.results import find_results, read_document, read_results
 from fairflare.reporting.sites.clinical import MOST_ROWS, clinical_of, clinical_table, clinical_words
 from fairflare.reporting.table import fairness_table
+from fairflare_lab.page.write import write_run_page
 from tests.federation.test_resampling import SITES, done, plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,7 +43,7 @@ def told(made: Any, model: torch.nn.Module, site: str, split: str) -> tuple[np.n
         return labels.numpy(), torch.softmax(model.eval()(images).double(), 1).numpy()
 
 
-def test_figures_of_a_run_by_hand(tmp_path: Path) -> None:
+def test_figures_of_a_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = plan("classification", groups=["everybody"])
     local = {"sites": {"site-3": {"metrics_by_class": False}}}
     results, model = done(made, tmp_path, local)
@@ -97,6 +98,11 @@ def test_figures_of_a_run_by_hand(tmp_path: Path) -> None:
     text = fairness_table(read)
     assert len(clinical_table(read).rows) == 11 <= MOST_ROWS
     assert "PR-AUC (share)" in text
+    monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)
+    write_run_page(read_document(path), tmp_path)
+    before, after = (tmp_path / "report.html").read_text().split("PR-AUC (share)")
+    assert before.rindex("<details") > before.rfind("</details")  # on demand
+    assert "Thresholds of the operating points are each site" in after
     assert "against the rest is lowest at" in text
     assert "PR-AUC" not in fairness_table(read, metric="accuracy")
 
@@ -143,6 +149,15 @@ def test_thresholds_stay_where_the_validation_split_has_few_cases() -> None:
     assert np.isnan(rows[:, points]).all(1).tolist() == [False, True, True]
     assert np.isfinite(np.delete(rows, points, 1)).all()
     assert kept == ["clinical validation/class 1", "clinical validation/class 2"]
+
+
+def test_classes_that_a_site_does_not_annotate_have_no_figures() -> None:
+    """Nobody's silence is a label: no image there is one without the class."""
+    made = table([20, 12, 0])
+    assert np.isfinite(np.reshape(made.sent(1, True)[0][OF_CLASSES], (3, -1))[2, 2])
+    sent, kept = ClinicalTable(made.splits, (0, 1)).sent(1, True)
+    assert np.isnan(np.reshape(sent[OF_CLASSES], (3, -1))).all(1).tolist() == [False, False, True]
+    assert kept == []
 
 
 def test_without_metrics_by_class_only_figures_of_all_classes_leave() -> None:

@@ -13,7 +13,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
-from fairflare.reporting.sites.clinical import clinical_table
+from fairflare.reporting.sites.clinical import HOW, clinical_table, clinical_words
 from fairflare.reporting.standing import tested
 from fairflare.reporting.table import class_table
 from fairflare.reporting.values import (
@@ -72,7 +72,8 @@ def results(material: Material) -> Section:
     ]
     if own and (found := class_table(material.runs[0])):
         parts.append(found)
-    return Section("results", title, notes=material.notes, parts=parts)
+    how = [*clinical_words(material.runs[0]), HOW] if one and material.runs[0].clinical else []
+    return Section("results", title, notes=[*material.notes, *how], parts=parts)
 
 
 def _totals(material: Material, over: str) -> Table:

@@ -49,19 +49,17 @@ COLUMNS = (
 FIELDS = (
     Field(
         OVER_ALL, "vector", low=0, required=False,
-        doc=f"of a classifier, of each of {BINS} equal bins of the told class's probability: test images, the sum of "
-        "these probabilities, images told right; then the sum of squared differences of probabilities and truth",
+        doc=f"by {BINS} bins of the told class's probability: test images, sum of these probabilities, images told "
+        "right; then the sum of Brier's squares",
         reveals="how sure the model is of single images, to a bin, not of which", of=("test",),
     ),
     Field(
         OF_CLASSES, "vector", low=0, nan_ok=True, required=False,
-        doc="of each class that is looked for (of two the second): test cases (patients) with it and without it, and "
-        "the sums of the squares of their numbers of images; TP, FP, FN, TN; area under the ROC curve, its variance, "
-        f"average precision; at {' and '.join(f'{side} {share:.2f}' for side, share in OPERATING)} of the validation "
-        f"split its threshold, to {DIGITS} decimals, and TP, FP, FN, TN of the test split; NaN: it stays, or there is "
-        "none",
-        reveals="how often each class occurs; a score of a validation image to a thousandth, not whose",
-        keep=f"{BY_CLASS}; of classes with few cases, with others: `min_cases`", of=("test",),
+        doc="by class (of two the second): test patients with and without it, sums of their squared numbers of images; "
+        "TP, FP, FN, TN; AUC, its variance, average precision; threshold of the validation split for "
+        f"{' and '.join(f'{side} {share:.2f}' for side, share in OPERATING)}, to {DIGITS} digits, with TP, FP, FN, TN",
+        reveals="how often each class occurs; a validation score to a thousandth, not whose",
+        keep=f"{BY_CLASS}, `min_cases`", of=("test",),
     ),
 )  # fmt: skip
 
@@ -73,9 +71,11 @@ class ClinicalTable:
     Attributes:
         splits: for ``test`` and ``validation`` the classes (n,) and probabilities (n, classes) of the images, and the
             number of each image's case (n,).
+        annotated: numbers of the classes that the site's images can have; the figures of others are NaN; ``None``: all.
     """
 
     splits: Mapping[str, tuple[np.ndarray[Any, np.dtype[np.int64]], Array, np.ndarray[Any, np.dtype[np.int64]]]]
+    annotated: Sequence[int] | None = None
 
     def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
         """Return the declared fields, and the names of the classes that are withheld.
@@ -93,8 +93,10 @@ class ClinicalTable:
             split: hidden_parts(whose.tolist(), truth, 0 * truth, frozenset(), least, scores.shape[1])
             for split, (truth, _, whose) in self.splits.items()
         }
+        every = range(scores.shape[1])
+        none = hidden["test"] | {*every}.difference(every if self.annotated is None else self.annotated)
         rows = [
-            [np.nan] * len(COLUMNS) if label in hidden["test"] else self._of_class(label, sums, hidden["validation"])
+            [np.nan] * len(COLUMNS) if label in none else self._of_class(label, sums, hidden["validation"])
             for label in positives(scores.shape[1])
         ]
         kept = [f"clinical {split}/class {label}" for split, labels in hidden.items() for label in sorted(labels)]
@@ -120,7 +122,8 @@ class ClinicalTable:
 def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.device) -> ClinicalTable:
     """Return classes and probabilities of a site's test and validation images, for a task with one class an image."""
     told: dict[str, Any] = {split: task.outcomes(model, data, split, device) for split in ("test", "validation")}
-    return ClinicalTable({split: (*of, numbered(len(of[0]), data.cases(split))[1]) for split, of in told.items()})
+    splits = {split: (*of, numbered(len(of[0]), data.cases(split))[1]) for split, of in told.items()}
+    return ClinicalTable(splits, data.annotated)
 
 
 def read_clinical(site: str, stats: Mapping[str, Any], classes: int, images: float | None) -> dict[str, Any] | None:

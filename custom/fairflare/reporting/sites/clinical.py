@@ -18,11 +18,11 @@ from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, nu
 COUNTS = ("tp", "fp", "fn", "tn")
 SIDES = ("sensitivity", "specificity")
 MOST_ROWS = 12  # largest number of rows of the table that a terminal shows
-CAPTION = (
-    "Each class against the rest on the test images; of two classes the second. In brackets 95 % intervals over the "
-    "cases (patients, where the data name them), of AUC by DeLong. Behind PR-AUC the share of the class, which is what "
-    "guessing gets. Thresholds of the operating points are each site's own, from its validation split; behind the "
-    "semicolon what the test split attains of what was asked for."
+CAPTION = "Clinical figures of each class against the rest on the test images, with 95 % intervals over the cases."
+HOW = (
+    "Of two classes the second is looked for. Intervals of AUC are DeLong's. Behind PR-AUC stands the share of the "
+    "class, which is what guessing gets. Thresholds of the operating points are each site's own, from its validation "
+    "split; behind the semicolon stands what the test split attains of what was asked for."
 )
 ENDS = ("", "_low", "_high")
 
@@ -71,18 +71,20 @@ def clinical_table(results: Results) -> Table:
     asked = [(told, side, f"_at_{side}_{share:.2f}") for told, (side, share) in zip(SIDES, OPERATING, strict=True)]
     rows: list[Sequence[Cell]] = []
     every: Mapping[str, Mapping[str, Mapping[str, Any]]] = results.clinical
-    for site, (over_all, *found) in ((site, list(found.items())) for site, found in every.items()):
-        for rank, (name, of) in enumerate(found or [(MISSING, {})]):
+    for site, found in every.items():
+        of_classes = [(name, of) for name, of in found.items() if name != ALL]
+        for rank, (name, of) in enumerate(of_classes or [(MISSING, {})]):
+            over_all = found.get(ALL, {}) if rank == 0 else {}
             precision, counts = ([of.get(name) for name in names] for names in (("pr_auc", "prevalence"), COUNTS))
             rows.append([
                 site, name, _sure(of, "auc"), Shown("{} ({})".format(*map(number, precision)), precision),
                 *(_sure(of, told + at, side + at) for told, side, at in asked),
                 Shown("/".join(MISSING if count is None else f"{count:.0f}" for count in counts), counts),
-                *([over_all[1]["brier"], over_all[1]["ece"]] if rank == 0 else [None, None]),
+                over_all.get("brier"), over_all.get("ece"),
             ])  # fmt: skip
     heads = [(told + at).replace("_", " ") for told, _, at in asked]
     return Table(
-        "clinical", " ".join([*clinical_words(results), CAPTION]),
+        "clinical", CAPTION,
         ["site", "class", "AUC", "PR-AUC (share)", *heads, "/".join(COUNTS).upper(), "Brier", "ECE"], rows,
         folded=True, lead=2,
         csv_columns=[
@@ -105,7 +107,7 @@ def clinical_words(results: Results) -> list[str]:
     every: list[tuple[str, str, Mapping[str, Any]]] = [
         (name, site, of) for site, found in results.clinical.items() for name, of in found.items()
     ]
-    own = [one for one in every if one[2].get("auc_p_value") is not None and one[2]["auc_variance"]]
+    own = [one for one in every if None not in (one[2].get("auc_p_value"), one[2].get("auc"))]
     if not own:
         return []
     name, site, of = min(own, key=lambda one: (one[2]["auc_p_value"], one[0], one[2]["auc"]))

@@ -41,14 +41,10 @@ def cells(real_data: Path, folder: Path, *, part: bool, said: bool = True) -> di
     return {"sites": blocks}
 
 
-def run(folder: Path, local: dict[str, Any], rounds: int = 3) -> tuple[dict[str, Any], Any, Any]:
-    settings = {
-        "num_classes": 2, "class_names": [CYTOPLASM, NUCLEUS], "image_size": [SIZE, SIZE], "in_channels": 3,
-        "local_epochs": 3, "batch_size": 6, "learning_rate": 0.003,
-    }  # fmt: skip
-    plan = make_plan(
-        "fed_avg", task="segmentation", sites=list(local["sites"]), settings=settings, num_rounds=rounds, bootstrap=0
-    )
+def run(folder: Path, local: dict[str, Any], seed: int = 0) -> tuple[dict[str, Any], Any, Any]:
+    settings = {"num_classes": 2, "class_names": [CYTOPLASM, NUCLEUS]}
+    how = {"num_rounds": 3, "bootstrap": 0, "seed": seed}
+    plan = make_plan("fed_avg", task="segmentation", sites=list(local["sites"]), settings=settings, **how)
     run_local(plan, folder, local)
     (results,) = folder.rglob("results.json")
     (model,) = folder.rglob("FL_global_model.pt")

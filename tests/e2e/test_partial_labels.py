@@ -1,4 +1,4 @@
-"""Real cells and volumes of which sites annotated different structures, beside the same ones with all labels."""
+"""Real cells of which laboratories annotated different structures: figures are those of the complete masks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def cells(real_data: Path, folder: Path, *, part: bool, said: bool = True) -> di
 
 def run(folder: Path, local: dict[str, Any], seed: int = 0) -> tuple[dict[str, Any], Any, Any]:
     settings = {"num_classes": 2, "class_names": [CYTOPLASM, NUCLEUS]}
-    how = {"num_rounds": 3, "bootstrap": 0, "seed": seed}
+    how: Any = {"num_rounds": 3, "bootstrap": 0, "seed": seed}
     plan = make_plan("fed_avg", task="segmentation", sites=list(local["sites"]), settings=settings, **how)
     run_local(plan, folder, local)
     (results,) = folder.rglob("results.json")
@@ -70,16 +70,11 @@ def test_cells_of_which_two_laboratories_drew_one_structure(real_data: Path, tmp
     results, task, state = run(tmp_path / "part", cells(real_data, tmp_path / "drawn", part=True))
     truth = truth_of(task, state, whole)
     test = results["test"]
-    print(json.dumps({"test": test, "truth": truth}, indent=1))
     for site, drawn in DRAWN.items():
         for label, name in ((1, CYTOPLASM), (2, NUCLEUS)):
             seen = drawn == "all" or label in drawn
             assert (f"dice_{name}" in test[site]) == seen
             if seen:
                 assert test[site][f"dice_{name}"] == pytest.approx(truth[site][f"dice_{name}"], abs=0.02)
-    full, _, state = run(tmp_path / "full", whole)
-    print(json.dumps({"full": full["test"]}, indent=1))
     assert results["inequality"]["gap_site"] != "cellavision"
-    # What jtsc did not draw is learned from the others: as it is with all labels, but for a tenth.
-    wanted = full["test"]["jtsc"][f"dice_{CYTOPLASM}"]
-    assert truth["jtsc"][f"dice_{CYTOPLASM}"] >= 0.9 * wanted
+    assert results["inequality"]["sites"]["cellavision"]["structure_support"] == {CYTOPLASM: 12}

@@ -62,7 +62,7 @@ def test_a_site_that_says_nothing_may_be_left_out(tmp_path: Path) -> None:
 
 
 def test_that_everything_was_looked_for_changes_no_bit(tmp_path: Path) -> None:
-    found = []
+    found: list[Any] = []
     for said in ({}, {"structures": "all"}, {"structures": [1, 2]}):
         sites = {name: {**masks_site(tmp_path / f"{len(found)}" / name, (1, 2)), **said} for name in "AB"}
         results = run(tmp_path / f"run{len(found)}", sites, num_rounds=2)
@@ -87,7 +87,7 @@ def test_support_of_the_test_images_and_the_floor(tmp_path: Path) -> None:
 
 
 def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
-    sites = {}
+    sites: dict[str, dict[str, Any]] = {}
     for name, codes in (("A", (0, 1, 2)), ("B", (0, 1))):
         folder = tmp_path / name
         folder.mkdir()
@@ -100,7 +100,7 @@ def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
                 splits[split].append({"image": f"{split}{number}.png", "label": codes[number % len(codes)]})
         write_datalist(folder / "datalist.json", splits, class_names=["x", "y", "z"])
         sites[name] = {"data_root": str(folder)}
-    small = {"num_classes": 3, "image_size": [33, 33], "features": [4, 4, 8, 8], "local_epochs": 1}
+    small: dict[str, Any] = {"num_classes": 3, "image_size": [33, 33], "features": [4, 4, 8, 8], "local_epochs": 1}
     assert "no label of B is z (or too few" in run(tmp_path / "r", sites, task="classification", settings=small)
     sites["B"]["classes"] = [0, 1]
     for method in ("logit_adjustment", "fed_ism_plus_s"):

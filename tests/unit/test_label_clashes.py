@@ -28,7 +28,7 @@ def cell(rng: np.random.Generator) -> Mask:
     y, x = np.indices((SIDE, SIDE))
     centre, size = rng.uniform(16, 24, 2), rng.uniform(9, 12)
     far = np.hypot(y - centre[0], x - centre[1])
-    return (far < size).astype(np.uint8) + (far < size / 2).astype(np.uint8)
+    return np.asarray((far < size).astype(np.uint8) + (far < size / 2), np.uint8)
 
 
 def cells(folder: Path, change: Callable[[Mask, int], Mask] | None = None, **block: Any) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def test_all_annotated_is_the_task_itself(numbers: tuple[int, ...] | None) -> No
     """Check that the task is the same object, so that nothing in it can differ."""
     assert THREE.annotating(numbers) is THREE
     data = SimpleNamespace(annotated=numbers, synthetic=False, class_names=None, class_groups=None)
-    assert THREE.suited_to(data) is THREE  # type: ignore[arg-type]
+    assert THREE.suited_to(data) is THREE
     assert float(THREE.loss(SAID, TRUTH)) == float(DiceLoss(sigmoid=True)(SAID, TRUTH))
 
 
@@ -139,7 +139,7 @@ def test_the_worked_example_of_masked_logits() -> None:
     part = CLASSES.annotating((0, 1))
     outputs = LOGITS.clone().requires_grad_()
     loss = part.loss(outputs, LABEL)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert loss.item() == float(part.sample_losses(LOGITS, LABEL)) == pytest.approx(0.313262, abs=1e-6)
     assert outputs.grad is not None
     assert outputs.grad[0, 2] == 0

@@ -136,7 +136,7 @@ def test_a_site_without_usable_volumes_is_named(tmp_path: Path, bundle: Path) ->
 @pytest.mark.parametrize(
     ("classes", "change", "message"),
     [
-        (3, {}, r"the MONAI bundle's loss cannot do with the first training image .*index 2 is out of bounds"),
+        (3, {}, r"labels have values up to 2, and the network has 2 channels: 0 to 1"),
         (2, {"in_channels": 2}, r"the MONAI bundle's network cannot do with .*an input of \(1, 1, 16, 16, 16\)"),
     ],
 )

@@ -26,6 +26,8 @@ RUNTIMES: dict[str, dict[str, Any]] = {
     "slurm": {"job_launcher": {"sandbox": "none", "python_path": "/opt/fairflare/bin/python"}},
 }
 
+LIST = {"bundle_classes": ["default"]}  # of a sealed bundle's classes
+
 
 def nvflare(folder: Path, *arguments: str) -> None:
     """Run FLARE's own command as a user types it; ``HOME`` is the folder, where FLARE notes its requests."""
@@ -78,7 +80,7 @@ def test_policies_of_a_site(tmp_path):
         assert resources["class_allow_list"] == ["nvflare.own.Class", *job_classes()]
         assert resources["allow_log_streaming"] is False
     assert read(made, "authorization.json") == AUTHORIZATION
-    assert read(made, "fairflare.json") == {"data_root": "/own", "min_cases": 12}  # the site's word stays
+    assert read(made, "fairflare.json") == {"data_root": "/own", "min_cases": 12, **LIST}  # the site's word stays
     before = {path.name: path.read_text() for path in (made / "local").iterdir()}
     assert fairflare("policies", str(made))[0] == 0  # once more changes nothing
     assert {path.name: path.read_text() for path in (made / "local").iterdir()} == before
@@ -95,7 +97,7 @@ def test_policies_of_a_project_file(tmp_path):
     entry = {"path": "fairflare.provision.SitePolicyBuilder", "args": arguments}
     project.write_text(yaml.safe_dump({"builders": [{"path": "other.Builder"}, entry]}))
     assert fairflare("policies", str(site), str(server), "--project", str(project))[0] == 0
-    assert read(site, "fairflare.json") == {"min_cases": 5, "device": "cpu"}
+    assert read(site, "fairflare.json") == {"min_cases": 5, "device": "cpu", **LIST}
     assert read(site, "resources.json")["class_allow_list"][-1] == "own.package."
     assert read(server, "fairflare.json") == {"checkpoint_root": "/c"}
     assert read(server, "resources.json")["servers"] == [{"heart_beat_timeout": 60}]
@@ -175,7 +177,7 @@ def test_a_site_that_brings_its_own_key(tmp_path):
     assert before["rights"] == before["log streaming"] == "warning"
     assert fairflare("policies", str(made))[0] == 0
     assert set(states(made).values()) == {"ok"}
-    assert read(made, "fairflare.json") == {"min_cases": 5}
+    assert read(made, "fairflare.json") == {"min_cases": 5, **LIST}
 
 
 @pytest.mark.long

@@ -18,6 +18,8 @@ from fairflare.flare.export.provision import AUTHORIZATION, SitePolicyBuilder, j
 
 ROOT = Path(__file__).parents[2]
 
+LIST = {"bundle_classes": ["default"]}  # of a sealed bundle's classes
+
 
 def provision(tmp_path: Path, **changes: Any) -> Path:
     """Return the kits of the walk-through's project with other arguments of the builder."""
@@ -64,8 +66,9 @@ def test_kits_of_the_walk_through(tmp_path):
         "device": "cuda:1",
         "data_root": "/own/cases",
         "min_cases": 10,
+        **LIST,
     }
-    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu", "min_cases": 5}
+    assert local(kits, "hospital-b", "fairflare.json") == {"isolate": True, "device": "cpu", "min_cases": 5, **LIST}
     assert local(kits, "localhost", "fairflare.json") == {"checkpoint_root": "/checkpoints"}
     server = local(kits, "localhost", "resources.json")
     assert repr([entry["heart_beat_timeout"] for entry in server["servers"]]) == "[60]"  # no 60.0
@@ -108,7 +111,7 @@ def test_what_is_not_asked_for_is_not_written(tmp_path):
         tmp_path, privacy=None, site_settings=None, heart_beat_timeout=None, storage_root=None, log_streaming=True
     )
     assert not (kits / "hospital-a" / "local" / "privacy.json").exists()
-    assert local(kits, "hospital-a", "fairflare.json") == {"min_cases": 5}  # the privacy floor
+    assert local(kits, "hospital-a", "fairflare.json") == {"min_cases": 5, **LIST}  # the privacy floor
     assert local(kits, "hospital-a", "resources.json")["allow_log_streaming"] is True
     server = local(kits, "localhost", "resources.json")
     assert [entry["heart_beat_timeout"] for entry in server["servers"]] == [600]

@@ -291,6 +291,9 @@ class Task(ABC):
         """
         return {name: bool(metric.higher_is_better) for name, metric in self.by_name().items()}
 
+    def heed(self, settings: Mapping[str, Any]) -> None:  # noqa: B027
+        """Take what the owner of this machine, a server or a site, says of the task in the private settings."""
+
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Open the data of ``site`` by the site's own private settings.

@@ -109,6 +109,7 @@ class RoundsController(RunSettings, ModelController):
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()
         own = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), "server")
+        self.task.heed(own)
         root = own.get("checkpoint_root") or Path(workspace.get_root_dir()) / "fairflare_checkpoints"
         return Place(
             run_dir=Path(self.get_run_dir()),

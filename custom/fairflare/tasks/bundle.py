@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import yaml
 
 from fairflare.base import checks
-from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle
+from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle, grouped
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.settings import Text, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
-from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
-from fairflare.tasks.bundles.bundle_metric import means
+from fairflare.tasks.bundles.bundle_config import Bundle, first_cause, read_files
+from fairflare.tasks.bundles.bundle_metric import WORDS
 from fairflare.tasks.bundles.bundle_parts import BundleParts
-from fairflare.tasks.shared.site_settings import FolderSettings, read_settings, setting_error
+from fairflare.tasks.bundles.sealed import allowed_classes, shipped_classes
+from fairflare.tasks.shared.site_settings import FolderSettings, read_settings, setting_error, setting_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
     from fairflare.base.cases.resampling import Drawn
     from fairflare.base.task import Batch, Device
 
+LOOKED_AT = 20  # training images whose labels are compared with the network's channels before a run
 PRED = "pred"  # key of the network's output in MONAI's engines
 
 
@@ -39,10 +44,13 @@ class BundleSite(FolderSettings):
     Args:
         structures, classes: what the site annotated. ``"all"``; a part of it is refused, since the bundle's loss would
             take what is missing for background. Default: the site says nothing.
+        bundle_classes: full names of the classes that a bundle without code rights may name; ``"default"`` stands for
+            the list that the package has, ``"-NAME"`` takes one out. Default: that list.
     """
 
     structures: Any = None
     classes: Any = None
+    bundle_classes: list[Text] | None = None
 
     def __post_init__(self) -> None:
         for key, said in (("structures", self.structures), ("classes", self.classes)):
@@ -58,7 +66,8 @@ class MonaiBundleTask(Task):
     """Train what a MONAI bundle's configuration describes, on the sites' own datalists.
 
     A bundle is code: strings in its configuration are evaluated. So this class by itself has no bundle, and no argument
-    names one; a ``task.py``, which sites take as custom code, says in which folder beside it the bundle is.
+    names one on a disk; a ``task.py``, which sites take as custom code, says in which folder beside it the bundle is.
+    A job without custom code has the configuration as ``bundle_text``, which is read sealed: nothing of it runs.
 
     Args:
         bundle_sha256: of the bundle's files, so that all sites have the same, with spaces or without; ``None``: any.
@@ -68,6 +77,7 @@ class MonaiBundleTask(Task):
         bundle_overrides: values of the configuration that are other ones here, by key.
         image_key, label_key: of image and label in the dicts that the bundle's transforms work on.
         class_names: of the network's output channels, background too; default: those of the bundle's metadata.
+        bundle_text: the bundle's configuration itself, to be read sealed; ``None``: the folder's, with its code.
     """
 
     #: Path of the bundle's folder; a subclass in a task's file sets it.
@@ -83,19 +93,24 @@ class MonaiBundleTask(Task):
     image_key: Text = "image"
     label_key: Text = "label"
     class_names: list[Text] | None = None
+    bundle_text: Text | None = None
 
     def __post_init__(self) -> None:
-        if self.folder is None:
+        self._classes = None if self.bundle_text is None else shipped_classes()
+        if self.folder is None and self.bundle_text is None:
             raise BundleError(
                 "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, "
                 f"or in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
             )
         if not self.bundle_configs:
             raise BundleError("bundle_configs must name a file, such as 'train'")
-        found = bundle_checksum(self.folder)
+        if self.bundle_text is None:
+            found = bundle_checksum(self._folder)
+        else:
+            found = hashlib.sha256(self.bundle_text.encode()).hexdigest()
         if self.bundle_sha256 is not None and found != "".join(self.bundle_sha256.split()):
             raise BundleError(
-                f"MONAI bundle {self.folder.name!r} is not the one of this job: its files have the checksum {found}, "
+                f"MONAI bundle {self._folder.name!r} is not the one of this job: its files have the checksum {found}, "
                 f"the job says {self.bundle_sha256}"
             )
         self.monai_bundle_sha256 = found
@@ -107,12 +122,21 @@ class MonaiBundleTask(Task):
     @cached_property
     def parts(self) -> BundleParts:
         """Return the objects that the bundle's configuration describes."""
-        assert self.folder is not None
-        return self._parts_in(self.folder)
+        return self._parts_in(self._folder)
+
+    @property
+    def _folder(self) -> Path:
+        return self.folder or Path(BUNDLE_FOLDER)
 
     def _parts_in(self, folder: Path) -> BundleParts:
-        bundle = Bundle(folder, self.bundle_configs, self.bundle_ids, self.bundle_overrides)
-        return BundleParts(bundle, self.class_names)
+        said = (self.bundle_configs, self.bundle_ids, self.bundle_overrides)
+        return BundleParts(Bundle(folder, *said, sealed=self._classes, text=self.bundle_text), self.class_names)
+
+    def heed(self, settings: Mapping[str, Any]) -> None:
+        """Take the machine's own list of classes, ``bundle_classes``, for a sealed bundle."""
+        if self.bundle_text is not None and settings.get("bundle_classes") is not None:
+            self._classes = allowed_classes(settings["bundle_classes"])
+            vars(self).pop("parts", None)
 
     # -- before a run
 
@@ -122,10 +146,11 @@ class MonaiBundleTask(Task):
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
         """
-        assert self.folder is not None
+        if self.bundle_text is not None:
+            return self.parts.check()
         with OwnedFolder("bundle") as place:
-            carried = place.path / self.folder.name
-            copy_bundle(self.folder, carried)
+            carried = place.path / self._folder.name
+            copy_bundle(self._folder, carried)
             try:
                 self._parts_in(carried).check()
             except BundleError as error:
@@ -179,19 +204,28 @@ class MonaiBundleTask(Task):
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
         """Check that the site's image sizes and labels fit the bundle.
 
-        One training image goes through network and loss, in evaluation mode.
+        One training image goes through network and loss, in evaluation mode; of :data:`LOOKED_AT` the labels are
+        compared with the network's channels.
         """
         import torch
 
-        inputs, targets = (tensor.to(device) for tensor in next(iter(data.batches("training", batch_size=1))))
+        images = data.batches("training", batch_size=1)
+        inputs, targets = (tensor.to(device) for tensor in next(iter(images)))
         shapes = f"an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)}"
         step = "network"
         try:
             with evaluating(model):
                 outputs = model(inputs)
+                classes = outputs.shape[1]
+                most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))
+                if targets.shape[1] == 1 < classes <= most:
+                    text = (
+                        f"labels have values up to {most:g}, and the network has {classes} channels: 0 to {classes - 1}"
+                    )
+                    raise DataError(text, text)
                 step = "loss"
                 self.loss(outputs, targets)
-        except (torch.cuda.OutOfMemoryError, MemoryError):
+        except (torch.cuda.OutOfMemoryError, MemoryError, DataError):
             raise
         except Exception as error:  # the bundle's code may raise anything
             text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {first_cause(error)}"
@@ -204,17 +238,17 @@ class MonaiBundleTask(Task):
             ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each that the images have.
         """
         scores, losses = self._scores(model, batches, device)
-        of_images = means(scores)
-        name = self.parts.key_metric.name
-        if np.isnan(of_images).all():
+        metric = self.parts.key_metric
+        name, value = metric.name, metric.value(scores)
+        if np.isnan(value):
             raise DataError(
                 f"{name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
                 f"{name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        result = {name: float(np.nanmean(of_images)), "loss": float(np.mean(losses))}
-        by_structure = np.stack(scores).T
+        result = {name: value, "loss": float(np.mean(losses))}
+        by_structure = scores.T if metric.kind in WORDS else np.empty((0, 0))
         if len(by_structure) > 1:
-            for structure, own in zip(self.parts.key_metric.names(len(by_structure)), by_structure, strict=True):
+            for structure, own in zip(metric.names(len(by_structure)), by_structure, strict=True):
                 if not np.isnan(own).all():
                     result[f"{name}_{structure}"] = float(np.nanmean(own))
         return result
@@ -224,9 +258,7 @@ class MonaiBundleTask(Task):
 
         An image without any structure gets NaN, which counts in no mean, as in :meth:`evaluate`.
         """
-        scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
-        found: list[float] = means(scores).tolist()
-        return found
+        return [self.parts.key_metric.value(score[None]) for score in self._test_scores(model, data, device)]
 
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
@@ -235,14 +267,16 @@ class MonaiBundleTask(Task):
 
         An image without any structure counts in no mean, as in :meth:`evaluate`.
         """
-        of_images = np.array(self.image_scores(model, data, device))
-        of_draws = (of_images[one] for one in drawn)
-        return [float("nan") if np.isnan(own).all() else float(np.nanmean(own)) for own in of_draws]
+        scores = self._test_scores(model, data, device)
+        return [self.parts.key_metric.value(scores[one]) for one in drawn]
+
+    def _test_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> npt.NDArray[np.float64]:
+        return self._scores(model, data.batches("test", batch_size=1), device)[0]
 
     def _scores(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
-    ) -> tuple[list[npt.NDArray[np.float64]], list[float]]:
-        """Return, for each image, the key metric of each structure, and the loss."""
+    ) -> tuple[npt.NDArray[np.float64], list[float]]:
+        """Return, for each image, the key metric of each structure (or the sums of a quotient), and the loss."""
         from fairflare.tasks.bundles.bundle_data import item_of
 
         def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
@@ -261,7 +295,7 @@ class MonaiBundleTask(Task):
                     losses.append(float(self.loss(outputs[one], targets[one])))
                     scores.append(self._score(item_of(batch, number, keys), outputs[number], targets[number]))
         checks.whole("the number of batches to evaluate on", len(scores))
-        return scores, losses
+        return np.stack(scores), losses
 
     def _score(self, item: dict[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the key metric of one image after the bundle's postprocessing."""
@@ -288,6 +322,10 @@ class MonaiBundleTask(Task):
         from fairflare.tasks.bundles.bundle_data import BundleData
 
         own = read_settings(BundleSite, site, settings)
+        self.heed(settings)
+        if self.bundle_text is not None:
+            with setting_of(site, "bundle_classes"):
+                self.parts.check()
         if own.data_root is None:
             raise setting_error(
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
@@ -304,3 +342,10 @@ class MonaiBundleTask(Task):
             cache_bytes=own.cache_bytes,
             num_workers=own.num_workers,
         )
+
+
+def sealed_settings(folder: Path, configs: Sequence[str]) -> dict[str, str]:
+    """Return the settings by which a task reads a folder's configuration sealed, without the folder."""
+    # YAML has no braces at its ends, which FLARE would take for a variable.
+    text = yaml.safe_dump(read_files(folder, configs)[0], sort_keys=False, allow_unicode=True)
+    return {"bundle_text": text, "bundle_sha256": grouped(hashlib.sha256(text.encode()).hexdigest())}

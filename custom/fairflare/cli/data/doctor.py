@@ -67,17 +67,23 @@ def doctor(
     """Look at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
     from fairflare.cli.data.own_images import kind_by_manifest
     from fairflare.federation.plan.plan import make_plan
+    from fairflare.tasks.bundle import sealed_settings
 
     with user_errors(), one_document(as_json):
-        names = names_of(sites)
+        names, values = names_of(sites), parse_settings(settings)
+        of_bundle = [] if monai_bundle is None else list(sealing(monai_bundle, values))
+        if monai_bundle is not None and of_bundle[0].state == "ok":
+            values |= sealed_settings(monai_bundle, values.get("bundle_configs", ["train"]))
         given = {"task": task, "task_file": task_file, "monai_bundle": monai_bundle}
         task = kind_by_manifest(data, given).get("task", task)
-        plan = make_plan(
-            method, task=task, sites=names or 0, settings=parse_settings(settings), task_file=task_file,
-            monai_bundle=monai_bundle, min_sites=1,
-        )  # fmt: skip
+        opens = None  # a bundle's code runs only where there is data to open with it
+        if data is not None:
+            opens = make_plan(
+                method, task=task, sites=names or 0, settings=values, task_file=task_file,
+                monai_bundle=monai_bundle, min_sites=1,
+            ).task.open_site  # fmt: skip
     with one_document(as_json) as put:
-        found = list(examine(data, names, plan.task.open_site, kit, port or ()))
+        found = [*of_bundle, *examine(data, names, opens, kit, port or ())]
         if as_json:
             put(findings=found)
     table = Table("checked", "", "found", box=None, pad_edge=False)
@@ -113,6 +119,31 @@ def examine(
         yield from start_up_kit(kit)
     for port in ports:
         yield free_port(port)
+
+
+def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether a MONAI bundle trains where no code is allowed, what stands against it, and the data it wants.
+
+    Args:
+        folder: of the bundle, nothing of which runs.
+        settings: of the task; those that say which files, keys and values are read count.
+    """
+    from fairflare.tasks.bundles.bundle_config import Bundle
+    from fairflare.tasks.bundles.bundle_parts import BundleParts
+    from fairflare.tasks.bundles.sealed import shipped_classes
+
+    said = (settings.get(f"bundle_{name}") for name in ("ids", "overrides"))
+    bundle = Bundle(folder, settings.get("bundle_configs") or ["train"], *said, sealed=shipped_classes())
+    problems = list(BundleParts(bundle).problems())
+    yes = "yes: it trains at sites that permit no code (export --preinstalled)"
+    no = f"no: {len(problems)} part(s) need what only a bundle with code rights may have"
+    yield Finding("sealed", "warning" if problems else "ok", no if problems else yes)
+    yield from (Finding("not sealed", "warning", str(problem)) for problem in problems)
+    if own := bundle.own_code():
+        yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(own)}")
+    told = bundle.get("_meta_#network_data_format#inputs")
+    wanted = json.dumps(told) if told else "configs/metadata.json does not say"
+    yield Finding("data it wants", "ok", f"an image and a label a case; {wanted:.600}")
 
 
 def packages() -> Iterator[Finding]:

@@ -18,7 +18,8 @@ EVERY_SITE = "*"
 PREFIX = "fairflare."
 RESOURCES = ("resources.json", "resources.json.default")  # FLARE reads the first of these files that exists
 MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # as text, since mlflow may not be installed where kits are made
-SITE_FILE: dict[str, Any] = {"min_cases": 5}  # default content of a site's private file
+# What a private file has unless site_settings says otherwise: the floor, and the list of a sealed bundle's classes.
+SITE_FILE: dict[str, Any] = {"min_cases": 5, "bundle_classes": ["default"]}
 # Default rights of each role at a site; a project file may define others. No role may bring code or open a shell. The
 # right to read a job's log is in none of FLARE's categories, so it is named.
 AUTHORIZATION: dict[str, Any] = {
@@ -201,12 +202,13 @@ def job_classes() -> list[str]:
     from fairflare.flare.tracking import TensorBoard
     from fairflare.methods.base.catalog import all_methods
     from fairflare.methods.base.training import LocalTraining
+    from fairflare.tasks.bundle import MonaiBundleTask
     from fairflare.tasks.scripts import ScriptTask
 
     packaged = [load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()]
     open_: list[type] = [
         RoundsController, SiteExecutor, RunModels, TensorBoard, FairAggregator, ScriptTask, LocalTraining,
-        ImageStatistics, SiteStatistics, StatisticsPage, EvaluationController, *packaged,
+        MonaiBundleTask, ImageStatistics, SiteStatistics, StatisticsPage, EvaluationController, *packaged,
     ]  # fmt: skip
     for method in all_methods().values():
         open_ += [method.rule, method.training]

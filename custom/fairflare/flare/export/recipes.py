@@ -14,13 +14,14 @@ from fairflare.base.task import Task
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
-from fairflare.federation.plan.task_files import TASKS_BY_KIND
+from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND
 from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.flare.tracking import TensorBoard
 from fairflare.methods.base.catalog import get_method, method_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
+from fairflare.tasks.bundle import sealed_settings
 
 #: Arguments of :class:`FairRecipe` that are no settings: neither of the method, nor of its task, nor of the run.
 OPTIONS = ("name", "packaging", "task", "sites", "small", "paper", "train_like", "task_file", "monai_bundle", "isolate")
@@ -98,14 +99,16 @@ class FairRecipe(Recipe):
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
         if packaging == "preinstalled":
-            if task_file is not None or monai_bundle is not None:
-                what = "task file" if monai_bundle is None else "MONAI bundle"
-                raise ValueError(f"a {what} is custom code; packaging 'preinstalled' carries none")
+            if task_file is not None:
+                raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
             given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
             given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
             chosen = method_of(rule, training) if method is None else get_method(method)
             by_name = {k: v for k, v in chosen.preinstalled.items() if rule is None and training is None}
             settings = {**FOR_HOSPITALS, **by_name, **given, **(settings or {})}
+            if monai_bundle is not None:
+                configs = settings.get("bundle_configs", ["train"])
+                settings |= sealed_settings(Path(monai_bundle).expanduser(), configs)
         if run is None:
             options = {**usual_waits(min_sites, phase_timeout), **options}
         else:
@@ -126,7 +129,7 @@ class FairRecipe(Recipe):
             monai_bundle=monai_bundle,
             **{"label": name, "num_rounds": num_rounds, **options},
         )
-        if packaging == "preinstalled" and self.plan.task_file not in TASKS_BY_KIND.values():
+        if packaging == "preinstalled" and self.plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
             raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none")
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # FLARE's helpers look for the persistor's id here

@@ -223,6 +223,8 @@ class _Batches:
             if len(sizes) > 1 and self.different is not None:
                 raise self.different(sizes)
             inputs, targets = (torch.stack([plain(item[key]) for item in items]) for key in self.keys)
+            if targets.dtype == torch.bool:  # MONAI's losses take numbers
+                targets = targets.float()
             yield BatchOf(inputs, targets, items=items)
 
 

@@ -19,7 +19,7 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
 SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
 SPEED = ("_target_", "_desc_", "params", "foreach", "fused", "capturable", "differentiable")  # not what is computed
 #: How a bundle says that all of the network is trained.
-PARAMETERS = re.compile(r"\$\s*@\w+\.parameters\(\)\s*")
+PARAMETERS = re.compile(r"\$\s*(filter\(lambda (\w+): \2\.requires_grad,\s*)?@\w+\.parameters\(\)(?(1)\))\s*")
 
 
 def found_as_settings(bundle: Bundle, key: str) -> dict[str, Any] | None:
@@ -29,7 +29,7 @@ def found_as_settings(bundle: Bundle, key: str) -> dict[str, Any] | None:
         bundle: has the key.
         key: of the optimizer.
     """
-    told = bundle.parser[key]
+    told = bundle.get(key)
     name = str(told.get("_target_")) if isinstance(told, Mapping) else ""
     kind = name.rpartition(".")[2]
     if kind not in OPTIMIZERS or (name != kind and not name.startswith("torch.optim.")):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.disk.bundle_files import BundleError
 from fairflare.tasks.bundles.bundle_config import Bundle
 from fairflare.tasks.bundles.bundle_metric import KeyMetric
 from fairflare.tasks.bundles.bundle_optimizer import PARAMETERS, found_as_settings
@@ -35,20 +36,34 @@ class BundleParts:
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
         """
+        for error in self.problems():
+            raise error
+
+    def problems(self) -> Iterator[BundleError]:
+        """Make every part once, and yield why one is missing or cannot be made (names file and key)."""
         import torch
 
-        with torch.random.fork_rng(devices=[]):
-            self.network()
-        for part in ("train_preprocessing", "validate_preprocessing"):
-            self.transforms(part)
-        _ = self.loss, self.postprocessing, self.inferer
+        parts: list[Callable[[], Any]] = [
+            self.network, lambda: self.transforms("train_preprocessing"),
+            lambda: self.transforms("validate_preprocessing"), lambda: self.loss, lambda: self.postprocessing,
+            lambda: self.inferer, lambda: self.key_metric, self._plain_training,
+        ]  # fmt: skip
+        for part in parts:
+            try:
+                with torch.random.fork_rng(devices=[]):
+                    part()
+            except BundleError as error:
+                yield error
+
+    def _plain_training(self) -> None:
+        """Refuse an inferer of training that is none, since training goes through the network as it is."""
         key = self.bundle.place("train_inferer")
-        found = None if key is None else self.bundle.parser[key]
+        found = None if key is None else self.bundle.get(key)
         target = found.get("_target_") if isinstance(found, Mapping) else found
         if found is not None and str(target).rpartition(".")[2] != "SimpleInferer":
             raise self.bundle.problem(
-                f"key {key!r} is {target}; training goes through the network as it is, so only a SimpleInferer can be "
-                "there"
+                f"key {key!r} is {target!r:.80}; training goes through the network as it is, so only a SimpleInferer "
+                "can be there"
             )
 
     @cached_property
@@ -91,7 +106,10 @@ class BundleParts:
     def whole_number(self, part: str) -> Any:
         """Return what the bundle says, to be checked by whoever uses it; ``None``: nothing."""
         key = self.bundle.place(part)
-        return None if key is None else self.bundle.make(key)
+        made = None if key is None else self.bundle.make(key)
+        if isinstance(made, list | tuple | dict):
+            raise self.bundle.problem(f"key {key!r} must be a whole number, got a {type(made).__name__}")
+        return made
 
     # -- the optimizer
 
@@ -132,7 +150,7 @@ class BundleParts:
         import torch
 
         key = self.bundle.needed("optimizer")
-        told = self.bundle.parser[key]
+        told = self.bundle.get(key)
         remedy = "set optimizer and learning_rate to train with another one"
         if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
             raise self.bundle.problem(f"key {key!r} must be of all the network's parameters, in one group; {remedy}")

@@ -1,0 +1,310 @@
+"""Compute the ``$`` expressions of a sealed MONAI bundle by walking their syntax trees; Python runs none of them."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import itertools
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from fairflare.tasks.bundles.sealed import Sealed
+
+MOST = 10_000  # values in an argument
+LONGEST = 500  # characters of an expression
+BUDGET, STEP = 2**23, 64  # numbers and elements that all expressions of an object may work on, and what a step counts
+REFERENCE = re.compile(r"@\w*(?:::\w*)*")
+MARK = "reference_"  # a reference's name in the tree
+OPERATORS: Mapping[type, Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_,
+    ast.Invert: operator.invert, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
+}  # fmt: skip
+SEARCHED = (ast.In, ast.NotIn)
+COMPARED = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Not)
+ARRAYS = (torch.Tensor, np.ndarray, np.generic)
+NUMBERS = (bool, int, float, *ARRAYS)
+SINGLE = (int, float, str, type(None), enum.Enum, torch.dtype, torch.device)
+ARRAY_VALUES = ("shape", "ndim", "dtype", "T", "requires_grad")
+ARRAY_METHODS = (
+    "abs", "all", "amax", "amin", "any", "argmax", "argmin", "astype", "bool", "clamp", "clip", "flatten", "float",
+    "int", "item", "long", "max", "mean", "min", "permute", "reshape", "squeeze", "std", "sum", "to", "transpose",
+    "unsqueeze", "view",
+)  # fmt: skip
+ARRAY_FUNCTIONS = (
+    "abs", "argmax", "array", "as_tensor", "cat", "clip", "concatenate", "device", "exp", "isnan", "log", "max", "mean",
+    "min", "sqrt", "squeeze", "stack", "sum", "tensor", "where",
+)  # fmt: skip
+MODULES = {"torch": torch, "np": np, "numpy": np}
+Scope = Mapping[str, Any]
+
+
+class Refused(ValueError):
+    """Report what a sealed bundle may not have; the text names the key, what is there, and what to write instead."""
+
+
+class Expression:
+    """Compute one expression of a configuration.
+
+    Args:
+        sealed: makes what the expression refers to.
+        key: where the expression stands.
+        text: of it, with its ``$``.
+        budget: numbers and elements that it may still work on, alone in a list, as expressions share them.
+    """
+
+    def __init__(self, sealed: Sealed, key: str, text: str, budget: list[int]) -> None:
+        self.sealed, self.key, self.text, self.budget = sealed, key, text, budget
+
+    def value(self) -> Any:
+        """Return the expression's value.
+
+        Raises:
+            Refused: it is too long, no expression, or of none of the shapes that are known (names key and shape).
+        """
+        source = self.text[1:].replace("#", "::").strip()
+        places = sorted(set(REFERENCE.findall(source)), key=len, reverse=True)
+        for number, place in enumerate(places):
+            source = source.replace(place, f"{MARK}{number}_")
+        try:
+            tree = ast.parse(source[: LONGEST + 1], mode="eval")
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            raise self._refused(f"no expression of up to {LONGEST} characters ({error})") from None
+        if len(source) > LONGEST:
+            raise self._refused(f"longer than {LONGEST} characters")
+        return self._of(tree.body, {f"{MARK}{i}_": self.sealed.make(place[1:]) for i, place in enumerate(places)})
+
+    def _of(self, node: Any, scope: Scope) -> Any:
+        """Return the value of a node of the tree, where ``scope`` has the names."""
+        self._spend(STEP)
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None):
+                return self._sound(node.value)
+            case ast.Name(id=name) if name in scope:
+                return scope[name]
+            case ast.List(elts=parts):
+                return self._all(parts, scope)
+            case ast.Tuple(elts=parts):
+                return tuple(self._all(parts, scope))
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                return dict(zip(self._all(keys, scope), self._all(values, scope), strict=True))
+            case ast.UnaryOp(op=op, operand=one):
+                return self._computed(op, self._of(one, scope))
+            case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
+                return self._computed(op, self._of(left, scope), self._of(right, scope))
+            case ast.BoolOp(op=op, values=[first, *others]):
+                found = self._of(first, scope)
+                decided = not others or bool(found) is isinstance(op, ast.Or)
+                return found if decided else self._of(ast.BoolOp(op, others), scope)
+            case ast.IfExp(test=test, body=body, orelse=other):
+                return self._of(body if self._of(test, scope) else other, scope)
+            case ast.Slice(lower=low, upper=high, step=step):
+                return slice(*(part and self._of(part, scope) for part in (low, high, step)))
+            case ast.Subscript(value=whole, slice=part):
+                return self._entry(self._of(whole, scope), self._of(part, scope))
+            case ast.ListComp(elt=one, generators=[ast.comprehension(target=ast.Name(id=name), iter=many, ifs=tests)]):
+                scopes = ({**scope, name: part} for part in self._of(many, scope))
+                return [self._of(one, own) for own in scopes if all(self._of(test, own) for test in tests)]
+            case ast.Lambda(args=ast.arguments(args=names, vararg=None, kwonlyargs=[], kwarg=None, defaults=[])) if (
+                names
+            ):
+                return self._function([one.arg for one in names], node.body, scope)
+            case ast.Attribute() if (name := _dotted(node, scope)) in constants():
+                return constants()[name]
+            case ast.Attribute(value=inner, attr=name) if name in ARRAY_VALUES:
+                if isinstance(owner := self._of(inner, scope), ARRAYS):
+                    return getattr(owner, name)
+            case ast.Call(func=called, args=given, keywords=named) if all(one.arg for one in named):
+                by_name = {str(one.arg): self._of(one.value, scope) for one in named}
+                return self._called(called, self._all(given, scope), by_name, scope)
+        raise self._refused(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
+
+    def _all(self, parts: Sequence[ast.expr | None], scope: Scope) -> list[Any]:
+        """Return the values of several nodes, and what stands in those with a star."""
+        found: list[Any] = []
+        for part in parts:
+            found += self._of(part.value, scope) if isinstance(part, ast.Starred) else [self._of(part, scope)]
+            self._spend(len(found))
+        return found
+
+    def _entry(self, whole: Any, place: Any) -> Any:
+        """Return an entry of a list or dict, or a part of an array by whole numbers and slices."""
+        places = place if isinstance(place, tuple) else (place,)
+        if isinstance(whole, ARRAYS) and not all(isinstance(one, int | slice | None) for one in places):
+            raise self._refused("takes entries of an array by a list or an array")
+        return whole[place]
+
+    def _computed(self, op: ast.AST, *values: Any) -> Any:
+        """Return the result of an operator: lists are joined, repeated and searched, numbers and arrays computed."""
+        operator_, left, right = type(op), values[0], values[-1]
+        if operator_ is ast.Mult and isinstance(left, int):
+            left, right = right, left
+        many = isinstance(left, list | tuple | str)
+        compared = (*NUMBERS, *SINGLE) if operator_ in COMPARED else NUMBERS
+        if many and operator_ is ast.Add and type(left) is type(right):
+            self._spend(len(left) + len(right))
+        elif many and operator_ is ast.Mult and isinstance(right, int):
+            self._spend(len(left) * right)
+        elif operator_ in SEARCHED and isinstance(left, SINGLE) and isinstance(right, list | tuple | dict):
+            self._spend(len(right))
+        elif operator_ not in OPERATORS or not all(isinstance(value, compared) for value in values):
+            what = " and ".join(type(value).__name__ for value in values)
+            raise self._refused(f"has the operator {operator_.__name__} on {what}")
+        elif operator_ is ast.Pow and not (isinstance(right, ARRAYS) or abs(right) <= 64):
+            raise self._refused("has an exponent above 64")
+        self._fits(values)
+        return self._sound(OPERATORS[operator_](*((left, right) if len(values) > 1 else values)))
+
+    def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
+        """Return what a function, a class of the list, or a method of an array or a network gives."""
+        name, values = _dotted(called, scope), [*given, *by_name.values()]
+        inner = list(leaves(self.key, [value for value in values if isinstance(value, list | tuple | dict)]))
+        kinds = any(isinstance(one, type | torch.dtype) for one in inner)  # as in numpy's kinds of records
+        plain = not kinds and not any(isinstance(one, str) for one in [*inner, *values])
+        self._fits([*inner, *values])
+        if name in functions():
+            if name.partition(".")[0] in MODULES and name != "torch.device" and not plain:
+                raise self._refused(f"gives texts or kinds of numbers to {name}")
+            return self._sound(functions()[name](*given, **by_name))
+        if isinstance(called, ast.Attribute) and name.partition(".")[0] not in (*MODULES, "monai"):
+            owner, method = self._of(called.value, scope), called.attr
+            self._fits([owner, *values])
+            if isinstance(owner, torch.nn.Module) and method == "parameters":
+                return list(owner.parameters())
+            moved = isinstance(owner, torch.nn.Module) and method == "to"
+            if (moved or (isinstance(owner, ARRAYS) and method in ARRAY_METHODS)) and plain:
+                return self._sound(getattr(owner, method)(*given, **by_name))
+        elif name:
+            cls = self.sealed.named(self.key, name)
+            return self.sealed.made(self.key, cls, inspect.signature(cls).bind(*given, **by_name).arguments)
+        raise self._refused(f"calls {ast.unparse(called)!r:.80} in a way that is not known")
+
+    def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
+        """Return a function of arrays that walks the tree for each call."""
+
+        def function(*values: Any) -> Any:
+            numbers = sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))
+            called = self.budget is self.sealed.budget and not self.sealed.making  # by a transform: with its own budget
+            budget = [BUDGET + 16 * numbers] if called else self.budget
+            inner = Expression(self.sealed, self.key, self.text, budget)
+            found = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
+            if not isinstance(found, NUMBERS):
+                raise self._refused(f"gives a {type(found).__name__}, which is no array and no number")
+            return self._sound(found)
+
+        return function
+
+    def _spend(self, numbers: int) -> None:
+        self.budget[0] -= max(numbers, 0)
+        if self.budget[0] < 0:
+            raise self._refused("works on more numbers than a sealed bundle may")
+
+    def _fits(self, values: Iterable[Any]) -> None:
+        """Count arrays, together and spread over each other."""
+        shapes = [tuple(value.shape) for value in values if isinstance(value, ARRAYS)]
+        sides = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
+        self._spend(max(math.prod(map(max, sides)), sum(map(math.prod, shapes))))
+
+    def _sound(self, value: Any) -> Any:
+        """Return a result, where it is no very large number and no array of texts or objects."""
+        large = isinstance(value, int) and abs(value) >= 2**63
+        if large or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"):
+            raise self._refused("gives a number above 2 ** 63, or an array of something else than numbers")
+        if isinstance(value, range):
+            self._spend(len(value))
+        return value
+
+    def _refused(self, problem: str) -> Refused:
+        remedy = "write the value itself, or one of the shapes in docs/bundles.md"
+        return Refused(f"{self.key!r}: the expression {self.text!r:.120} {problem}; {remedy}")
+
+
+def _dotted(node: ast.AST, scope: Scope) -> str:
+    """Return the name of a module's function or value, such as ``torch.float32``; nothing where it begins otherwise."""
+    match node:
+        case ast.Name(id=name) if name not in scope:
+            return name
+        case ast.Attribute(value=inner, attr=name) if before := _dotted(inner, scope):
+            return f"{before}.{name}"
+    return ""
+
+
+def leaves(key: str, values: Any) -> Iterator[Any]:
+    """Yield what stands in lists and dicts, the names too, up to a number."""
+    waiting = [values]
+    for _ in range(MOST):
+        if not waiting:
+            return
+        match waiting.pop():
+            case dict() as found:
+                waiting += [*found, *found.values()]
+            case list() | tuple() as found:
+                waiting += found
+            case found:
+                yield found
+    raise Refused(f"{key!r} has more than {MOST} values; write fewer")
+
+
+@cache
+def constants() -> dict[str, Any]:
+    """Return the values that an expression may name: types of numbers, members of MONAI's enumerations, pi."""
+    import monai
+
+    kinds: list[tuple[str, Any]] = [
+        (name, kind) for name, kind in vars(monai.utils).items() if isinstance(kind, enum.EnumMeta)
+    ]
+    members = [(name, member) for name, kind in kinds for member in kind.__members__.values()]
+    return {
+        f"{module}.{name}": value
+        for module, inside in MODULES.items()
+        for name, value in vars(inside).items()
+        if name in ("pi", "inf", "nan", "e") or isinstance(value, torch.dtype) or _is_kind_of_number(value)
+    } | {f"monai.utils.{place}{name}.{m.name}": m for name, m in members for place in ("", "enums.")}
+
+
+def _is_kind_of_number(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, np.number | np.bool_)
+
+
+@cache
+def functions() -> dict[str, Callable[..., Any]]:
+    """Return the functions that an expression may call, by the name that it calls them."""
+    from monai.apps.pathology.handlers.utils import from_engine_hovernet
+    from monai.handlers import from_engine
+
+    plain = (len, int, float, bool, abs, min, max, sum, list, tuple)
+    found: dict[str, Callable[..., Any]] = {one.__name__: one for one in plain}
+    for module, inside in MODULES.items():
+        found |= {f"{module}.{name}": getattr(inside, name) for name in ARRAY_FUNCTIONS if hasattr(inside, name)}
+    found |= {f"{one.__module__}.{one.__name__}": one for one in (from_engine, from_engine_hovernet)}
+    return {
+        **found,
+        "monai.handlers.from_engine": from_engine,
+        "range": range,
+        "filter": _filter,
+        "skimage.measure.label": _components,
+    }
+
+
+def _filter(keeps: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Return the values that are kept, as a list."""
+    return [value for value in values if keeps(value)]
+
+
+def _components(image: Any) -> Any:
+    """Return an image's connected components, numbered, by scikit-image, which a site needs for it."""
+    from skimage.measure import label
+
+    return label(image)

@@ -1,0 +1,200 @@
+"""Make objects of a MONAI bundle's configuration without running any of it, for sites that permit no custom code.
+
+``_target_`` may name the classes of a list, with arguments that reach no file, module or network; ``@`` refers to
+another key; ``$`` expressions go to :mod:`fairflare.tasks.bundles.expressions`. Whatever else is there is refused with
+its key. MONAI's own parser, which runs all of it, is the other half of the choice in ``bundle_config.Bundle.make``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Collection, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fairflare.tasks.bundles.expressions import BUDGET, REFERENCE, Expression, Refused, leaves
+
+DEEPEST = 60  # references that lead from one to the next
+LARGEST = 2**24  # a number in an argument
+LARGEST_IMAGE = 2**27  # voxels that a size in an argument may stand for
+SIZES = re.compile(
+    "size|border|shape|roi|times|samples|repeats|grid|cells|pixdim|zoom"
+)  # arguments that say how large an image becomes
+MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # of tensors, while one object is made
+PLAIN = re.compile(r"[\w \-+:,=<>]*")  # an argument's text: no path, no module, no expression
+REACHES = re.compile(
+    "pretrained|paths?$|url|filename|_dir$|logger|writer|download|pickle|^mmap"
+)  # arguments that may load or write
+CHOICES = {  # of arguments that name code: readers of images, and transforms of torchvision
+    "reader": ("nibabelreader", "itkreader", "pydicomreader", "pilreader", "nrrdreader"),
+    "name": ("colorjitter", "gaussianblur", "grayscale", "normalize", "randomautocontrast", "randominvert"),
+}
+FURTHER = (  # arguments that classes hand on: to readers of images, to numpy's pad, to torchvision's transforms
+    "as_closest_canonical", "channel_dim", "max", "min", "brightness", "contrast", "saturation", "hue", "kernel_size",
+    "sigma", "p", "mean", "std",
+)  # fmt: skip
+VARIOUS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+SPECIAL = ("_target_", "_desc_", "_disabled_", "_mode_", "_requires_")
+SAVING = ("SaveImage", "SaveImaged")  # steps that write files, which nobody at a site asked for: left out
+
+
+class Sealed:
+    """Make objects from the keys of a configuration.
+
+    Args:
+        config: content of the bundle's files, without macros.
+        classes: full names of the classes that ``_target_`` may name; default: :func:`shipped_classes`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], classes: Collection[str] | None = None) -> None:
+        self.config, self.classes = config, shipped_classes() if classes is None else classes
+        self._made: dict[str, Any] = {}
+        self.making: list[str] = []  # keys, each for the one before it
+        self.budget = [BUDGET]  # of all expressions, while objects are made
+
+    def make(self, key: str, **arguments: Any) -> Any:
+        """Return the object of a key, made once; ``arguments`` replace those of the configuration.
+
+        Raises:
+            Refused: something in it is not allowed (names its key).
+            KeyError, IndexError, TypeError: it refers to a key that is not there.
+        """
+        key = key.replace("#", "::")
+        if key not in self._made:
+            if key in self.making or len(self.making) >= DEEPEST:
+                raise Refused(f"{key!r} refers to itself, or over more than {DEEPEST} keys; name the value itself")
+            self.making.append(key)
+            try:
+                self._made[key] = self._content(key, look(self.config, key), arguments)
+            finally:
+                self.making.pop()
+        return self._made[key]
+
+    def _content(self, key: str, value: Any, replaced: Mapping[str, Any]) -> Any:
+        match value:
+            case dict() if self._is_left_out(key, value):
+                return None
+            case {"_target_": target}:
+                given = {name: part for name, part in value.items() if name not in (*SPECIAL, *replaced)}
+                return self.made(key, self.named(key, target), {**self._parts(key, given), **replaced})
+            case dict():
+                return self._parts(key, value)
+            case list():
+                return [*self._parts(key, dict(enumerate(value))).values()]
+            case str() if value.startswith("$"):
+                return Expression(self, key, value, self.budget).value()
+            case str() if REFERENCE.fullmatch(place := value.replace("#", "::")):
+                return self.make(place[1:])
+        return value
+
+    def _parts(self, key: str, value: Mapping[Any, Any]) -> dict[Any, Any]:
+        places = {name: f"{key}::{name}" for name in value}
+        return {n: self.make(place) for n, place in places.items() if not self._is_left_out(place, value[n])}
+
+    def _is_left_out(self, key: str, value: Any) -> bool:
+        """Return whether a part is an object that is disabled, or that would write files."""
+        if not isinstance(value, dict) or "_target_" not in value:
+            return False
+        if value.get("_mode_", "default") != "default" or "_requires_" in value:
+            raise Refused(f"{key!r} has a _mode_ or _requires_ of its own; take it out")
+        disabled = self.make(f"{key}::_disabled_") if "_disabled_" in value else False
+        disabled = disabled.strip().lower() == "true" if isinstance(disabled, str) else bool(disabled)
+        return disabled or str(value["_target_"]).rpartition(".")[2] in SAVING
+
+    def named(self, key: str, target: Any) -> Any:
+        """Return the class that a target names: by its full name, and MONAI's by a short name too.
+
+        Raises:
+            Refused: it is not on the list.
+        """
+        name = str(target).rpartition(".")[2]
+        for place in sorted({full.rpartition(".")[0] for full in self.classes}):
+            found = vars(import_module(place)).get(name)
+            if isinstance(found, type) and f"{place}.{found.__name__}" in self.classes:
+                short = [name] if place.startswith("monai.") else []
+                if target in (*short, f"{place}.{name}", f"{found.__module__}.{name}"):
+                    return found
+        raise Refused(
+            f"{key!r}: {target!r:.80} is not on the list of classes that a sealed bundle may name; take one that is "
+            "(docs/bundles.md), or let the site's owner add it to bundle_classes"
+        )
+
+    def made(self, key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
+        """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
+        own = inspect.signature(cls).parameters
+        usual = {name: one.default for name, one in own.items() if one.kind not in VARIOUS}
+        bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters} - {*own, "self"}
+        if strange := [name for name in arguments if name not in (*usual, *FURTHER, *bases - {"args", "kwargs"})]:
+            raise Refused(f"{key!r}: {cls.__name__} has no argument {strange[0]!r:.80}; take it out")
+        for name, value in {**usual, **arguments}.items():
+            harmless = any(value is one for one in (None, False, inspect.Parameter.empty))
+            if not harmless and (REACHES.search(name) or _not_of(name, value)):
+                remedy = f"take one of {', '.join(CHOICES.get(name, ['false', 'null']))}"
+                raise Refused(f"{key!r}: {name} of a {cls.__name__} may load or write something; {remedy}")
+            sides = value if isinstance(value, list | tuple) else [value] * 3
+            numbers = [abs(side) for side in sides if isinstance(side, int | float) and side]
+            if name in ("pixdim", "zoom", "max_zoom"):  # of an image of 100 mm, or 100 voxels
+                numbers = [100 / side if name == "pixdim" else 100 * side for side in numbers]
+            if SIZES.search(name) and math.prod(numbers) > LARGEST_IMAGE:
+                raise Refused(f"{key!r}: {name} is {value!r:.80}, which is too large for an image; write a smaller one")
+        for value in leaves(key, arguments):
+            if isinstance(value, str) and not PLAIN.fullmatch(value):
+                raise Refused(f"{key!r}: {value!r:.80} may be a path or the name of a module; write a plain word")
+            if isinstance(value, int | float) and not abs(value) <= LARGEST:
+                raise Refused(f"{key!r}: {value!r:.80} is too large; write a number up to {LARGEST}")
+        with _Bounded(key):
+            return cls(**arguments)
+
+
+def _not_of(name: str, value: Any) -> bool:
+    """Return whether an argument that names code names none of the known."""
+    return name in CHOICES and not (isinstance(value, str) and value.lower() in CHOICES[name])
+
+
+class _Bounded(TorchDispatchMode):
+    """Refuse an object that takes very much memory or very many layers, before it has them."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.key, self.calls, self.numbers = key, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        sizes = [one for one in args if isinstance(one, list | tuple) and all(isinstance(side, int) for side in one)]
+        self.calls += 1
+        self.numbers += max(map(math.prod, sizes), default=0)
+        if self.calls > MOST_CALLS or self.numbers > MOST_NUMBERS:
+            raise Refused(f"{self.key!r} is too large to be made; a sealed bundle has up to {MOST_NUMBERS} parameters")
+        return func(*args, **(kwargs or {}))
+
+
+def look(config: Any, key: str) -> Any:
+    """Return the value under a key such as ``train::dataset::0`` (or ``train#dataset#0``).
+
+    Raises:
+        KeyError, IndexError, ValueError, TypeError: there is none.
+    """
+    for step in key.replace("#", "::").split("::"):
+        config = config[int(step)] if isinstance(config, list) else config[step]
+    return config
+
+
+@cache
+def shipped_classes() -> frozenset[str]:
+    """Return full names of the classes that a bundle may name where a site does not say otherwise."""
+    packages = yaml.safe_load(Path(__file__).with_name("sealed_classes.yaml").read_text(encoding="utf-8"))
+    return frozenset(f"{package}.{name}" for package, names in packages.items() for name in names.split())
+
+
+def allowed_classes(entries: Collection[str] | None) -> frozenset[str]:
+    """Return the classes of a site's list: ``default`` stands for the shipped ones, ``-NAME`` takes one out."""
+    entries = ["default"] if entries is None else entries
+    taken_out = [entry[1:] for entry in entries if entry.startswith("-")]
+    shipped = shipped_classes() if "default" in entries else frozenset()
+    return shipped.union(entry for entry in entries if "." in entry and entry[0] != "-").difference(taken_out)

@@ -1,0 +1,436 @@
+"""A MONAI bundle read sealed: what is made, with the same bits as by MONAI's own parser, and what is refused by key."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.base.disk.bundle_files import BundleError
+from fairflare.data.datalist import DataError
+from fairflare.federation.plan.plan import make_plan
+from fairflare.flare.export.recipes import FairRecipe
+from fairflare.provision import job_classes
+from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
+from fairflare.tasks.bundles.bundle_config import Bundle
+from fairflare.tasks.bundles.bundle_parts import BundleParts
+from fairflare.tasks.bundles.expressions import Refused
+from fairflare.tasks.bundles.sealed import Sealed, allowed_classes, shipped_classes
+from tests.bundles import train_config, write_bundle, write_volumes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HERE: dict[str, Any] = {
+    "n": 3, "names": ["a", "b"], "deep": {"list": [1, [2, 3]]}, "roi": [4, 5], "flag": True, "dims": 3, "rank": 0,
+    "net_def": {"_target_": "UNet", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "channels": [4, 8],
+                "strides": [2]},
+    "net": "$@net_def.to(torch.device('cpu'))",
+}  # fmt: skip
+
+
+def by_monai(config: dict[str, Any], key: str) -> Any:
+    from monai.bundle import ConfigParser
+
+    return ConfigParser(copy.deepcopy(config)).get_parsed_content(key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@n", "@deep#list#1#0", "@deep::list::0", "$@n + 1", "$len(@names) + 1", "$[1,] * @n", "$@n * [0]",
+        "$@names + ['c']", "$np.pi / 12", "$-@n ** 2", "$torch.float32", "$np.uint8", "$(np.float32, np.int32)",
+        "$monai.utils.InterpolateMode.BICUBIC", "$monai.utils.enums.GridSampleMode.NEAREST", "$@rank > 0",
+        "$1 if @flag else 2", "$False and 5", "$@rank or 7", "$not @flag", "$@n in (3, 4)", "$@n not in [3]",
+        "$@names[0]", "$@deep['list'][1]", "$@roi[::-1]", "$[i * 2 for i in @roi if i > 4]", "$(1, *@roi)",
+        "${'a': @n, 'b': [@n]}", "$torch.tensor([1.0, 2.0])", "$list(range(@n))", "$max(@roi)", "$'x' + 'y'",
+        "$tuple(@roi)", "$@n == 3", "$@n // 2 % 2", "$np.array([1, 2]).astype(np.float32)",
+    ],
+)  # fmt: skip
+def test_an_expression_has_the_value_that_python_gives(text: str) -> None:
+    config = {**HERE, "x": text}
+    found, expected = Sealed(config).make("x"), by_monai(config, "x")
+    assert type(found) is type(expected)
+    if isinstance(found, torch.Tensor | np.ndarray):
+        assert (found == expected).all()
+        assert found.dtype == expected.dtype
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$lambda x: x > 0", "$lambda x: 0", "$lambda x: x.reshape((1, *@roi))", "$lambda x: np.where(x > 3, x, 0)",
+        "$lambda x: x[0:1].sum(0)", "$lambda x: (x == @n) | (x == 2)", "$lambda x: x.astype(np.uint8)",
+        "$lambda x: x / x.max()",
+    ],
+)  # fmt: skip
+def test_a_function_of_an_array(text: str) -> None:
+    config = {**HERE, "x": text}
+    array = np.arange(20.0).reshape(4, 5)
+    found, expected = Sealed(config).make("x")(array), by_monai(config, "x")(array)
+    np.testing.assert_array_equal(found, expected)
+
+
+REFUSED = [
+    ("$__import__('os').system('x')", "calls \\(?.__import__|calls|'__import__' is not on the list"),
+    ("$open('/etc/passwd')", "'open' is not on the list"),
+    ("$().__class__.__bases__", "shape \\(Attribute\\)"),
+    ("$torch.load('x')", "'torch.load' is not on the list"),
+    ("$torch.hub.load('a', 'b')", "not on the list"),
+    ("$np.load('x', allow_pickle=True)", "'np.load' is not on the list"),
+    ("$monai.bundle.download('x')", "not on the list"),
+    ("$getattr(torch, 'load')", "shape \\(Name\\)"),
+    ("$getattr(@net, 'load')", "'getattr' is not on the list"),
+    ("$torch.os.system", "shape \\(Attribute\\)"),
+    ("$eval('1')", "eval"),
+    ("$f'{@n:1000000000}'", "JoinedStr"),
+    ("$'%1000000000d' % 1", "operator Mod"),
+    ("$'{0.__class__}'.format(1)", "calls"),
+    ("$[1] * 10**9", "more numbers than"),
+    ("$10**10**10", "exponent above"),
+    ("$2**63", "above 2"),
+    ("$'x' * 10**8", "more numbers than"),
+    ("$[[0] * 9999 for i in range(9999)]", "more numbers than"),
+    ("$[1 for i in range(10**9)]", "more numbers than"),
+    ("$max(range(5000), key=lambda v: sum([i for i in range(5000)]))", "more numbers than"),
+    ("$np.array(['/etc/passwd'])", "gives texts"),
+    ("$np.array('', dtype='U200000000')", "gives texts"),
+    ("$np.array([@net])", "something else than numbers"),
+    ("$np.array([1], dtype=[('a', np.float64, (9999, 9999))])", "gives texts|kinds"),
+    ("$np.array(1.0, dtype=(np.float64, (10000, 10000)))", "kinds"),
+    ("$np.array([[0] * 9000])[[0] * 9000]", "entries of an array by a list"),
+    ("$@net.training.T", "shape \\(Attribute\\)"),
+    ("$np.array([1]).tofile('x')", "calls"),
+    ("$np.array([1]).dump(1)", "calls"),
+    ("$[@net][0].dtype", "shape \\(Attribute\\)"),
+    ("$@n.T", "shape \\(Attribute\\)"),
+    ("$@net.__dict__", "shape \\(Attribute\\)"),
+    ("$@net.apply(print)", "shape|calls"),
+    ("$@net.load_state_dict({})", "calls"),
+    ("$(lambda: 1)()", "calls|Lambda"),
+    ("$lambda x, y=1: x", "Lambda"),
+    ("$[x for x in @roi for y in @roi]", "ListComp"),
+    ("$(x := 1)", "NamedExpr"),
+    ("$1 << 99", "operator LShift"),
+    ("$import os", "no expression"),
+    ("$" + "(" * 300 + ")" * 300, "no expression"),
+    ("$" + "1+" * 300 + "1", "longer than|no expression"),
+    ("$b'x'", "Constant"),
+    ("$os.sep", "Attribute"),
+    ("@x", "refers to itself"),
+    ("@nowhere", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED)
+def test_an_expression_that_is_refused(text: str, message: str) -> None:
+    with pytest.raises((Refused, KeyError), match=message) as refused:
+        Sealed({**HERE, "x": text}).make("x")
+    if isinstance(refused.value, Refused):
+        assert "'x'" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ({"_target_": "os.system", "command": "x"}, "not on the list"),
+        ({"_target_": "builtins.eval"}, "not on the list"),
+        ({"_target_": "monai.transforms.io.dictionary.LoadImaged.__init__"}, "not on the list"),
+        ({"_target_": "monai.transforms.DataStatsd", "keys": "image"}, "not on the list"),
+        ({"_target_": "transforms.Compose"}, "not on the list"),
+        ({"_target_": ["Compose"]}, "not on the list"),
+        ({"_target_": "LoadImaged", "keys": "image", "reader": "os.system"}, "reader of a LoadImaged may load"),
+        ({"_target_": "LoadImaged", "keys": "image", "allow_pickle": True}, "no argument 'allow_pickle'"),
+        ({"_target_": "LoadImaged", "keys": "image", "kwargs": {"a": 1}}, "no argument 'kwargs'"),
+        ({"_target_": "LoadImaged", "keys": "image", "mmap_mode": "w+"}, "no argument 'mmap_mode'"),
+        ({"_target_": "Spacingd", "keys": "image", "pixdim": [1e-5, 1e-5, 1e-5]}, "too large for an image"),
+        ({"_target_": "GridSplitd", "keys": "image", "grid": [9999, 99999]}, "too large for an image"),
+        ({"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"}, "pretrained of a EfficientNetBN may load"),
+        ({"_target_": "DenseNet121", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "pretrained": 1}, "may"),
+        ({"_target_": "HoVerNet", "pretrained_url": "https://x"}, "pretrained_url of a HoVerNet may load"),
+        ({"_target_": "TorchVisiond", "keys": "image", "name": "Lambda"}, "name of a TorchVisiond may load"),
+        ({"_target_": "LoadImaged", "keys": "../image"}, "may be a path"),
+        ({"_target_": "LoadImaged", "keys": "os.path"}, "may be a path or the name of a module"),
+        ({"_target_": "UNet", "_mode_": "debug"}, "_mode_ or _requires_"),
+        ({"_target_": "UNet", "_requires_": ["$1"]}, "_mode_ or _requires_"),
+        ({**HERE["net_def"], "out_channels": 10**9}, "too large"),
+        ({"_target_": "BorderPadd", "keys": "image", "spatial_border": 10**6}, "too large for an image"),
+        ({"_target_": "Resized", "keys": "image", "spatial_size": [2**14, 2**14, 2**14]}, "too large for an image"),
+        ({"_target_": "Compose", "transforms": [{"_target_": "Flipd", "_disabled_": "$open('x')"}]}, "'open' is not"),
+        ({**HERE["net_def"], "channels": [9999, 9999]}, "too large to be made"),
+        ({"_target_": "DenseNet", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "block_config": [999]}, "t"),
+    ],
+)  # fmt: skip
+def test_an_object_that_is_refused(target: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refused, match=message):
+        Sealed({"x": target}).make("x")
+
+
+def test_lists_within_lists_do_not_explode() -> None:
+    bomb = {f"a{i}": [f"@a{i + 1}", f"@a{i + 1}"] for i in range(40)} | {"a40": 1}
+    with pytest.raises(Refused, match="more than"):
+        Sealed({**bomb, "x": {"_target_": "Compose", "transforms": "@a0"}}).make("x")
+    doubled = {f"a{i}": f"$@a{i + 1} + @a{i + 1}" for i in range(40)} | {"a40": [1]}
+    with pytest.raises(Refused, match="more numbers than"):
+        Sealed(doubled).make("a0")
+    chain = {f"a{i}": f"@a{i + 1}" for i in range(200)} | {"a200": 1}
+    with pytest.raises(Refused, match="over more than 60 keys"):
+        Sealed(chain).make("a0")
+
+
+def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
+    def read(**more: Any) -> Bundle:
+        return Bundle(write_bundle(tmp_path / "b", {**train_config(), **more}), sealed=shipped_classes())
+
+    assert read(a="%b", b=["%n"], n=3).get("a") == [3]
+    with pytest.raises(BundleError, match="'a': %a refers to itself"):
+        read(a="%a")
+    with pytest.raises(BundleError, match=r"'a': %/etc/x.json::a refers to itself, to another file, or to nothing"):
+        read(a="%/etc/x.json#a")
+    with pytest.raises(BundleError, match=r"'a': %nowhere refers to"):
+        read(a="%nowhere")
+    with pytest.raises(BundleError, match="more than 50000 values"):
+        read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1)
+    (tmp_path / "b" / "configs" / "train.json").write_text(" " * 2**21)
+    with pytest.raises(BundleError, match="larger than 1048576 bytes"):
+        Bundle(tmp_path / "b")
+
+
+def test_a_function_that_gives_a_path_to_load_is_refused(tmp_path: Path) -> None:
+    for text in ("$lambda x: 'other'", "$lambda x: x + 'y'", "$lambda x: [x]"):
+        made = Sealed({"x": {"_target_": "Lambdad", "keys": "image", "func": text}}).make("x")
+        with pytest.raises((RuntimeError, Refused), match=r"applying transform|which is no array and no number"):
+            made({"image": "a"})
+
+
+def test_a_call_of_a_function_has_a_budget() -> None:
+    slow = "$lambda x: [max(range(5000), key=lambda v: sum([i for i in range(5000)]))][0]"
+    with pytest.raises(Refused, match="more numbers than"):
+        Sealed({"x": slow}).make("x")(np.zeros(3))
+
+
+def test_what_is_disabled_and_what_writes_is_left_out() -> None:
+    steps: list[dict[str, Any]] = [
+        {"_target_": "Flipd", "keys": "image"}, {"_target_": "Flipd", "keys": "image", "_disabled_": "$not @flag"},
+        {"_target_": "Flipd", "keys": "image", "_disabled_": "@flag"}, {"_target_": "SaveImaged", "output_dir": "/x"},
+    ]  # fmt: skip
+    made = Sealed({**HERE, "x": {"_target_": "Compose", "transforms": steps}}).make("x")
+    assert len(made.transforms) == 2
+
+
+# ------------------------------------------------------------------------------------------------ the site's list
+
+
+def test_a_site_narrows_and_extends_the_list(tmp_path: Path) -> None:
+    assert allowed_classes(None) == shipped_classes()
+    narrowed = allowed_classes(["default", "-monai.losses.DiceCELoss"])
+    assert shipped_classes() - narrowed == {"monai.losses.DiceCELoss"}
+    assert allowed_classes(["monai.networks.nets.UNet"]) == {"monai.networks.nets.UNet"}
+    assert Sealed({"x": {"_target_": "fractions.Fraction", "numerator": 3}}, {"fractions.Fraction"}).make("x") == 3
+    task = MonaiBundleTask(**sealed_settings(write_bundle(tmp_path / "b"), ["train"]))
+    own = write_volumes(tmp_path / "site")
+    task.open_site("site-1", own)
+    with pytest.raises(DataError, match=r"site 'site-1': .*key 'loss'.*'DiceCELoss' is not on the list"):
+        task.open_site("site-1", {**own, "bundle_classes": ["default", "-monai.losses.DiceCELoss"]})
+    with pytest.raises(DataError, match=r"key 'bundle_classes' in the site file is not usable|bundle_classes"):
+        task.open_site("site-1", {**own, "bundle_classes": "all"})
+    task.heed({"bundle_classes": ["monai.networks.nets.VNet"]})
+    with pytest.raises(BundleError, match="UNet' is not on the list"):
+        task.build_model()
+    assert "fairflare.tasks.bundle.MonaiBundleTask" in job_classes()
+
+
+# ------------------------------------------------------------------------------------------------ in a job
+
+
+def test_a_job_without_custom_code_carries_the_configuration(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    FairRecipe("fed_avg", monai_bundle=folder, sites=2, packaging="preinstalled").export(str(tmp_path / "jobs"))
+    app = tmp_path / "jobs" / "fed_avg" / "app"
+    assert not (app / "custom").exists()
+    text = (app / "config" / "config_fed_client.json").read_text()
+    assert str(tmp_path) not in text
+    told = json.loads(text)["executors"][0]["executor"]["args"]["task"]
+    assert told["path"] == "fairflare.tasks.bundle.MonaiBundleTask"
+    task = MonaiBundleTask(**told["args"])
+    assert task.primary_metric == "dice"
+    with pytest.raises(ValueError, match="is not the one of this job"):
+        MonaiBundleTask(**{**told["args"], "bundle_text": told["args"]["bundle_text"].replace("0.01", "0.02")})
+    config = train_config()
+    config["network_def"] = {"_target_": "scripts.net.Net"}
+    (folder / "scripts").mkdir()
+    (folder / "scripts" / "net.py").write_text("raise SystemError")
+    write_bundle(folder, config)
+    with pytest.raises(BundleError, match=r"key 'network_def' cannot be made: .*'scripts.net.Net' is not on the list"):
+        FairRecipe("fed_avg", monai_bundle=folder, sites=2, packaging="preinstalled")
+    assert Bundle(folder).own_code() == ["network_def#_target_"]
+
+
+def parts_of(folder: Path, sealed: bool) -> BundleParts:
+    return BundleParts(Bundle(folder, sealed=shipped_classes() if sealed else None))
+
+
+def test_all_parts_have_the_bits_of_monais_parser(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "b")
+    image, label = torch.rand(1, 1, 16, 16, 16), (torch.rand(1, 1, 16, 16, 16) > 0.5).float()
+    losses = []
+    for sealed in (True, False):
+        parts = parts_of(folder, sealed)
+        parts.check()
+        torch.manual_seed(5)
+        network = parts.network()
+        optimizer = parts.optimizer(list(network.parameters()))
+        own = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = parts.loss(network(image), label)
+            loss.backward()
+            optimizer.step()
+            own.append(loss.item())
+        losses.append(own)
+    assert losses[0] == losses[1]
+    assert len(set(losses[0])) == 3
+
+
+EVENTS = ("exec", "open", "import", "socket", "subprocess", "os.system", "ctypes", "pickle.find_class")
+
+
+@contextmanager
+def heard(allowed: tuple[str, ...]) -> Iterator[list[str]]:
+    """What happens in the context that a sealed bundle must not do; the hook cannot be taken out, so it is switched."""
+    found: list[str] = []
+    on = [True]
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if not on[0] or not event.startswith((*EVENTS, "compile")):
+            return
+        if event == "open":
+            if not str(args[0]).startswith(allowed) and not isinstance(args[0], int):
+                found.append(f"open {args[0]}")
+        elif event == "compile":  # ast.parse comes by here too, and makes a tree and no code
+            frame: Any = sys._getframe(1)
+            if frame.f_code.co_name != "parse" and str(args[1]).startswith(("<unknown>", "<string>")) and args[0]:
+                found.append(f"compile {args[0]!r:.60}")
+        elif event == "exec":
+            if args[0].co_filename == "<unknown>":
+                found.append(f"exec {args[0]}")
+        elif event == "import":
+            if not args[0].partition(".")[0].isidentifier() or args[0].startswith(("scripts", "evil")):
+                found.append(f"import {args[0]}")
+        else:
+            found.append(event)
+
+    sys.addaudithook(hook)
+    try:
+        yield found
+    finally:
+        on[0] = False
+
+
+def test_nothing_runs_while_a_sealed_bundle_is_read_and_trained(tmp_path: Path) -> None:
+    """First once without the hook, so that what libraries load at their first use is loaded."""
+    config = train_config()
+    config["imports"] += ["$import evil", "$__import__('evil')"]
+    config["initialize"] += ["$open('/nowhere/evil', 'w')"]
+    folder = write_bundle(tmp_path / "b", config)
+    own = write_volumes(tmp_path / "site")
+    plan = make_plan("fed_avg", monai_bundle=folder, sites=2, settings=sealed_settings(folder, ["train"]))
+
+    def train() -> float:
+        task = MonaiBundleTask(bundle_text=plan.task.bundle_text)
+        data = task.open_site("site-1", own)
+        torch.manual_seed(0)
+        network = task.build_model()
+        optimizer = task.make_optimizer(list(network.parameters()))
+        for inputs, targets in data.batches("training", batch_size=2, shuffle_seed=1, augment=True):
+            task.loss(network(inputs), targets).backward()
+            optimizer.step()
+        return task.evaluate(network, data.batches("test", batch_size=1), torch.device("cpu"))["loss"]
+
+    first = train()
+    places = (
+        str(tmp_path),
+        sys.prefix,
+        sys.base_prefix,
+        str(Path(__file__).parents[2] / "custom"),
+        "/dev/null",
+        "/proc",
+    )
+    with heard(places) as found:
+        assert train() == first
+    assert found == []
+
+
+def test_the_hook_hears_what_monais_parser_does(tmp_path: Path) -> None:
+    """Else the test above would prove nothing."""
+    folder = write_bundle(tmp_path / "b", {**train_config(), "evil": "$open('/etc/hostname').close()"})
+    with heard((str(tmp_path), sys.prefix, sys.base_prefix)) as found:
+        Bundle(folder).make("evil")
+    assert any(one.startswith("open /etc/hostname") for one in found)
+    assert any(one.startswith("compile") for one in found)
+
+
+# ------------------------------------------------------------------------------------------------ metrics
+
+
+def with_metric(tmp_path: Path, metric: dict[str, Any]) -> Any:
+    config = train_config()
+    picks = {"output_transform": "$monai.handlers.from_engine(['pred', 'label'])"}
+    config["validate"]["key_metric"] = {"m": {**metric, **picks}}
+    return parts_of(write_bundle(tmp_path / "b", config), sealed=True).key_metric
+
+
+Batch = list[dict[str, torch.Tensor]]
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "expected", "higher"),
+    [
+        ({"_target_": "ignite.metrics.Accuracy"}, "accuracy", lambda p, y: (p == y).mean(), True),
+        ({"_target_": "ConfusionMatrix", "metric_name": "f1 score"}, "f1_score",
+         lambda p, y: 2 * (p * y).sum() / (p.sum() + y.sum()), True),
+        ({"_target_": "ConfusionMatrix", "metric_name": "miss rate"}, "miss_rate",
+         lambda p, y: ((1 - p) * y).sum() / y.sum(), False),
+        ({"_target_": "MeanAbsoluteError"}, "mean_absolute_error", lambda p, y: np.abs(p - y).sum() / (4 * 2), False),
+        ({"_target_": "MeanSquaredError"}, "mean_squared_error", lambda p, y: ((p - y) ** 2).sum() / (4 * 2), False),
+    ],
+)  # fmt: skip
+def test_a_metric_that_is_a_quotient_of_sums(
+    tmp_path: Path, target: dict[str, Any], name: str, expected: Callable[..., Any], higher: bool
+) -> None:
+    """Images of which one alone would give another mean."""
+    metric = with_metric(tmp_path, target)
+    rng = np.random.default_rng(0)
+    found, truth = (rng.random((4, 2, 5)) < share for share in (0.4, 0.7))
+    truth[0, :, 1:] = False
+    items = [
+        {"pred": torch.tensor(p).float(), "label": torch.tensor(y).float()} for p, y in zip(found, truth, strict=True)
+    ]
+    scores = np.stack([metric.of_image(item, "label") for item in items])
+    assert metric.name == name
+    assert metric.value(scores) == pytest.approx(float(expected(found.astype(float), truth.astype(float))), rel=1e-6)
+    assert metric.declared()[0].higher_is_better is higher
+
+
+def test_an_argument_of_the_metric_that_is_no_number(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="include_background must be true, false or a whole number"):
+        with_metric(tmp_path, {"_target_": "MeanDice", "include_background": ["$lambda x: x"]})
+
+
+def test_a_text_of_a_job_that_is_none() -> None:
+    for text in ("a: " + "b" * 2**20, "- 1", "{", "!!python/object/apply:os.system [x]"):
+        with pytest.raises(ValueError, match="the text of the job cannot be made"):
+            MonaiBundleTask(bundle_text=text)
+
+
+def test_a_detectors_metric_says_that_detection_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"is 'IgniteCocoMetric', which is not one of .*; detection is not there"):
+        with_metric(tmp_path, {"_target_": "scripts.evaluator.IgniteCocoMetric"})

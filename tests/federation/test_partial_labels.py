@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from fairflare.base.cases.floor import Floor
 from fairflare.data.datalist import write_datalist
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.facts import support_of
 from fairflare.federation.transports.local import run_local
 from tests.unit.test_census import masks_site
 
@@ -84,6 +87,19 @@ def test_support_of_the_test_images_and_the_floor(tmp_path: Path) -> None:
     assert few["info"]["said"]["A"]["marked"] == {"class_1": 18}
     assert few["info"]["said"]["B"]["marked"] == {}
     assert all(one.get("structure_support") is None for one in few["inequality"]["sites"].values())
+
+
+def test_support_that_few_cases_have_or_lack_stays() -> None:
+    """12 test images, floor 5: of 12, 3, 0 and 9 that mark a structure the first may be told; 0 without a floor."""
+    marks = [(case, [0, *([1] if case < 3 else []), *([3] if case < 9 else [])]) for case in range(12)]
+    names = ["all", "few", "none", "most"]
+    task: Any = SimpleNamespace(has_classes=False, outcome_names=lambda: names)
+    data: Any = SimpleNamespace(marks=lambda split: marks, annotated=None)
+    few, every = (support_of(task, data, Floor(data, least)) for least in (5, 1))
+    assert few == {"structures": ["all"], "structure_support": [12]}
+    assert every == {"structures": names, "structure_support": [12, 3, 0, 9]}
+    data.annotated = (0, 3)
+    assert support_of(task, data, Floor(data, 1)) == {"structures": ["all", "most"], "structure_support": [12, 9]}
 
 
 def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:

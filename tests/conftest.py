@@ -51,22 +51,27 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
         report.outcome, report.longrepr = "skipped", (str(item.path), 0, "Skipped: needs fairflare_lab")
 
 
-# ------------------------------------------------------------------------------------------------ real images
+# ------------------------------------------------------------------------------------------------ what others publish
 
-REAL_DATA = "FAIRFLARE_REAL_DATA"
-NO_REAL_DATA = f"no real images: {REAL_DATA} names no folder"
+#: Fixture -> the variable that names its folder, and what is in there.
+OUTSIDE = {
+    "real_data": ("FAIRFLARE_REAL_DATA", "real images"),
+    "model_zoo": ("FAIRFLARE_MODEL_ZOO", "model zoo"),
+}
+MISSING = {name: f"no {what}: {variable} names no folder" for name, (variable, what) in OUTSIDE.items()}
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of real images unless their folder is named; a folder that does not exist is an error.
+    """Skip tests of others' images or bundles whose folder nobody names; a folder that does not exist is an error.
 
     Of a test with the mark ``many`` the first case is of the first tier, or those of ``many(KEY, ...)``: the numbers of
     cases, or words of which one stands in a case's name. The others are ``long``.
     """
-    given = os.environ.get(REAL_DATA)
-    if given and not Path(given).is_dir():
-        raise pytest.UsageError(f"{REAL_DATA}={given}: there is no such folder")
+    given = {name: os.environ.get(variable) for name, (variable, _) in OUTSIDE.items()}
+    for name, folder in given.items():
+        if folder and not Path(folder).is_dir():
+            raise pytest.UsageError(f"{OUTSIDE[name][0]}={folder}: there is no such folder")
     seen: Counter[str] = Counter()
     for item in items:
         if many := item.get_closest_marker("many"):
@@ -75,20 +80,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[test] not in (many.args or (0,)) and words.isdisjoint(re.split(r"[\[\]-]", case)):
                 item.add_marker("long")
             seen[test] += 1
-        if "real_data" in getattr(item, "fixturenames", ()):
-            item.add_marker("real_data")
-            if not given:
-                item.add_marker(pytest.mark.skip(reason=NO_REAL_DATA))
+        for name in OUTSIDE.keys() & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(name)
+            if not given[name]:
+                item.add_marker(pytest.mark.skip(reason=MISSING[name]))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Report in one line how many tests of real images did not run."""
-    skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_REAL_DATA in str(r.longrepr)]
-    if skipped:
-        terminalreporter.write_line(f"{len(skipped)} tests of real images skipped: {NO_REAL_DATA}", yellow=True)
+    """Report how many tests of what others publish did not run, a line each."""
+    for name, reason in MISSING.items():
+        skipped = [r for r in terminalreporter.stats.get("skipped", []) if reason in str(r.longrepr)]
+        if skipped:
+            text = f"{len(skipped)} tests of {OUTSIDE[name][1]} skipped: {reason}"
+            terminalreporter.write_line(text, yellow=True)
 
 
 @pytest.fixture
 def real_data() -> Path:
     """Return the folder of the real images."""
-    return Path(os.environ[REAL_DATA])
+    return Path(os.environ[OUTSIDE["real_data"][0]])
+
+
+@pytest.fixture
+def model_zoo() -> Path:
+    """Return the checkout of MONAI's model zoo."""
+    return Path(os.environ[OUTSIDE["model_zoo"][0]])

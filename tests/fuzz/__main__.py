@@ -1,4 +1,4 @@
-"""Attack every method and phase with many hostile answers, and print a table of the outcomes.
+"""Attack every method and phase with hostile answers, and the sealed reader with bundles, and print a table.
 
 One case again: ``python -m tests.fuzz --method fed_mas --phase train --seed 0 --case 17``.
 """
@@ -17,18 +17,20 @@ from pathlib import Path
 
 from fairflare.methods.base.catalog import all_methods
 
-from .bench import OUTCOMES, Verdict, attack, phases_of
+from .bench import OF_BUNDLES, OUTCOMES, Verdict, attack, phases_of
+from .bundles import BUNDLES, attack_bundles
 from .statistics import STATS, attack_statistics
 
-COLUMNS = ("method", "phase", "cases", "sent", "accepted", *OUTCOMES)
+COLUMNS = ("method", "phase", "cases", "sent", "accepted", *OUTCOMES, *OF_BUNDLES)
 SHOWN = 20
+OTHERS = {STATS: attack_statistics, BUNDLES: attack_bundles}  # besides the methods, each with one phase of its name
 
 
 def main() -> int:
     given = _arguments()
-    methods = given.method or list(all_methods())
-    of_statistics = [(STATS, STATS)] if (STATS in given.phase if given.phase else not given.method) else []
-    jobs = of_statistics + [(m, p) for m in methods for p in phases_of(m) if p in (given.phase or phases_of(m))]
+    chosen = given.method or [*OTHERS, *all_methods()]
+    pairs = [(m, p) for m in chosen for p in ([m] if m in OTHERS else phases_of(m))]
+    jobs = [(m, p) for m, p in pairs if p in (given.phase or [p])]
     started, faulty = time.monotonic(), 0
     total: Counter[str] = Counter()
     print("  ".join(f"{name:>12}" for name in COLUMNS), flush=True)
@@ -36,14 +38,16 @@ def main() -> int:
         every = range(given.cases) if given.case is None else range(given.case, given.case + 1)
         how = {"cases": every} if given.replies is None else {"replies": given.replies}
         running = {
-            pool.submit(attack_statistics if p == STATS else attack, Path(root) / f"{m}-{p}", m, p, given.seed, **how):
-            (m, p) for m, p in jobs
+            pool.submit(OTHERS.get(p, attack), Path(root) / f"{m}-{p}", m, p, given.seed, **how): (m, p)
+            for m, p in jobs
         }  # fmt: skip
         for done in as_completed(running):
             method, phase = running[done]
             if error := done.exception():
                 faulty += 1
-                print(f"{method:>12}  {phase:>12}  the bench itself failed: {error!r}", flush=True)
+                case = Path(root) / f"{method}-{phase}" / "running"
+                text = case.read_text() if case.exists() else ""
+                print(f"{method:>12}  {phase:>12}  the bench itself failed: {error!r} {text}", flush=True)
                 continue
             verdicts = done.result()
             counts = count(verdicts)
@@ -80,11 +84,11 @@ def memory_folder() -> contextlib.AbstractContextManager[str]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--method", action="append", help="default: all")
+    parser.add_argument("--method", action="append", help=f"or one of {', '.join(OTHERS)}; default: all")
     parser.add_argument(
         "--phase",
         action="append",
-        choices=("check", "train", "anchor", "norms", "validate", "stats"),
+        choices=("check", "train", "anchor", "norms", "validate", *OTHERS),
         help="default: all",
     )
     parser.add_argument("--seed", type=int, default=0)

@@ -41,12 +41,13 @@ MOST_BYTES = 400_000  # of results.json and progress.jsonl after three rounds; 1
 NUM_ROUNDS = 4
 HOSTILE = 1  # the round in which the site misbehaves; the next one is good again
 WITH_NORMS = ("fed_avg", "fed_lwr")  # one phase or two before them
-OUTCOMES = ("killed", "raised", "changed", "unnamed", "good failed", "other")
+OUTCOMES = ("killed", "raised", "changed", "unnamed", "good failed", "other")  # of a reply
+OF_BUNDLES = ("executed", "slow", "memory", "passed")  # of a bundle besides
 
 
 @dataclass
 class Verdict:
-    """Store the outcome of one case; ``faults``: which of :data:`OUTCOMES`, and the details."""
+    """Store the outcome of one case; ``faults``: which of :data:`OUTCOMES` or :data:`OF_BUNDLES`, and the details."""
 
     index: int
     name: str

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from .__main__ import memory_folder, told
 from .bench import Bench, attack, phases_of
+from .bundles import BUNDLES, attack_bundles, healthy, use, watching, write
 from .expected import expectations
 from .statistics import STATS, attack_statistics
 
@@ -61,3 +63,30 @@ def test_a_case_is_told_by_its_number(tmp_path: Path) -> None:
     for index in (0, 2, 5, 4000):
         assert first.run(index) == second.run(index)
     assert Bench(tmp_path / "c", "fed_mas", "train", 4).cases[0].name != first.cases[0].name
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hostile_bundles_are_refused_by_key_and_nothing_of_them_runs() -> None:
+    with memory_folder() as folder:
+        verdicts = attack_bundles(Path(folder), BUNDLES, BUNDLES, SEED, replies=4 * REPLIES)
+    bad = [told(BUNDLES, BUNDLES, SEED, v) for v in verdicts if v.faults]
+    assert not bad, "\n".join(bad[:10])
+    assert sum(not v.accepted for v in verdicts) > 0.8 * len(verdicts)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_a_payload_does_is_seen_where_it_runs() -> None:
+    """With MONAI's parser, which evaluates what it reads, the same audit finds the canary and the calls."""
+    call = "$open('CANARY', 'w')"
+    with memory_folder() as name:
+        folder = Path(name)
+        (healthy_one,) = attack_bundles(folder, BUNDLES, BUNDLES, SEED, [0])  # the hook is there
+        assert "executed" not in healthy_one.faults
+        config = healthy()
+        config["loss"]["lambda_dice"] = call.replace("CANARY", str(folder / "written"))
+        write(folder / "x", config)
+        for sealed in (True, False):
+            with watching(folder / "x") as seen, contextlib.suppress(ValueError):
+                use(folder / "x", sealed)
+            assert (folder / "written").exists() is not sealed
+            assert any("open" in event and "written" in event for event in seen) is not sealed

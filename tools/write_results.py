@@ -251,8 +251,7 @@ def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
     """
     from scipy.special import stdtr, stdtrit
 
-    from fairflare.core.statistics.intervals import LEVEL
-    from fairflare_lab.statistics.seed_intervals import holm
+    from fairflare.core.statistics.intervals import LEVEL, holm
 
     found = []
     for figure in figures:

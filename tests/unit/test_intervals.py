@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare_lab.statistics.seed_intervals import degrees, estimate, holm, of_sites, shared_variance, widened
+from fairflare.core.statistics.intervals import holm
+from fairflare_lab.statistics.seed_intervals import degrees, estimate, of_sites, shared_variance, widened
 
 RNG = np.random.default_rng(0)
 

@@ -115,17 +115,15 @@ class SentTensors:
             )
 
 
-def check_exchange(exchange: str) -> None:
-    """Raise ``ValueError`` for a setting that is neither ``all`` nor ``trainable`` nor a regular expression."""
+def check_exchange(exchange: str, what: str = "exchange must be 'all', 'trainable' or") -> None:
+    """Raise ``ValueError`` for a setting that is no regular expression; ``what`` begins the error's text."""
     problem = "" if exchange.strip() else "it is empty"
     try:
         re.compile(exchange)
     except re.error as error:
         problem = str(error)
     if problem:
-        raise ValueError(
-            f"exchange must be 'all', 'trainable' or a regular expression, got {exchange!r:.200}: {problem}"
-        )
+        raise ValueError(f"{what} a regular expression, got {exchange!r:.200}: {problem}")
 
 
 def fingerprint(tensors: State) -> str:

@@ -20,6 +20,7 @@ from fairflare.methods.base.catalog import Method, all_methods
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import anchor_fields
 from fairflare.methods.crt import ClassifierAverage
+from fairflare.methods.parts.fine_tuning import DIRECTIVE
 
 Row = tuple[str, ...]
 #: Tasks whose answers contain a declared field, for the fields that are not in every answer.
@@ -27,6 +28,7 @@ WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
     **dict.fromkeys((field.name for field in (*groups.FIELDS, *clinical.FIELDS)), TASK_VALIDATE),
+    **dict.fromkeys(("tuned_steps", "tuned_passes", "tuned_before", "tuned_after", "own_gain"), TASK_TRAIN),
     "num_samples": f"{TASK_TRAIN}, {TASK_NORMS}, {TASK_VALIDATE}",
 }  # fmt: skip
 EVERY = "every answer"
@@ -175,10 +177,19 @@ def _stays() -> list[Row]:
     rows: list[Row] = [
         (f"{m.title} (`{m.name}`)", doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)
     ]
-    rows.append((
-        "every method with `norm_statistics=site`", "running means, variances and counters of the norms that have them"
-    ))  # fmt: skip
-    return rows
+    return [
+        *rows,
+        (
+            "every method with `norm_statistics=site`",
+            "running means, variances and counters of the norms that have them",
+        ),
+        ("every method with `personalise=keep:REGEX`", "the tensors whose names the expression finds"),
+        (
+            "every method with `personalise=finetune`",
+            "a model of the site's own; with `submit_model` true in the site's own file its update is sent, and the "
+            "other sites are sent the model to test it",
+        ),
+    ]
 
 
 def _titles(methods: Iterable[Method]) -> str:
@@ -197,8 +208,11 @@ def _directives() -> list[Row]:
         for name, doc in method.rule.directive_docs.items():
             told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
     rows: list[Row] = [(", ".join(names), *directive) for directive, names in told.items()]
-    return rows + [
-        ("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()
+    own = "each site fine-tunes a model of its own, and tests it"
+    return [
+        *rows,
+        *(("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()),
+        ("any, with `personalise=finetune`", f"`{DIRECTIVE}`", own),
     ]
 
 

@@ -401,6 +401,7 @@ class Results(Part):
     global_test: GlobalTest = GlobalTest()
     groups: Groups = Groups()
     clinical: dict[str, dict[str, dict[str, MaybeFigure | list[list[Figure]]]]] = {}
+    personal: dict[str, Any] = {}
     rounds: list[RoundRecord] = []
 
 

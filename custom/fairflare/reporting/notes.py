@@ -10,6 +10,7 @@ from fairflare.core.statistics.footing import OWN
 from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.no_effect import nothing_learnt
+from fairflare.reporting.sites.own_models import personal_notes
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import by_site_of, declared_direction, metrics_of, suppressed_of
 
@@ -34,7 +35,8 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     if results.test:
         of_models = _of_models(results, metrics_of(results) if metric is None else [metric])
         behind = who_is_behind(results) if metric in (None, info.primary_metric) else []
-        tested = [*nothing_learnt(results), *of_models, *behind]
+        own = personal_notes(results) if metric in (None, info.primary_metric) else []
+        tested = [*nothing_learnt(results), *of_models, *behind, *own]
     absent = [*attendance(results), *_left_out(results)] or ["No site was left out of a round."] * bool(results.rounds)
     warned = [
         f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {ranges(numbers)}: {text}"

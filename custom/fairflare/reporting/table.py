@@ -17,6 +17,7 @@ from fairflare.reporting.groups import captions, group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
 from fairflare.reporting.sites.clinical import MOST_ROWS, clinical_table, clinical_words
+from fairflare.reporting.sites.own_models import personal_tables
 from fairflare.reporting.standing import recall_of, shown_behind
 from fairflare.reporting.values import (
     MAX_COLUMNS,
@@ -72,7 +73,7 @@ def fairness_table(
     if metric is None:
         clinical = clinical_table(results)
         few = 0 < len(clinical.rows) <= MOST_ROWS
-        tables += [*([clinical] if few else []), *group_tables(results)] if tables else []
+        tables += [*personal_tables(results), *([clinical] if few else []), *group_tables(results)] if tables else []
         notes += [*clinical_words(results), *captions(results), *group_notes(results)]
     return printed(tables, notes + run_notes(results, metric), style, width, _title(results))
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fairflare.base import checks
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, holm
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
 from fairflare.reporting.values import linked, measured
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
-from fairflare_lab.statistics.seed_intervals import Estimate, holm, of_sites
+from fairflare_lab.statistics.seed_intervals import Estimate, of_sites
 
 #: Measures over a run's sites; higher is better for each except the standard deviation (reversed for a loss).
 MEASURES = ("average", "std", "worst")

@@ -14,9 +14,10 @@ from fairflare import __version__
 from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.results import PAGE_FILE
+from fairflare.reporting.sites.own_models import personal_tables
 from fairflare.reporting.values import title_of
 from fairflare_lab.page import groups, leads, outcome, provenance, unseen, words
-from fairflare_lab.page.content import MAX_COLUMNS, Page, Picture, Table, printable, shown
+from fairflare_lab.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
 from fairflare_lab.page.material import Material, of_one, page_run, read_material
 from fairflare_lab.page.style import Drawn, drawn
 
@@ -122,6 +123,11 @@ def build(material: Material) -> Page:
 
     sections = [
         outcome.results(material),
+        Section(
+            "own_models",
+            "The sites' own models",
+            parts=[t for run in material.runs[: not material.reference] for t in personal_tables(run)],
+        ),
         groups.groups(material),
         outcome.differences(material),
         unseen.unseen(material.unseen),

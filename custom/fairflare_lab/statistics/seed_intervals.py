@@ -194,21 +194,6 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
         return 1 / (np.where(of_sites > 0, of_sites / np.square(parts.sum(-1)), 0.0) + 1 / (draws - 1))
 
 
-def holm(p: npt.ArrayLike) -> Array:
-    """Correct p-values for their number, so that in at most 5 % of families any is below 0.05 by chance.
-
-    Args:
-        p: p-values, (..., tests); each family of tests is along the last axis.
-    """
-    found = np.asarray(p, float)
-    order = np.argsort(found, -1)
-    factors = found.shape[-1] - np.arange(found.shape[-1])
-    stepped = np.minimum(np.maximum.accumulate(np.take_along_axis(found, order, -1) * factors, -1), 1.0)
-    corrected = np.empty_like(stepped)
-    np.put_along_axis(corrected, order, stepped, -1)
-    return corrected
-
-
 def of_sites(
     values: npt.ArrayLike, higher_is_better: bool, axis: int = -1, where: npt.ArrayLike = True
 ) -> dict[str, Array]:

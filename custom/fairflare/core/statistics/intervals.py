@@ -32,6 +32,42 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     return np.stack([share, middle - half, middle + half], 1)
 
 
+def paired_gain(gain: float, draws: Array) -> list[float]:
+    """Return a gain, the ends of its interval, its two-sided p-value, and its standard error, from bootstrap draws.
+
+    Args:
+        gain: of one model over another on the same cases.
+        draws: the gain on draws of the cases with replacement; one that is not defined does not count.
+
+    Returns:
+        five numbers, all but the first NaN without a defined draw. With B draws, p is 2 / (B + 1) at least.
+
+    Source:
+        Percentile interval and p: Davison and Hinkley, Bootstrap Methods and their Application, 1997, 5.3.1 and 4.4.1.
+    """
+    known = draws[np.isfinite(draws)]
+    if not len(known):
+        return [gain, *[float("nan")] * 4]
+    low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    beyond = min(np.count_nonzero(known <= 0), np.count_nonzero(known >= 0))
+    return [gain, float(low), float(high), min(1.0, 2 * (1 + beyond) / (1 + len(known))), float(known.std())]
+
+
+def holm(p: npt.ArrayLike) -> Array:
+    """Correct p-values for their number, so that in at most 5 % of families any is below 0.05 by chance.
+
+    Args:
+        p: p-values, (..., tests); each family of tests is along the last axis.
+    """
+    found = np.asarray(p, float)
+    order = np.argsort(found, -1)
+    factors = found.shape[-1] - np.arange(found.shape[-1])
+    stepped = np.minimum(np.maximum.accumulate(np.take_along_axis(found, order, -1) * factors, -1), 1.0)
+    corrected = np.empty_like(stepped)
+    np.put_along_axis(corrected, order, stepped, -1)
+    return corrected
+
+
 def of_folds(without: npt.ArrayLike) -> Array:
     r"""Rescale figures measured without each part of the cases in turn, so that they spread as repeated draws would.
 

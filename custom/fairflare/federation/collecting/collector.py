@@ -28,8 +28,8 @@ from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.exchange.tensor_file import layout_of
 from fairflare.federation.collecting.influence import Influence
+from fairflare.federation.collecting.received_state import Incoming, Shape
 from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
-from fairflare.federation.collecting.received_state import Shape
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import (
     COUNTS,
@@ -104,6 +104,21 @@ class _Round:
     rejected: dict[str, str] = field(default_factory=dict)
     step: float = 1.0  # length of the global model's change, as a factor of the sites' mean change
     counts: Counts = field(default_factory=lambda: Counts())
+
+
+def read_state(shape: Shape, message: Message, site: str, staging: Staging) -> Incoming:
+    """Return the state in a site's message, checked.
+
+    Raises:
+        ReportError: it cannot be used (names site and tensor).
+    """
+    try:
+        return shape.read(message, site, staging.fits)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # any error that reading a site's tensor causes is that site's fault
+        text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
+        raise ReportError(named(site, printable(text))) from error
 
 
 class Collector:
@@ -223,13 +238,7 @@ class Collector:
         report = self.rule.check_report(report, site, counts["num_steps"])
         self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
-        try:
-            state = self._shape.read(message, site, self.staging.fits)
-        except (OSError, MemoryError):
-            raise
-        except Exception as error:  # any error that reading a site's tensor causes is that site's fault
-            text = str(error) if isinstance(error, (ValueError, TypeError)) else f"{type(error).__name__}: {error}"
-            raise ReportError(named(site, printable(text))) from error
+        state = read_state(self._shape, message, site, self.staging)
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
         if not state.moved and not counts["num_steps"]:

@@ -52,6 +52,7 @@ class Tested:
         validation: ``{site: {metric: value}}`` on the validation split, where the test included that split.
         phases: a record of each exchange, for the results.
         of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
+        personal: what models that the sites fine-tuned for themselves are worth; ``None``: there are none.
         groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: not asked for.
         footing: describes which structures of which sites are compared.
     """
@@ -62,6 +63,7 @@ class Tested:
     of_all: dict[str, Any] | None = None
     groups: dict[str, Any] | None = None
     footing: Footing = field(default_factory=lambda: Footing({}))
+    personal: dict[str, Any] | None = None
 
     @property
     def test(self) -> dict[str, dict[str, float]]:

@@ -220,6 +220,7 @@ class Journal:
             "global_test": last.of_all,
             "groups": last.groups,
             "clinical": clinical_of(last.said(CLINICAL)),
+            "personal": last.personal,
         }
         self.store.finish(
             "completed",

@@ -42,6 +42,7 @@ from fairflare.federation.record.run_info import config_of, info_of
 from fairflare.federation.record.task_record import TaskRecorder
 from fairflare.federation.server.check import Check, check_present
 from fairflare.federation.server.first_model import first_model
+from fairflare.federation.server.personalisation import own_models
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, TwoPhase
@@ -268,6 +269,8 @@ class Rounds:
         # The sites' own tensors from the best model's round are gone, so no site could test that model with them.
         untested = best.made in (None, number - 1) or self.journal.info["measured"] == PERSONAL
         of_best = None if untested else self.test(self.files.load_best(), number)
+        staging = self.collector.staging
+        last.personal = own_models(self.place.site_half, self.asking, self.test, staging, metric, state, last)
         with writing("the final results", self.place.run_dir):
             self.journal.tested(last, best, of_best, metric.high - metric.low)
 

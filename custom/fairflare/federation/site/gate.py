@@ -48,7 +48,7 @@ MIN_CASES = "min_cases"  # name of a setting of the site and of the run; the lar
 TRAINS_BELOW = "train_below_min_cases"  # name of the site's setting: train with fewer cases than min_cases
 #: Names of values in a reply's ``stats`` that reveal class counts if the primary metric is computed over classes. The
 #: standard error does so, for example, if a model guesses.
-OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR)
+OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR, "own_gain")
 
 
 def safely_named(site: str, metrics: Mapping[str, float]) -> dict[str, float]:

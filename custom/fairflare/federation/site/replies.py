@@ -20,6 +20,7 @@ from fairflare.methods.base.reports import (
     NO_IMAGES,
     SUPPRESSED,
     TRAINING,
+    VALIDATION,
     Field,
     ReportError,
     read_report,
@@ -90,6 +91,28 @@ STATS = (
         doc="beside `resampled`: how many of these the test split has",
         reveals="the number of test patients",
         keep="as `resampled`", of=("test",),
+    ),
+    Field(
+        "tuned_steps", "whole", low=0, high=MAX_SAMPLES, required=False,
+        doc="with `personalise=finetune`: after how many steps the site's own model was the best on its validation "
+        "split; 0: no step helped, or that split is too small to tell", of=(*TRAINING, *VALIDATION),
+    ),
+    Field(
+        "tuned_passes", "whole", low=0, high=MAX_SAMPLES, required=False,
+        doc="beside it: passes over the training images that were tried", of=(*TRAINING, *VALIDATION),
+    ),
+    Field(
+        "tuned_before", required=False, doc="beside it: primary metric of the common model on the validation split",
+        of=VALIDATION,
+    ),
+    Field(
+        "tuned_after", required=False, doc="beside it: of the own model", of=VALIDATION,
+    ),
+    Field(
+        "own_gain", "vector", nan_ok=True, required=False,
+        doc="beside it: the primary metric of the common and of the own model on the same test images, what the own "
+        "one gains, the ends of the gain's 95 % interval over patients, its p-value, and its standard error",
+        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
     ),
     Field(
         "state_lost", "text", required=False,

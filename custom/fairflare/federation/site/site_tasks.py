@@ -34,11 +34,13 @@ from fairflare.federation.site.examples import draw_examples
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, support_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
+from fairflare.federation.site.site_file import SUBMITS
 from fairflare.federation.site.site_network import whole_anchor
 from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL
 from fairflare.methods.base.reports import TOO_FEW
 from fairflare.methods.base.training import SiteError, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
+from fairflare.methods.parts.fine_tuning import FineTuning
 
 LISTS = "lists"  # file of a run's folder: checksums of the lists that the site's first round was trained on
 
@@ -86,6 +88,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         metrics = run.metrics = worker.evaluate(model, run, "validation")
         model.load_state_dict(of_site(worker.task, received, worker.settings))
         training = ClassifierRetraining.told(worker.training, run.directives)
+        training = FineTuning.told(training, run.directives, shares=worker.settings.get(SUBMITS, False) is True)
         trained = training.train(run, model)
         trained.check_moved(run, model, received)
         local = clean_state(model.state_dict())
@@ -164,7 +167,8 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
         reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
-    if SPLIT_VALIDATION in request.measure and not request.as_sent and worker.task.has_classes:
+    told = bool(worker.task.has_classes) and bool(worker.task.outcome_names())  # a user's own task may tell none
+    if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
         reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)

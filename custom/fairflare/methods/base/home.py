@@ -8,6 +8,7 @@ measured with the stored part.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fairflare.core.features.norms import running_statistics
+from fairflare.core.features.parts import HEAD
 from fairflare.core.states import add_update, difference
 from fairflare.exchange.messages import clean_state
 from fairflare.methods.base.site_run import SiteError, SiteRun
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 LOCAL_MODEL, RECEIVED_MODEL = "local_model", "received_model"
 PARTS, OWN_MODEL = "parts", "own_model"
 DOWNLOAD = "download"  # name of the directive to the sites in methods that send each site other parts of the model
+KEEP, FINETUNE = "keep:", "finetune"  # beginnings of the setting ``personalise``
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
 
 
@@ -66,6 +69,14 @@ class Home:
         names = set(() if self.named is None else self.named(model))
         if self.half.norm_statistics == "site":
             names.update(running_statistics(model))
+        if self.half.personalise.startswith(KEEP):
+            pattern, every = self.half.personalise.removeprefix(KEEP), list(model.state_dict())
+            names.update(found := [name for name in every if re.search(pattern, name)])
+            if not found:
+                raise ValueError(
+                    f"personalise={self.half.personalise!r} matches no tensor of the task's network; its tensors are "
+                    f"called {', '.join(every[:3])}, ..."
+                )
         return [name for name in model.state_dict() if name in names] if names else []
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
@@ -150,6 +161,11 @@ class OwnModel(Home, ABC):
         update, after = self.hand_in(run, _without(names, clean_state(start)), _without(names, local))
         run.store.save(OWN_MODEL, run.current_round, {**local, **after})
         return dict(update)
+
+
+def tuned_part(personalise: str) -> str:
+    """Return which part of the common model each site fine-tunes behind the rounds; empty: none."""
+    return (personalise.partition(":")[2] or HEAD) if personalise.startswith(FINETUNE) else ""
 
 
 def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] | None:

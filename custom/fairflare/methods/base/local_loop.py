@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class Trained:
     num_samples: int
     #: Possible reason why no step was made, set if no step was counted: :meth:`check_moved` then compares the model.
     idle: str = ""
+    more: dict[str, Any] = field(default_factory=dict)  # further statistics
 
     def check_moved(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> None:
         """Raise :class:`SiteError` if no optimizer step was counted and every parameter equals the received one."""
@@ -55,7 +56,8 @@ class Trained:
 
     def losses(self) -> dict[str, Any]:
         """Return the training losses for the statistics of the site's reply; empty where no loss was measured."""
-        return {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
+        told = {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
+        return {**told, **self.more}
 
 
 def rate(half: LocalTraining, current_round: int, num_rounds: int) -> float:

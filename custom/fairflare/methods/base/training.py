@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.machine.computing import Precision
 from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 from fairflare.core import losses
-from fairflare.methods.base.home import Home
+from fairflare.core.features.parts import names_in
+from fairflare.exchange.sent_tensors import check_exchange
+from fairflare.methods.base.home import KEEP, Home, tuned_part
 from fairflare.methods.base.local_loop import LocalLoop, Trained
 from fairflare.methods.base.site_run import NotFinite as NotFinite
 from fairflare.methods.base.site_run import SiteError as SiteError
@@ -53,6 +56,10 @@ class LocalTraining:
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
             the same. See ``docs/norm_statistics.md``.
+        personalise: models of the sites' own: ``"finetune"``, also ``finetune:head`` (the same), ``finetune:norms`` or
+            ``finetune:all``: behind the method's rounds each site trains this part of the common
+            model on; ``"keep:REGEX"``: tensors whose names the expression finds stay at the site in all rounds
+            (FedPer). Empty: none. See ``docs/personal_models.md``.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
             scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three.
         channels_last: another order of images and kernels in memory, faster for most convolutions.
@@ -89,6 +96,7 @@ class LocalTraining:
     schedule: Literal["constant", "cosine"] = "constant"
     lowest_rate: Positive | None = None
     norm_statistics: Literal["average", "recalibrated", "site"] = "average"
+    personalise: Annotated[str, Field(pattern=r"^(finetune(:(head|norms|all))?|keep:.*)?$")] = ""
     precision: Precision = "fp32"
     channels_last: Flag = False
     compile: Flag = False
@@ -102,6 +110,14 @@ class LocalTraining:
             raise ValueError(
                 f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} those of the "
                 "norms stay at the sites; leave it at 'average'"
+            )
+        if self.personalise.startswith(KEEP):
+            check_exchange(self.personalise.removeprefix(KEEP), "personalise=keep: needs")
+        if tuned_part(self.personalise) and (self.home.model or self.home.named or self.norm_statistics == "site"):
+            raise ValueError(
+                f"personalise={self.personalise!r} starts from a model that all sites share, and with "
+                f"{type(self).__name__} and norm_statistics={self.norm_statistics!r} each site has tensors or a model "
+                "of its own; leave it out"
             )
         if self.local_steps is not None and self.local_epochs != 1:
             raise ValueError(
@@ -138,6 +154,11 @@ class LocalTraining:
         """
         if self.criterion != "task":
             class_counts(self, run)
+        if (part := tuned_part(self.personalise)) and not names_in(model, part):
+            raise SiteError(
+                f"site {run.site!r}: the network has nothing to train in its {part}, as personalise="
+                f"{self.personalise!r} asks; choose another part, such as finetune:all"
+            )
         return {}
 
     def follows_num_rounds(self) -> list[str]:

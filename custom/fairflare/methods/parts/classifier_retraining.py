@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from fairflare.base.settings import Flag, Whole, field_names, settings
 from fairflare.base.task import Proxy, evaluating
+from fairflare.core.features.parts import HEAD, only
 from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, check_parts, class_counts, criterion_loss
 
@@ -43,14 +43,6 @@ def balanced_draws(targets: torch.Tensor, generator: torch.Generator) -> torch.T
     """
     share = 1.0 / torch.bincount(targets).double()[targets]
     return torch.multinomial(share, len(targets), replacement=True, generator=generator)
-
-
-@dataclass
-class _Absent:
-    """Store the classifier's rows of classes that the site lacks, so that they can be restored after each step."""
-
-    rows: list[tuple[torch.nn.Parameter, torch.Tensor]]
-    classes: torch.Tensor
 
 
 class _Features(Proxy):
@@ -120,7 +112,7 @@ class ClassifierRetraining(LocalTraining):
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
         check_parts(run, model, ("embed", "head"), NEEDED)
-        with _only_classifier(model):
+        with only(model, HEAD):
             features: Any = _Features(run.data, model, run.device)
             return super().train(replace(run, data=features), model)
 
@@ -131,35 +123,18 @@ class ClassifierRetraining(LocalTraining):
         counts = class_counts(self, run)
         rows = [p for p in head.parameters() if self.mask_absent and p.shape[0] == len(counts)]
         absent = (counts == 0).to(run.device)
-        run.own = _Absent([(p, p.detach()[absent].clone()) for p in rows], absent)
+        run.own = [(p, p.detach()[absent].clone()) for p in rows], absent  # so that they can be restored
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return criterion_loss(self, run, model.head(inputs), targets)  # type: ignore[operator]
 
     def step(self, run: SiteRun, model: torch.nn.Module, optimizer: Any, closure: Any) -> torch.Tensor:
         loss = super().step(run, model, optimizer, closure)
-        absent: _Absent = run.own
+        rows, absent = run.own
         with torch.no_grad():
-            for parameter, before in absent.rows:
-                parameter[absent.classes] = before
+            for parameter, before in rows:
+                parameter[absent] = before
         return loss
-
-
-@contextmanager
-def _only_classifier(model: torch.nn.Module) -> Iterator[None]:
-    """Disable the gradients of all parameters outside the classifier inside the context.
-
-    Afterwards every parameter that required a gradient before requires one again.
-    """
-    frozen = [p for name, p in model.named_parameters() if p.requires_grad and not of_classifier([name])]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-            parameter.grad = None  # a gradient of the round before would count in clipping
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
 
 
 def _begin_anew(run: SiteRun, head: torch.nn.Module, seed: int) -> None:

@@ -1,0 +1,68 @@
+"""Lead the fine-tuning behind the rounds (``personalise=finetune``), and test the sites' own models everywhere.
+
+Each site trains on from the common model once (``methods/parts/fine_tuning.py``). Its own model is tested beside the
+common one in the final test, and, where the site lets it leave (``submit_model``), at all other sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fairflare.base.task import Metric
+from fairflare.exchange.messages import TASK_TRAIN, Message
+from fairflare.exchange.staging import Staging
+from fairflare.federation.collecting.collector import LikeReceived, read_state
+from fairflare.federation.collecting.final_test import SAID, FinalTest, Tested
+from fairflare.federation.collecting.phase import Exchange, Phase
+from fairflare.federation.site.replies import read_head, read_stats
+from fairflare.federation.site.sampling import CASES, refuse_if
+from fairflare.methods.base.home import tuned_part
+from fairflare.methods.base.rule import State
+from fairflare.methods.parts.fine_tuning import DIRECTIVE, OWN_GAIN
+from fairflare.reporting.sites.own_models import personal
+
+
+def own_models(
+    site_half: Any, ask: Exchange, test: FinalTest, staging: Staging, metric: Metric, state: State, last: Tested
+) -> dict[str, Any] | None:
+    """Let every site fine-tune the common model, and return ``personal`` of the results; ``None``: nobody asked.
+
+    Own models that leave their sites are tested at all sites. A site that fails has no own model.
+
+    Args:
+        site_half: class path and settings of the sites' training; ``None``: not known at the server, nobody is asked.
+        ask, test: exchange with the sites, and the final test.
+        staging: where own models wait that sites let leave.
+        metric: the primary metric.
+        state: the common model.
+        last: the final test of the common model, to which the exchanges are added.
+    """
+    settings = site_half.get("args", {}) if isinstance(site_half, Mapping) else {}
+    part, number = tuned_part(str(settings.get("personalise", ""))), last.phase.current_round
+    if not part:
+        return None
+    told = dict[str, dict[str, Any]]()
+
+    def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+        stats = read_stats(site, read_head(site, message, number), metric)
+        refuse_if(site, {f"field {OWN_GAIN!r} must have 7 entries": len(stats[OWN_GAIN] or range(7)) != 7})
+        if stats["tuned_steps"] and message.params:
+            staging.put(site, read_state(LikeReceived(state), message, site, staging))
+        told[site] = stats
+        return {}
+
+    sites, timeout = ask.roster.live(number), ask.run.train_timeout
+    tuned = ask(TASK_TRAIN, number, state, sites, timeout, use, directives={DIRECTIVE: True})
+    last.phases.append(tuned.record())
+    name, at_others = metric.name, dict[str, dict[str, float]]()
+    for owner in staging.sites():
+        tested = test({**state, **staging.open(owner)}, number)
+        last.phases += tested.phases
+        at_others[owner] = {site: of[name] for site, of in tested.test.items() if site != owner and name in of}
+    cases = {site: said[CASES] for site, said in last.said(SAID).items()}
+    return {
+        "part": part,
+        **personal(metric, told, last.test, cases, at_others),
+        "left_out": dict(sorted(tuned.left_out.items())),
+    }

@@ -159,6 +159,7 @@ def test_an_expression_that_is_refused(text: str, message: str) -> None:
         ({"_target_": "TorchVisiond", "keys": "image", "name": "Lambda"}, "name of a TorchVisiond may load"),
         ({"_target_": "LoadImaged", "keys": "../image"}, "may be a path"),
         ({"_target_": "LoadImaged", "keys": "os.path"}, "may be a path or the name of a module"),
+        ({"_target_": "Spacingd", "keys": "image", "pixdim": ["1e-05", 1, 1]}, "or is a number as text"),
         ({"_target_": "UNet", "_mode_": "debug"}, "_mode_ or _requires_"),
         ({"_target_": "UNet", "_requires_": ["$1"]}, "_mode_ or _requires_"),
         ({**HERE["net_def"], "out_channels": 10**9}, "too large"),
@@ -200,7 +201,7 @@ def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="more than 50000 values"):
         read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1)
     (tmp_path / "b" / "configs" / "train.json").write_text(" " * 2**21)
-    with pytest.raises(BundleError, match="larger than 1048576 bytes"):
+    with pytest.raises(BundleError, match="larger than 262144 bytes"):
         Bundle(tmp_path / "b")
 
 

@@ -45,7 +45,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "validate_batch_size": ("validate#dataloader#batch_size", "validate#evaluator#val_data_loader#batch_size"),
     "key_metric": ("validate#key_metric", "validate#evaluator#key_val_metric", "evaluator#key_val_metric"),
 }  # fmt: skip
-LARGEST_FILE = 2**20
+LARGEST_FILE = 2**18
 LARGEST = 50_000  # values of a configuration, with what macros repeat
 _imported: set[str] = set()  # names of top-level modules that were imported from a bundle
 

@@ -28,7 +28,8 @@ SIZES = re.compile(
     "size|border|shape|roi|times|samples|repeats|grid|cells|pixdim|zoom"
 )  # arguments that say how large an image becomes
 MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # of tensors, while one object is made
-PLAIN = re.compile(r"[\w \-+:,=<>]*")  # an argument's text: no path, no module, no expression
+#: Text of an argument: no path, no module, no expression, and no number (``1e-05`` without a point is text in YAML).
+PLAIN = re.compile(r"(?![-+]?([\d_]+(e[-+]?\d+)?|inf|infinity|nan)$)[\w \-+:,=<>]*", re.IGNORECASE)
 REACHES = re.compile(
     "pretrained|paths?$|url|filename|_dir$|logger|writer|download|pickle|^mmap"
 )  # arguments that may load or write
@@ -146,7 +147,10 @@ class Sealed:
                 raise Refused(f"{key!r}: {name} is {value!r:.80}, which is too large for an image; write a smaller one")
         for value in leaves(key, arguments):
             if isinstance(value, str) and not PLAIN.fullmatch(value):
-                raise Refused(f"{key!r}: {value!r:.80} may be a path or the name of a module; write a plain word")
+                raise Refused(
+                    f"{key!r}: {value!r:.80} may be a path or the name of a module, or is a number as text; write a "
+                    "plain word, or the number (in YAML with a point: 1.0e-5)"
+                )
             if isinstance(value, int | float) and not abs(value) <= LARGEST:
                 raise Refused(f"{key!r}: {value!r:.80} is too large; write a number up to {LARGEST}")
         with _Bounded(key):

@@ -155,7 +155,9 @@ def test_updates_of_a_variance_may_be_negative() -> None:
 )
 def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
     """Check whole models from scripts, with the methods that docs/own_script.md names as working."""
-    (listed,) = re.findall(r"also work without our controller: (.*?)\. The script", PAGE.read_text().replace("\n", " "))
+    (listed,) = re.findall(
+        r"also work under FLARE's FedAvg controller: (.*?)\. The script", PAGE.read_text().replace("\n", " ")
+    )
     rule = build(method.rule, {**method.server, **({"shrinking": False} if method.name == "fed_ga" else {})})
     rule.memory_folder = tmp_path
     aggregator = FairAggregator(rule=rule, min_sites=2)

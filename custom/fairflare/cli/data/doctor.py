@@ -77,7 +77,7 @@ def doctor(
         given = {"task": task, "task_file": task_file, "monai_bundle": monai_bundle}
         task = kind_by_manifest(data, given).get("task", task)
         opens = None  # a bundle's code runs only where there is data to open with it
-        if data is not None:
+        if data is not None or monai_bundle is None:
             opens = make_plan(
                 method, task=task, sites=names or 0, settings=values, task_file=task_file,
                 monai_bundle=monai_bundle, min_sites=1,

@@ -139,7 +139,7 @@ class Bundle:
 
     def own_code(self) -> list[str]:
         """Return the keys that name Python of the bundle's own (``scripts.net``), whether a run needs them or not."""
-        names = "|".join(["scripts", *(path.stem for path in self.folder.glob("*.py"))])
+        names = "|".join(["scripts", *(re.escape(path.stem) for path in self.folder.glob("*.py"))])
         code = re.compile(rf"(?s)(\$.*)?(?<![\w.@])({names})\b.*")
         return [key for key, value in strings("", self.config) if code.fullmatch(value)]
 

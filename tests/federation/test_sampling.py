@@ -18,12 +18,13 @@ from sklearn.metrics import recall_score, roc_auc_score
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import load_datalist, write_datalist
 from fairflare.exchange.messages import Message
+from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.sampling import SAMPLING
 from fairflare.reporting.standing import CASES, ERRORS, WITHIN
 from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.phantoms.prostate import SLICES
 from tests.federation.network import Run, good, misbehave
-from tests.federation.test_resampling import SITES, done, plan
+from tests.federation.test_resampling import SEGMENTS, SITES, done, plan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -36,7 +37,8 @@ def outputs(made: Any, model: torch.nn.Module, site: str) -> tuple[Any, Any]:
 
 
 def test_dice_by_hand_without_bootstrap(tmp_path: Path) -> None:
-    made = plan("segmentation")
+    settings = {**SEGMENTS, "phantom_cases": 0.8}  # five test cases or more at each site
+    made = make_plan("fed_avg", task="segmentation", sites=3, settings=settings, num_rounds=1)
     results, model = done(made, tmp_path)
     found = results["inequality"]
     assert (found["test"], sorted(found["sites"])) == (CASES, SITES)

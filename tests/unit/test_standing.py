@@ -181,7 +181,8 @@ def test_a_site_of_one_case_has_no_interval_and_a_word() -> None:
     found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {**NEAR, "site-3": one})
     told = who_is_behind(read(inequality=found))
     assert "No interval (one test case): site-3." in told
-    assert found["sites"]["site-3"]["p_value"] is not None  # its case is dealt with the others
+    assert "Not in the test (fewer than 5 test cases): site-3." in told
+    assert found["behind"] == []
 
 
 def test_sites_that_say_nothing_are_named() -> None:

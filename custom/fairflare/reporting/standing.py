@@ -13,6 +13,7 @@ import numpy as np
 from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
+from fairflare.core.statistics.group_intervals import FEW
 from fairflare.core.statistics.inequality import (
     Compared,
     errors_test,
@@ -24,6 +25,7 @@ from fairflare.core.statistics.inequality import (
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
 from fairflare.reporting.layout import number, p_value
+from fairflare.reporting.values import compared
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
@@ -42,7 +44,7 @@ def standing(
         test: ``{site: {metric: value}}`` of the last model.
         sampling: figures of each site about how far chance moves its metrics, by site.
         info: ``info`` of the results, of which ``primary_metric``, ``higher_is_better`` and ``metric_range`` are used.
-        footing: describes which structures of which sites are compared; sites that no structure links are not tested.
+        footing: describes which structures of which sites are compared; adjusted figures have no interval or test.
 
     Returns:
         The part ``inequality``; ``None``: no site reports figures about chance.
@@ -53,20 +55,17 @@ def standing(
     higher = bool((info.get("higher_is_better") or {}).get(metric, True))
     least, most = info.get("metric_range") or (0, 1)
     low, high = _or(least, -math.inf), _or(most, math.inf)
-    values = {site: _or(found.get(metric), math.nan) for site, found in sorted(test.items())}
-    values = {site: value for site, value in values.items() if math.isfinite(value)}
+    values = {s: value for s, of in sorted(test.items()) if math.isfinite(value := _or(of.get(metric), math.nan))}
     sites = [Site(name, values[name], sampling.get(name) or {}, test[name], metric) for name in values]
     moved = [site for site in sites if OWN + metric in site.metrics]
-    for site in moved if footing.how == ADJUSTED else ():  # drop case scores, which are not adjusted
-        site.said = {**site.said, "case_scores": None}
-        low, high = -math.inf, math.inf
     for site in moved:
         site.only(footing.compared(site.name))
-    found = _tested(sites, low, high, higher) if len(footing.parts) < 2 or not moved else None
+    known = not moved or footing.how != ADJUSTED  # how sure an adjustment is is not known
+    found = _tested(sites, low, high, higher) if known else None
     common = _common(sites)
     by_site: dict[str, dict[str, Any]] = {}
     for site in sites:
-        bottom, top = site.interval(low, high)
+        bottom, top = site.interval(low, high) if known else (math.nan, math.nan)
         by_site[site.name] = {
             "value": site.value, "low": bottom, "high": top, **{key: site.said.get(key) for key in SAID},
             "expected": None, "p_value": None, "common": site.mean_recall(common) if common else None,
@@ -78,9 +77,9 @@ def standing(
     }  # fmt: skip
     if found is None:
         return result
-    name, tested, compared = found
+    name, tested, outcome = found
     gaps = {}
-    for site, expected, p in zip(tested, compared.expected.tolist(), compared.p_sites.tolist(), strict=True):
+    for site, expected, p in zip(tested, outcome.expected.tolist(), outcome.p_sites.tolist(), strict=True):
         by_site[site.name] |= {"expected": expected, "p_value": p}
         gaps[site.name] = (expected - site.value) * (1 if higher else -1)
         if p <= 1 - LEVEL:
@@ -88,12 +87,12 @@ def standing(
     last = max(gaps, key=gaps.__getitem__)
     return result | {
         "test": name,
-        "p_value": compared.p_value,
+        "p_value": outcome.p_value,
         "std": statistics.pstdev(site.value for site in tested),
-        "chance_std": compared.chance_std,
+        "chance_std": outcome.chance_std,
         "gap": gaps[last],
         "gap_site": last,
-        "chance_gap": compared.chance_gap,
+        "chance_gap": outcome.chance_gap,
     }
 
 
@@ -147,9 +146,10 @@ class Site:
 
 def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
     """Return the test that most sites can take part in, these sites, and its result; ``None``: fewer than two can."""
-    within = [s for s in sites if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
-    dealt = [s for s in sites if s.said.get("case_scores") is not None]
-    errors = [s for s in sites if (s.said.get("test_cases") or 0) > 1 and (s.said.get("standard_error") or 0) > 0]
+    enough = [s for s in sites if (s.said.get("test_cases") or 0) >= FEW]
+    within = [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
+    dealt = [s for s in enough if s.said.get("case_scores") is not None]
+    errors = [s for s in enough if (s.said.get("standard_error") or 0) > 0]
     ways: list[tuple[str, list[Site], Callable[[list[Site]], Compared]]] = [
         (WITHIN, within, lambda of: _within_classes(of, higher)),
         (CASES, dealt, lambda of: _of_cases(of, low, high, higher)),
@@ -225,7 +225,8 @@ def who_is_behind(results: Results) -> list[str]:
         unknown = f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."
         return [unknown, *of_footing(results)]
     lines = [_of_sites(found), _of_spread(found)] if found.test else []
-    return lines + _without(found) + _of_classes(found) + of_footing(results)
+    adjusted = results.footing.how == ADJUSTED and compared(results, found.metric)
+    return lines + ([] if adjusted else _without(found)) + _of_classes(found) + of_footing(results)
 
 
 def of_footing(results: Results) -> list[str]:
@@ -238,7 +239,7 @@ def of_footing(results: Results) -> list[str]:
         f"those that all have: {', '.join(found.shared)}."
         if found.how == SHARED
         else "no common one: each is adjusted, the site's part in a sum of those of site and structure (least "
-        "squares); its interval leaves out how sure that is."
+        "squares). How sure that is is not known, so that there are no intervals and no test of who is behind."
     )
     lines = [f"The sites annotate, or mark, different structures or classes ({own}). Figures of sites rest on {text}"]
     if found.bridges:
@@ -319,6 +320,7 @@ def _without(found: Inequality) -> list[str]:
             reasons.setdefault(f"No interval ({why})", []).append(name)
         if site.p_value is None:
             why = "fewer than two sites can be compared" if not found.test else f"{found.test} needs more"
+            why = f"fewer than {FEW} test cases" if (site.test_cases or FEW) < FEW else why
             reasons.setdefault(f"Not in the test ({why})", []).append(name)
     return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
 

@@ -98,6 +98,8 @@ def test_figures_of_a_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     text = fairness_table(read)
     assert len(clinical_table(read).rows) == 11 <= MOST_ROWS
     assert "PR-AUC (share)" in text
+    assert "Behind PR-AUC stands the share of the class" in text
+    assert "behind the semicolon stands what the test split attains" in text
     monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)
     write_run_page(read_document(path), tmp_path)
     before, after = (tmp_path / "report.html").read_text().split("PR-AUC (share)")
@@ -269,6 +271,12 @@ def test_many_rows_are_left_to_the_report() -> None:
     assert "PR-AUC" not in fairness_table(Results(**run))
     del sites["site-0"]
     assert "PR-AUC" in fairness_table(Results(**run))
+
+
+def test_a_class_that_is_not_annotated_has_one_dash_in_a_cell() -> None:
+    found = clinical_of({"a": {"ill": dict.fromkeys(COLUMNS, math.nan)}})["a"]["ill"]
+    row = clinical_table(Results(clinical={"a": {"ill": {**found, **dict.fromkeys(found)}}})).rows[0]
+    assert [getattr(cell, "text", cell) for cell in row] == ["a", "ill", *["-"] * 5, None, None]
 
 
 def test_hidden_classes_are_those_of_groups() -> None:

@@ -16,7 +16,7 @@ from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Resul
 from fairflare.reporting.groups import captions, group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
-from fairflare.reporting.sites.clinical import MOST_ROWS, clinical_table, clinical_words
+from fairflare.reporting.sites.clinical import HOW, MOST_ROWS, clinical_table, clinical_words
 from fairflare.reporting.sites.own_models import personal_tables
 from fairflare.reporting.standing import recall_of, shown_behind
 from fairflare.reporting.values import (
@@ -72,9 +72,9 @@ def fairness_table(
     tables = [table, *([classes] if classes else [])] if table.rows or style == "csv" else []
     if metric is None:
         clinical = clinical_table(results)
-        few = 0 < len(clinical.rows) <= MOST_ROWS
+        few = bool(tables) and 0 < len(clinical.rows) <= MOST_ROWS
         tables += [*personal_tables(results), *([clinical] if few else []), *group_tables(results)] if tables else []
-        notes += [*clinical_words(results), *captions(results), *group_notes(results)]
+        notes += [*([HOW] if few else []), *clinical_words(results), *captions(results), *group_notes(results)]
     return printed(tables, notes + run_notes(results, metric), style, width, _title(results))
 
 

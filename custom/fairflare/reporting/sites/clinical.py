@@ -77,9 +77,10 @@ def clinical_table(results: Results) -> Table:
             over_all = found.get(ALL, {}) if rank == 0 else {}
             precision, counts = ([of.get(name) for name in names] for names in (("pr_auc", "prevalence"), COUNTS))
             rows.append([
-                site, name, _sure(of, "auc"), Shown("{} ({})".format(*map(number, precision)), precision),
+                site, name, _sure(of, "auc"),
+                Shown(MISSING if None in precision else "{} ({})".format(*map(number, precision)), precision),
                 *(_sure(of, told + at, side + at) for told, side, at in asked),
-                Shown("/".join(MISSING if count is None else f"{count:.0f}" for count in counts), counts),
+                Shown(MISSING if None in counts else "/".join(f"{count:.0f}" for count in counts), counts),
                 over_all.get("brier"), over_all.get("ece"),
             ])  # fmt: skip
     heads = [(told + at).replace("_", " ") for told, _, at in asked]

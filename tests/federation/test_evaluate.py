@@ -156,7 +156,7 @@ def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
     assert "has no setting 'crt_rounds'" in refused(runs / "one", *data, "--set", "crt_rounds=1")
     assert "the sites are not known" in refused(runs / "one", "--job", tmp_path / "jobs", "--sites", "all")
     assert evaluate(runs / "one", *data).exit_code == 0
-    assert "holds a run already" in refused(runs / "one", *data)
+    assert refused(runs / "one", *data).endswith("; give --overwrite to replace it, or another --out")
 
 
 @pytest.mark.parametrize("wrong", ["classes", "no test"])

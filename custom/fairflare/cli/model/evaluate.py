@@ -96,7 +96,7 @@ def evaluate(
             return
         folders = [out.absolute() / label for label in labels]
         for folder in () if overwrite else folders:
-            refuse_to_replace_run(folder, "")
+            refuse_to_replace_run(folder, "", "--out")
     with stopped_by_signals(errors) as stop:
         codes = [_test(model, folder, local, stop, as_json) for model, folder in zip(given, folders, strict=True)]
     if not any(codes) and (as_json or (len(folders) > 1 and "show" in plugged(COMMANDS))):  # of the lab

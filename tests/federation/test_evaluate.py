@@ -145,6 +145,13 @@ def test_a_state_dict_with_a_task(runs: Path, tmp_path: Path) -> None:
     assert document(tmp_path / "bare" / RESULTS)["test"] == document(runs / "two" / RESULTS)["test"]
 
 
+def test_some_of_the_sites(runs: Path, tmp_path: Path) -> None:
+    ran = evaluate(runs / "one", "--last", "-d", runs / "data", "-o", tmp_path, "--sites", "south")
+    assert ran.exit_code == 0, ran.output
+    of_run = document(runs / "one" / RESULTS)["test"]
+    assert document(tmp_path / "one" / RESULTS)["test"] == {"south": of_run["south"]}
+
+
 def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
     (tmp_path / "code.pt").write_bytes(b"not tensors")
     data = ("-d", runs / "data", "-o", tmp_path)

@@ -81,6 +81,16 @@ def test_the_file_of_one_site_is_one_site_or_a_refusal() -> None:
     assert run_sites("default", lists) == ["a", "b"]
 
 
+def test_some_of_the_files_sites_where_a_command_takes_them() -> None:
+    local = {"sites": {"beta": {"data_root": "b"}, "delta": {"data_root": "d"}}}
+    assert run_sites(["beta"], local, some=True) == ["beta"]
+    with pytest.raises(ValueError, match="the file's 'delta' is not in --sites"):
+        run_sites(["beta"], local)
+    # A name that is given already is not meant.
+    with pytest.raises(ValueError, match="different sites: 'bet' is not in the file. Leave"):
+        run_sites(["beta", "bet"], local, some=True)
+
+
 @pytest.mark.parametrize("command", [["run", "fed_avg", "--in-process"], ["compare", "fed_avg", "fed_lwr"]])
 def test_one_hospital_is_not_several(command: list[str], tmp_path: Path) -> None:
     root = str(site(tmp_path / "A"))

@@ -40,12 +40,13 @@ def parse_sites(text: str) -> int | list[str] | None:
     return names
 
 
-def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | None:
+def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -> int | list[str] | None:
     """Return the sites of a run in the simulator or in process.
 
     Args:
         chosen: value of ``--sites``; ``"default"``: the option was not given.
         local: content of the data file.
+        some: whether some of the file's sites may be chosen; else they are chosen all.
 
     Returns:
         The number of the sites (0: as many as the method's quick job has) or their names. Where the data file has data
@@ -69,8 +70,12 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any]) -> int | list[str] | Non
         return list(blocks)
     names = [f"site-{number}" for number in range(1, chosen + 1)] if isinstance(chosen, int) else list(chosen or ())
     differences = [
-        *(f"{name!r} is not in the file{nearest(name, blocks)}" for name in names if name not in blocks),
-        *(f"the file's {name!r} is not in --sites" for name in blocks if name not in names),
+        *(
+            f"{name!r} is not in the file{nearest(name, (own for own in blocks if own not in names))}"
+            for name in names
+            if name not in blocks
+        ),
+        *(f"the file's {name!r} is not in --sites" for name in blocks if not (some or name in names)),
     ]
     if differences:
         differing = listed((text.rstrip(";.?") for text in differences), "; ", 6)

@@ -77,7 +77,7 @@ def evaluate(
         }):  # fmt: skip
             raise ValueError(problem)
         local = site_settings(data, "", out)
-        names = run_sites("default" if sites is None else parse_sites(sites), local)
+        names = run_sites("default" if sites is None else parse_sites(sites), local, some=True)
         how: dict[str, Any] = {"sites": names, "task": task, "task_file": task_file, "bundle": monai_bundle}
         how["settings"] = {
             "bootstrap": DRAWS if len(models) > 1 else 0, "require_all_sites": require_all_sites,

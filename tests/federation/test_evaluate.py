@@ -135,13 +135,16 @@ def test_runs_of_one_seed_still_say_nothing_of_noise(runs: Path) -> None:
 def test_a_state_dict_with_a_task(runs: Path, tmp_path: Path) -> None:
     file = tmp_path / "bare.pt"
     torch.save(model_in(runs / "two" / RESULTS), file)
-    assert "does not say what it was trained for" in refused(file, "-d", runs / "data", "-o", tmp_path)
+    said = refused(file, "-d", runs / "data", "-o", tmp_path)
+    assert "does not say what it was trained for" in said
+    assert "give --task with the settings that it was trained with (--set), or --task-file" in said
     said = refused(file, "-d", runs / "data", "-o", tmp_path, "--task", "classification", "--set", "num_classes=3")
     assert "bare.pt does not fit the network of its task" in said
     names = ("image_size", "features", "num_classes", "batch_size")
     of_task = [text for name in names for text in ("--set", f"{name}={json.dumps(SETTINGS[name])}")]
     ran = evaluate(file, "-d", runs / "data", "-o", tmp_path, "--task", "classification", *of_task)
     assert ran.exit_code == 0, ran.output
+    assert "44x40 RGB images are read as 32x32 RGB\n" in ran.stderr  # as `run` says
     assert document(tmp_path / "bare" / RESULTS)["test"] == document(runs / "two" / RESULTS)["test"]
 
 
@@ -161,6 +164,9 @@ def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
     assert refused(runs / "one", *data, "--bundle") == "--bundle goes with --job"
     assert "must be one or more different names" in refused(runs / "one", runs / "one", *data)
     assert "has no setting 'crt_rounds'" in refused(runs / "one", *data, "--set", "crt_rounds=1")
+    wrong = refused(runs / "one", *data, "--set", "foo=1")
+    assert "foo" in wrong
+    assert "was made with fairflare" not in wrong  # by this very version
     assert "the sites are not known" in refused(runs / "one", "--job", tmp_path / "jobs", "--sites", "all")
     assert evaluate(runs / "one", *data).exit_code == 0
     assert refused(runs / "one", *data).endswith("; give --overwrite to replace it, or another --out")

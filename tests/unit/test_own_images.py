@@ -87,7 +87,7 @@ def test_some_of_the_files_sites_where_a_command_takes_them() -> None:
     with pytest.raises(ValueError, match="the file's 'delta' is not in --sites"):
         run_sites(["beta"], local)
     # A name that is given already is not meant.
-    with pytest.raises(ValueError, match="different sites: 'bet' is not in the file. Leave"):
+    with pytest.raises(ValueError, match=r"different sites: 'bet' is not in the file\. Leave"):
         run_sites(["beta", "bet"], local, some=True)
 
 

@@ -85,7 +85,10 @@ def given_model(
     of_run = {name: given.pop(name) for name in OF_RUN if name in given}
     of_task = {name: value for name, value in given.items() if name not in OF_TEST}
     record = {**model.record, "settings": {**(model.record.get("settings") or {}), **of_task}}
-    found = recall(record, model.path.parent, task_file, bundle)
+    found = recall(
+        record, model.path.parent, task_file, bundle,
+        or_give="--task with the settings that it was trained with (--set), or ",
+    )  # fmt: skip
     learned, carried = found.task, task_file or BUNDLE_TASK
     if task_file is None and bundle is None:
         _, carried, cls = of_object(learned, None)

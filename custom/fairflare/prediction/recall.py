@@ -34,7 +34,12 @@ class Recalled:
 
 
 def recall(
-    record: Mapping[str, Any], folder: Path, task_file: Path | None = None, bundle: Path | None = None
+    record: Mapping[str, Any],
+    folder: Path,
+    task_file: Path | None = None,
+    bundle: Path | None = None,
+    *,
+    or_give: str = "",
 ) -> Recalled:
     """Rebuild the task that a record describes.
 
@@ -44,6 +49,7 @@ def recall(
         folder: folder of the model's file.
         task_file: file with the task's own code, which is run. Without it only packaged code is run.
         bundle: folder of the MONAI bundle that the model is of, whose configuration is run.
+        or_give: words on what else than a task file the caller takes, for the message that the task is not known.
 
     Raises:
         ValueError: the task has code of its own and no file was given, or it does not fit the record.
@@ -57,7 +63,7 @@ def recall(
     if bundle is not None:
         cls = of_bundle(bundle, task_file=task_file)
     elif task_file is None:
-        cls = _packaged(record, own, folder)
+        cls = _packaged(record, own, folder, or_give)
         own = []
     else:
         cls = load_task_class(task_file)
@@ -65,18 +71,15 @@ def recall(
     try:
         task: Any = cls(**dict(record.get("settings") or {}))
     except (ValueError, TypeError) as error:
-        made = record.get("fairflare", "an earlier version")
-        raise ValueError(
-            f"the recorded settings do not fit {cls.__name__}: {error}. The model was made with fairflare {made}, this "
-            f"is {__version__}"
-        ) from error
+        told = [f"the recorded settings do not fit {cls.__name__}: {error}", *_doubts(record, task_file)]
+        raise ValueError("; ".join(told)) from error
     names = record.get("class_names")
     if names and hasattr(task, "class_names") and task.class_names is None and len(names) == len(task.names()):
         task.class_names = list(names)
     return Recalled(task, own, list(_doubts(record, task_file)))
 
 
-def _packaged(record: Mapping[str, Any], own: list[str], folder: Path) -> type[Task]:
+def _packaged(record: Mapping[str, Any], own: list[str], folder: Path, or_give: str) -> type[Task]:
     path = str(record.get("class", ""))
     kept = next(
         (p for p in (folder / RESULTS_FOLDER / TASK_FILE, folder / "app_server/custom/task.py") if p.is_file()), None
@@ -85,7 +88,7 @@ def _packaged(record: Mapping[str, Any], own: list[str], folder: Path) -> type[T
     if not path:
         raise ValueError(
             "the model's file does not say what it was trained for (another tool or an older fairflare made it); give "
-            f"{where}"
+            f"{or_give}{where}"
         )
     if own:
         raise ValueError(

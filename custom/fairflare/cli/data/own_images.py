@@ -10,6 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fairflare.cli.screen import say
+from fairflare.reporting.layout import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from fairflare.federation.plan.plan import Plan
 
 MOST_PIXELS = 96  # largest side of the images in a run without further settings, so that it is quick
+KINDS = {True: "RGB", False: "grey"}  # names of images with and without colours
 LOOKED_AT = 3  # number of a site's images that are read to find their kind
 
 
@@ -62,10 +64,9 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     least = 32 if not task.class_labels else 64 if task.network == "densenet121" else 48 if task.max_pool else 32
     side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
-    coloured = any(_coloured(image) for image in images)
     found: dict[str, Any] = {"image_size": [side, side]}
     if task.initial_weights is None:  # else the checkpoint decides the channels
-        found["in_channels"] = 3 if coloured else 1
+        found["in_channels"] = 3 if any(_coloured(image) for image in images) else 1
     return found
 
 
@@ -184,16 +185,12 @@ def in_words(
     task = {**vars(plan.task), **(more or {})}
     sizes = sorted({image.shape[:2] for image in images}, key=lambda size: (size[0] * size[1], size))
     shown = " to ".join(dict.fromkeys(f"{width}x{height}" for height, width in (sizes[0], sizes[-1])))
-    kinds = " and ".join(dict.fromkeys(_kind(_coloured(image)) for image in images))
+    kinds = " and ".join(dict.fromkeys(KINDS[_coloured(image)] for image in images))
     height, width = task["image_size"]
-    rounds = f"{plan.run.num_rounds} round{'' if plan.run.num_rounds == 1 else 's'}"
-    text = f"{shown} {kinds} images are read as {width}x{height} {_kind(task['in_channels'] == 3)}; {rounds}"
+    rounds = f"; {counted(plan.run.num_rounds, 'round')}" if plan.run.num_rounds else ""
+    text = f"{shown} {kinds} images are read as {width}x{height} {KINDS[task['in_channels'] == 3]}{rounds}"
     more_words = "--paper has the paper's settings, or give --rounds and --set 'image_size=[HEIGHT, WIDTH]'"
     return f"{text}: a trial; {more_words}" if trial else text
-
-
-def _kind(coloured: bool) -> str:
-    return "RGB" if coloured else "grey"
 
 
 def _coloured(image: npt.NDArray[np.float32]) -> bool:

@@ -10,6 +10,7 @@ import typer
 
 from fairflare.base.checks import different, first_of
 from fairflare.base.plugins import COMMANDS, plugged
+from fairflare.cli.data.own_images import suited
 from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     Data,
@@ -97,6 +98,9 @@ def evaluate(
         folders = [out.absolute() / label for label in labels]
         for folder in () if overwrite else folders:
             refuse_to_replace_run(folder, "", "--out")
+        for model in given:  # all of them before the first is tested
+            say(model.where)
+            suited(model.plan, local, data, vars(model.plan.task), quick=False, trial=False)
     with stopped_by_signals(errors) as stop:
         codes = [_test(model, folder, local, stop, as_json) for model, folder in zip(given, folders, strict=True)]
     if not any(codes) and (as_json or (len(folders) > 1 and "show" in plugged(COMMANDS))):  # of the lab
@@ -111,7 +115,6 @@ def _test(model: GivenModel, folder: Path, local: dict[str, Any], stop: Stop, as
     from fairflare.base.disk.temporary import OwnedFolder
     from fairflare.federation.transports.local import RUN_DIR
 
-    say(model.where)
     folder.mkdir(parents=True, exist_ok=True)
     log = folder.with_name(folder.name + ".log")
     with OwnedFolder("model") as place, earlier_results(folder, folder / RUN_DIR / RESULTS_FOLDER, ""):

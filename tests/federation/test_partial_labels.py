@@ -41,7 +41,8 @@ def test_a_run_does_not_start_before_the_files_say_it(tmp_path: Path) -> None:
     sites = {name: masks_site(tmp_path / name, of) for name, of in (("A", (1,)), ("B", (2,)), ("C", (1, 2)))}
     reason = run(tmp_path / "r", sites)
     assert "no mask of A marks class_2; no mask of B marks class_1 (or too few for its min_cases)" in reason
-    assert 'Write "structures" into the fairflare.json of A, B:' in reason
+    assert 'Write "structures" for A, B into the fairflare.json that the run reads (--data;' in reason
+    assert """ (1: class_1, 2: class_2), such as "sites": {"A": {"structures": [1]}}, or""" in reason
     sites["A"]["structures"] = [1]
     assert "no mask of B marks class_1 (or" in run(tmp_path / "r2", sites)
     results = run(tmp_path / "r3", {**sites, "B": {**sites["B"], "structures": [1]}})

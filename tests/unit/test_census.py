@@ -66,10 +66,16 @@ def test_who_is_asked_about_what() -> None:
     assert unexplained(told) == {"B": ["y"], "C": ["x", "y"]}
     assert unexplained(told, ["C"]) == {"B": ["y"]}
     assert unexplained({"A": [], "B": []}) == {}
-    text = question({"B": ["y"], "C": ["x", "y"]}, classes=False)
+    numbers = {"x": [1], "y": [2, 3]}
+    text = question({"B": ["y"], "C": ["x", "y"]}, False, numbers, "D/fairflare.json")
     assert text.startswith("no mask of B marks y; no mask of C marks x, y (or too few")
-    assert 'Write "structures" into the fairflare.json of B, C:' in text
-    assert 'Write "classes" or "structures" into' in question({"B": ["y"]}, None)
+    assert 'Write "structures" for B, C into D/fairflare.json, in the block of the site: the numbers' in text
+    assert """ (1: x, 2, 3: y), such as "sites": {"B": {"structures": [1]}}, or "all" where""" in text
+    assert "where nobody annotated any, leave the site out of the run, or its images out of its datalist" in text
+    numbers = {"x": [0], "y": [1], "z": [2]}
+    assert """ (0: x, 1: y, 2: z), such as "sites": {"B": {"classes": [0, 1]}}, or""" in question(
+        {"B": ["z"]}, True, numbers
+    )
 
 
 @pytest.mark.parametrize(("said", "found"), [([1], (0,)), ([2], (1,)), ([1, 2], (0, 1)), ("all", (0, 1)), (None, None)])
@@ -127,6 +133,9 @@ def test_prepare_says_what_each_site_has_and_asks(tmp_path: Path, capsys: pytest
     text = capsys.readouterr().out
     assert "one: masks with 0: 6, 1: 6" in text
     assert "NOTE: no mask of one marks label 2; no mask of two marks label 1 (or too few" in text
+    assert f'"structures" for one, two into {tmp_path}/out/fairflare.json, in' in text
+    assert "(1: value 1, 2: value 2), such as" in text
+    assert "Next: answer the NOTE on labels, then fairflare check-data" in text
     dealt = ["--partition", "iid", "--sites", "2", "--overwrite"]
     assert main(["volumes", "--source", str(tmp_path / "src"), "--out", str(tmp_path / "out"), *dealt]) == 0
     assert "NOTE: no mask" not in capsys.readouterr().out
@@ -142,6 +151,29 @@ def test_check_data_asks_until_the_file_says_it(tmp_path: Path, said: Any) -> No
     assert "masks that mark class_1: 9, class_2: 0" in done.output
     assert done.exit_code == (said is None)
     assert (ASKED.format("B", "class_2") in " ".join(done.output.split())) == (said is None)
+
+
+def test_prepare_asks_in_the_numbers_to_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Check masks of 0 and 255 at one site: read as another structure, with the option that makes them the same."""
+    for site, value in (("A", 1), ("B", 255)):
+        for number in range(5):
+            for kind, high in (("images", 200), ("masks", value)):
+                (tmp_path / "src" / site / kind).mkdir(parents=True, exist_ok=True)
+                pixels = np.zeros((20, 20), np.uint8)
+                pixels[5:15, 5:10] = high - number * (kind == "images")
+                Image.fromarray(pixels).save(tmp_path / "src" / site / kind / f"{site}{number}.png")
+    given = ["masks", "--source", str(tmp_path / "src"), "--out", str(tmp_path / "out")]
+    assert main(given) == 0
+    shown = capsys.readouterr()
+    assert "no mask of A marks label 2; no mask of B marks label 1" in shown.out
+    assert "(1: value 1, 2: value 255)" in shown.out
+    (note,) = json.loads((tmp_path / "out/manifest.json").read_text())["notes"]
+    option = "--mask-values 0=0 1=1 255=1"
+    assert note.endswith(f"where 255 is the 1 of other sites' masks, prepare again with --overwrite {option}")
+    assert main([*given, "--overwrite", *option.split()]) == 0
+    shown = capsys.readouterr()
+    assert "no mask of" not in shown.out
+    assert "Next: fairflare check-data" in shown.out
 
 
 def test_check_data_names_a_wrong_key(tmp_path: Path) -> None:
@@ -176,6 +208,6 @@ def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
 def test_stats_ask_before_they_say_that_mixes_are_alike(tmp_path: Path) -> None:
     blocks = {"A": masks_site(tmp_path / "A", (1, 2)), "B": masks_site(tmp_path / "B", (1,))}
     document = statistics_here(blocks, ImageStatistics())
-    assert any(line.startswith("no label of B is class 2 (or too few") for line in document.sentences)
+    assert any(line.startswith("no mask of B marks class 2 (or too few") for line in document.sentences)
     blocks["B"]["structures"] = "all"
-    assert not any("no label of" in line for line in statistics_here(blocks, ImageStatistics()).sentences)
+    assert not any("no mask of" in line for line in statistics_here(blocks, ImageStatistics()).sentences)

@@ -121,7 +121,10 @@ class _Look:
 
 
 def check_sites(
-    task: ImageTask, sites: Mapping[str, Mapping[str, Any]], done: Callable[[int, int], None] = lambda n, total: None
+    task: ImageTask,
+    sites: Mapping[str, Mapping[str, Any]],
+    done: Callable[[int, int], None] = lambda n, total: None,
+    file: str = "fairflare.json",
 ) -> DataReport:
     """Check every image of every site and return a report of all sites and problems.
 
@@ -129,6 +132,7 @@ def check_sites(
         task: the task that reads the images; defines their size, the values of masks and the number of classes.
         sites: the settings of each site by its name, as in the site's ``fairflare.json``.
         done: function that is called after each image with the number of images checked so far and the total.
+        file: path of that ``fairflare.json``.
     """
     problems: list[Problem] = []
     opened: list[tuple[SiteSettings, Datalist]] = []
@@ -137,7 +141,7 @@ def check_sites(
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
     called = names if names and len(names) == len(task.structures) else task.names()
     total, before = sum(len(samples) for _, listed in opened for samples in listed.splits.values()), 0
-    reports, seen, lookers = [], [], []
+    seen, lookers = [], []
     for own, listed in opened:
         looker = _Looker(task, own, listed, called)
         try:
@@ -145,7 +149,6 @@ def check_sites(
         except DataError as error:
             problems.append(Problem(listed.site, _plain(listed.site, error)))
         lookers.append(looker)
-        reports.append(looker.report)
         for _ in looker.look():
             before += 1
             done(before, total)
@@ -153,7 +156,9 @@ def check_sites(
         problems += looker.problems
     frame = pd.DataFrame(seen, columns=COLUMNS)
     problems += [*_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened)]
-    problems += _silent(reports, task.class_labels)
+    numbers = dict(zip(called, task.structures, strict=True))
+    reports = [looker.report for looker in lookers]
+    problems += _silent(reports, task.class_labels, numbers, file)
     agreement = _labels(lookers, names if task.class_labels else ["background", *called], problems)
     return DataReport(reports, problems, agreement if task.class_labels else "")
 
@@ -311,10 +316,7 @@ def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def _hash(*arrays: npt.NDArray[Any]) -> str:
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()
+    return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
 def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
@@ -332,13 +334,15 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]
             yield Problem("", f"the datalists have different {what} of classes{order} ('{key}'): {said:.600}")
 
 
-def _silent(reports: Sequence[SiteReport], classes: bool) -> Iterator[Problem]:
+def _silent(
+    reports: Sequence[SiteReport], classes: bool, numbers: Mapping[str, Sequence[int]], file: str
+) -> Iterator[Problem]:
     """Yield a question for each site without a structure or class that others have, if the site's file is silent."""
     seen = [report for report in reports if any(found.total() for found in report.counts.values())]
     told = {report.site: [name for name, count in report.labelled.items() if count] for report in seen}
     explained = [report.site for report in reports if report.annotated is not None]
     for site, lacking in unexplained(told, explained).items():
-        yield Problem(site, question({site: lacking}, classes))
+        yield Problem(site, question({site: lacking}, classes, numbers, file))
 
 
 def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 
+from fairflare.base.checks import few
+
 #: Keys of a site's file, by what labels are (numbers of classes, or masks): which of them the site annotated.
 KEYS = {True: "classes", False: "structures"}
-LABELS = {True: "label of {} is", False: "mask of {} marks", None: "label of {} is"}
+WORDS = {True: ("label", "is", KEYS[True], "class_numbers"), False: ("mask", "marks", KEYS[False], "mask_values")}
 
 
 class Census:
@@ -18,18 +21,15 @@ class Census:
     """
 
     def __init__(self, marks: Iterable[tuple[Hashable, Collection[int]]]) -> None:
-        self.images = Counter[int]()
-        self.cases: dict[int, set[Hashable]] = {}
-        self.everybody: set[Hashable] = set()
-        for case, numbers in marks:
-            self.everybody.add(case)
-            self.images.update(numbers)
-            for number in numbers:
-                self.cases.setdefault(number, set()).add(case)
+        known = list(marks)
+        pairs = [(case, number) for case, numbers in known for number in numbers]
+        self.images = Counter(number for _, number in pairs)
+        self.cases = Counter(number for _, number in {*pairs})
+        self.everybody = {case for case, _ in known}
 
     def told(self, names: Sequence[str], least: int) -> dict[str, int]:
         """Return the number of cases with each structure or class that may leave a site, see :func:`told_cases`."""
-        cases = {name: len(self.cases.get(number, ())) for number, name in enumerate(names)}
+        cases = {name: self.cases[number] for number, name in enumerate(names)}
         return told_cases(cases, len(self.everybody), least)
 
 
@@ -59,17 +59,29 @@ def unexplained(told: Mapping[str, Collection[str]], explained: Collection[str] 
     return {site: names for site, names in found.items() if names and site not in explained}
 
 
-def question(lacking: Mapping[str, Sequence[str]], classes: bool | None) -> str:
+def question(
+    lacking: Mapping[str, Sequence[str]],
+    classes: bool,
+    numbers: Mapping[str, Sequence[int]],
+    file: str = "the fairflare.json that the run reads (--data; in a network the site's own)",
+) -> str:
     """Return one sentence that asks the sites of :func:`unexplained` what their labels' silence means.
 
     Args:
         lacking: the names by site.
-        classes: whether labels are numbers of classes; ``None``: this is not known.
+        classes: whether labels are numbers of classes.
+        numbers: the numbers to write for each structure or class of the task, by name; empty: they are not known.
+        file: the file to write them into.
     """
-    key = " or ".join(f'"{key}"' for kind, key in KEYS.items() if classes in (kind, None))
-    no = "; ".join(f"no {LABELS[classes].format(site)} {', '.join(names)}" for site, names in lacking.items())
+    label, marks, key, code = WORDS[classes]
+    no = "; ".join(f"no {label} of {site} {marks} {', '.join(names)}" for site, names in lacking.items())
+    called = [f"{', '.join(map(str, own))}: {name}" for name, own in numbers.items()]
+    some = sorted({number for own in list(numbers.values())[: 1 + classes] for number in own}) or [0, 1]
+    block = json.dumps({"sites": {next(iter(lacking)): {key: some}}})[1:-1]
     return (
         f"{no} (or too few for its min_cases), and those of other sites do: not annotated there, or looked for and not "
-        f"there? Write {key} into the fairflare.json of {', '.join(lacking)}: the numbers that were "
-        'annotated, such as [1], or "all" where everything was looked for'
+        f'there? Write "{key}" for {", ".join(lacking)} into {file}, in the block of the site: the numbers that were '
+        f"annotated{f' ({few(called, 8)})' if called else ''}, such as {block}, or "
+        f'"all" where everything was looked for. Where the same has another number there, correct "{code}"; where '
+        "nobody annotated any, leave the site out of the run, or its images out of its datalist"
     )

@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from fairflare.base.disk.files import csv_text
 from fairflare.cli.data.own_images import manifest_of, prepared_for
-from fairflare.cli.data.sites import sites_of
+from fairflare.cli.data.sites import file_in, sites_of
 from fairflare.cli.options import parse_settings, refuse_to_replace
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.data.kinds import grouped, named, shown
@@ -60,7 +60,9 @@ def check_data(
             targets = {} if out is None else _pictures(out, list(sites), overwrite)
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             line = bar.add_task("images")
-            report = check_sites(made, sites, lambda done, total: bar.update(line, completed=done, total=total))
+            report = check_sites(
+                made, sites, lambda done, total: bar.update(line, completed=done, total=total), str(file_in(data))
+            )
         told = [str(note) for note in manifest_of(data).get("notes", ())]
         if not as_json:
             _print_problems(report.problems, every)
@@ -172,7 +174,7 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     deep = " x slices" if any(len(size) == 3 for size in report.sizes) else ""
     _tell(f"{report.site}: width x height{deep} {sizes or '-'}{more}")
     for split, found in report.counts.items():
-        classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items(), key=_number))
+        classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items()))
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
     if None in report.counts.get("training", ()):
         _tell(f"  masks that mark {', '.join(f'{name}: {count}' for name, count in report.labelled.items())}")
@@ -190,10 +192,6 @@ def _as_json(report: Any, names: Sequence[str] | None) -> dict[str, Any]:
         "sizes": [{"width": size[1], "height": size[0], "images": n} for size, n in report.sizes.most_common()],
         "groups": report.groups,
     }
-
-
-def _number(item: tuple[int | None, int]) -> int:
-    return -1 if item[0] is None else item[0]
 
 
 def _name(number: int | None, names: Sequence[str] | None) -> str:
@@ -222,7 +220,7 @@ def _write_pictures(
     rows: list[list[Any]] = [["site", "split", "class", "images"]]
     for site in sites:
         for split, found in site.counts.items():
-            rows += [[site.site, split, _name(n, names), count] for n, count in sorted(found.items(), key=_number)]
+            rows += [[site.site, split, _name(n, names), count] for n, count in sorted(found.items())]
         sheet, bars = targets[site.site]
         if site.shown:
             contact_sheet(site, sheet)

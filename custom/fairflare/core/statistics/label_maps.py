@@ -118,10 +118,8 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
     found = {}
     for site in usable:
         others = [means[other] for other in usable if other != site]
-        centroids = {}
-        for c in sorted({c for by in others for c in by}):
-            held = [by[c] for by in others if c in by]
-            centroids[c] = np.median(held, axis=0)
+        known = sorted({c for by in others for c in by})
+        centroids = {c: np.median([by[c] for by in others if c in by], axis=0) for c in known}
         told = [int(c) for c in np.unique(labels[site])]
         if len(set(told) & set(centroids)) > 1:
             found[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})

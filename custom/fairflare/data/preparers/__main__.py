@@ -112,7 +112,8 @@ def say(out: Path, by_name: bool = False) -> None:
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
     if any("classes" in found for found in manifest["sites"].values()):
         print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
-    for line in _silent(out, manifest):
+    asked = list(_silent(out, manifest))
+    for line in asked:
         print(line)
     for line in _patients(out, [site for site, found in manifest["sites"].items() if not found["patients"]], by_name):
         print(line)
@@ -121,12 +122,13 @@ def say(out: Path, by_name: bool = False) -> None:
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
         print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
     needs = [f"--task {manifest['kind']}"] if "kind" in manifest else []
-    for name, value in manifest["task"].items():
-        needs.append("--set " + shlex.quote(f"{name}={json.dumps(value, separators=(',', ':'))}"))
+    given = (f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in manifest["task"].items())
+    needs += [f"--set {shlex.quote(pair)}" for pair in given]
     if needs:
         print(f"A run on it needs: {' '.join(needs)}")
     taken = " (it takes these from manifest.json)" if needs else ""
-    print(f"Next: fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
+    first = "answer the NOTE on labels, then " if asked else ""
+    print(f"Next: {first}fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
 
 
 def _table(counts: Path) -> str:
@@ -141,20 +143,26 @@ def _table(counts: Path) -> str:
 
 
 def _silent(out: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the images with each label at each site, and the question where only other sites' labels have one."""
+    """Print the images with each label at each site; yield the questions where only other sites' labels have one."""
     sites = manifest["sites"]
     own = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
     classes = all("classes" in found for found in sites.values())
     told: dict[str, list[str]] = {}
+    numbers: dict[str, list[int]] = {}
     for site, found in sites.items():
         marked = manifest.get("marked", {}).get(found["name"])
         if classes:
             told[site] = sorted({name for split in SPLITS for name in found["classes"].get(split, ())})
+            listed = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
+            numbers.update({name: [number] for number, name in enumerate(listed.get("class_names", ()))})
         elif marked is not None:
-            told[site] = [f"label {value}" for value in sorted(map(int, marked)) if value]
+            coding = own[site].get("mask_values", {"255": 1} if {*marked} <= {"0", "255"} else {})
+            coded = {value: int(coding.get(value, value)) for value in sorted(marked, key=int)}
+            told[site] = list(dict.fromkeys(f"label {label}" for label in coded.values() if label))
+            numbers.update({f"value {value}": [label] for value, label in coded.items() if label})
             print(f"{site}: masks with {', '.join(f'{value}: {count}' for value, count in sorted(marked.items()))}")
     if lacking := unexplained(told, [site for site in told if KEYS[classes] in own[site]]):
-        yield f"NOTE: {question(lacking, classes)}."
+        yield f"NOTE: {question(lacking, classes, numbers, str(out / SITE_FILE))}."
 
 
 def _patients(out: Path, sites: Sequence[str], by_name: bool) -> Iterator[str]:

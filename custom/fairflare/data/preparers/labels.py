@@ -50,7 +50,8 @@ def labels_of(
     if known == [*range(number), VOID] and not called:
         note += (
             f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run "
-            f"--set ignore={VOID} --set num_classes={number - 1}"
+            f"--set ignore={VOID} --set num_classes={number - 1}; where {VOID} is the 1 of other sites' masks, prepare "
+            f"again with --overwrite --mask-values {' '.join(f'{value}={value}' for value in known[:-1])} {VOID}=1"
         )
     notes.append(note)
     return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fairflare.base.checks import few
 from fairflare.data.datalist import DataError
 
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE accepts
@@ -21,8 +22,7 @@ def existing_folder(folder: Path) -> Path:
 
 def listing(names: Iterable[str]) -> str:
     """Return names as text for a message: the first twelve, and the number of the others."""
-    shown = sorted(names)
-    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more" if len(shown) > 12 else "") or "nothing"
+    return few(sorted(names), 12) or "nothing"
 
 
 def composed(name: str) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeAlias, TypedDict
 
@@ -313,11 +313,10 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
 
 
 def _by_split(items: Sequence[Item], splits: Sequence[tuple[str, ...]]) -> Split:
-    found: Split = {split: [] for split in SPLITS}
-    for item, own in zip(items, splits, strict=True):
-        for split in own:
-            found.setdefault(split, []).append(item)
-    return found
+    return {
+        split: [item for item, own in zip(items, splits, strict=True) if split in own]
+        for split in dict.fromkeys(chain(SPLITS, *splits))
+    }
 
 
 def _entries(item: Item) -> list[dict[str, Any]]:

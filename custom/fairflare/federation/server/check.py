@@ -122,9 +122,9 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
-    for key in (NAMES, ACTED_ON, ANNOTATED, MARKED, MARKED_CASES):
-        if found[key] is None:  # not asked for, or the site reports nothing about its labels
-            del found[key]
+    # None: not asked for, or the site reports nothing about its labels.
+    of_labels = (NAMES, ACTED_ON, ANNOTATED, MARKED, MARKED_CASES)
+    found = {key: value for key, value in found.items() if value is not None or key not in of_labels}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
@@ -268,10 +268,10 @@ class Check:
                 f"Not ready: {reasons(phase.left_out.items())}"
             )
         elif refused and self.settings.require_all_sites:
-            who = f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: {reasons(refused.items())}"
             yield (
-                f"{_ended(who)} Correct it there and submit the job again, or let the others go on without it: "
-                "require_all_sites=false (--no-require-all-sites)"
+                f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: "
+                f"{_ended(reasons(refused.items()))} Correct it there and submit the job again, or let the others go "
+                "on without it: require_all_sites=false (--no-require-all-sites)"
             )
 
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
@@ -314,11 +314,16 @@ class Check:
         """Yield a question where a site's labels lack a structure or class of other sites for no declared reason."""
         told = {site: found[MARKED] for site, found in self.facts.items() if MARKED in found}
         lacking = unexplained(told, [site for site, found in self.facts.items() if ANNOTATED in found])
-        if lacking and self.settings.require_all_sites:
-            yield question(lacking, bool(self.task.has_classes))
-        else:
-            for site, names in lacking.items():
-                self._leave_out(phase, site, question({site: names}, bool(self.task.has_classes)))
+        together = [lacking] if lacking and self.settings.require_all_sites else None
+        for asked in together or [{site: names} for site, names in lacking.items()]:
+            site = next(iter(asked))
+            task = self.task.suited_to(_Said(self.facts[site]))
+            numbers = dict(zip(task.outcome_names(), getattr(task, "structures", ()), strict=False))
+            text = question(asked, bool(task.has_classes), numbers)
+            if together:
+                yield text
+            else:
+                self._leave_out(phase, site, text)
 
     def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
         """Yield each problem with the classes of sites with real data: sites differ, or the network has others."""
@@ -327,9 +332,11 @@ class Check:
             ("class_groups", "group", ". Write the same 'class_groups' into all"),
         ):
             real = [site for site in real if site in self.facts]
-            problem = f"the datalists {verb} the classes differently: {{}}{remedy}"
-            reason = f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there"
-            yield from self._same(phase, key, problem, reason, among=real)
+            yield from self._same(
+                phase, key, f"the datalists {verb} the classes differently: {{}}{remedy}",
+                f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there",
+                among=real,
+            )  # fmt: skip
         if not self.settings.num_rounds:
             yield from self._like_the_model(phase, [site for site in real if site in self.facts])
         wanted = self.task.classes
@@ -342,8 +349,7 @@ class Check:
             for site in over:
                 self._leave_out(phase, site, f"it has {known.pop(site)} classes, the job has num_classes={wanted}")
         # The highest classes may exist only at a site that did not report, or is absent: compare only if all reported.
-        everybody = len(known) == len(counts) and not phase.left_out
-        if everybody and max(known.values()) != wanted:
+        if len(known) == len(counts) and not phase.left_out and max(known.values()) != wanted:
             yield (
                 f"the job has num_classes={wanted}, the sites have {max(known.values())} classes at most "
                 f"({', '.join(f'{site}: {count}' for site, count in sorted(known.items()))}). Set "

@@ -250,16 +250,24 @@ def _sentences(document: StatsDocument) -> list[str]:
         )
     elif len(document.sites) > 1:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
-    told = {site: [document.class_name(k) for k in document.sites[site].mix()] for site in mixed}
+    # An image is one record of its class; of a mask every pixel is a record.
+    classes = all(
+        document.sites[site].histograms[CLASS].records == document.sites[site].counts.get("images") for site in mixed
+    )
+    told = {site: [document.class_name(k) for k in document.sites[site].mix() if k or classes] for site in mixed}
     if lacking := unexplained(told, [site for site, of in document.sites.items() if of.counts.get("annotated")]):
-        answers.append(f"{question(lacking, None)}.")
+        numbers = {document.class_name(k): [k] for k in document.pooled.mix() if k or classes}
+        answers.append(f"{question(lacking, classes, numbers)}.")
     if mixed:
         answers.append(_about_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
     hidden = [site for site, of in counts.items() if "cases" not in of]
     empty = [f"{site} {of['empty_masks']}" for site, of in counts.items() if of.get("empty_masks")]
-    unusable = {site: of.get("unusable", 0) + of.get("missing_labels", 0) for site, of in counts.items()}
-    lost = [f"{site} {count}" for site, count in unusable.items() if count]
+    lost = [
+        f"{site} {count}"
+        for site, of in counts.items()
+        if (count := of.get("unusable", 0) + of.get("missing_labels", 0))
+    ]
     part = [
         f"{site}: {', '.join(of.suppressed)}"
         for site, of in document.sites.items()
@@ -286,10 +294,9 @@ def _about_intensity(document: StatsDocument, site: str) -> str:
         return f"The sites' images are about equally bright: {site} is furthest from the others, with a {far}."
     if abs(own - theirs) < AXES[INTENSITY].width:
         return f"{site}'s intensities are spread otherwise than the others', at the same median ({far})."
-    word = "darker" if own < theirs else "brighter"
     return (
-        f"{site}'s images are {word} than the others': its median intensity is {number(own)}, theirs "
-        f"{number(theirs)} ({far})."
+        f"{site}'s images are {'darker' if own < theirs else 'brighter'} than the others': its median "
+        f"intensity is {number(own)}, theirs {number(theirs)} ({far})."
     )
 
 

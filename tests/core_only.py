@@ -32,6 +32,7 @@ flare/test_statistics.py::test_who_is_left_out_is_on_the_page
 federation/test_plan.py::test_every_site_has_its_share_and_a_test_of_its_own
 federation/test_local.py::test_fed_avg federation/test_no_flare.py::test_a_run_without_flare
 methods/test_training.py methods/test_crt.py::test_it_begins_from_the_seed_and_rows_of_absent_classes_stay
+federation/test_evaluate.py::test_runs_of_one_seed_still_say_nothing_of_noise
 methods/test_fed_mas.py::test_class_absent_and_class_of_one
 methods/test_odd_networks.py::test_averages_of_parametrized_weights
 """

@@ -26,6 +26,7 @@ from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli.commands import app
 from fairflare.core.fairness import summarize
 from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
+from fairflare.reporting.documents import Compared
 from fairflare.reporting.reading import read_head, read_rounds
 from fairflare.reporting.results import (
     CSV_COLUMNS,
@@ -645,6 +646,20 @@ def test_compare_sees_another_task_file(tmp_path):
         run.info.task_file = {"name": "task.py", "sha256": checksum}
     assert "NOT COMPARABLE as they stand: the runs differ in the task's file." in compare(runs)
     runs[0].info.task_file = {}
+    assert "NOT COMPARABLE" not in compare(runs)
+
+
+def test_compare_sees_other_structures_and_names_the_run_of_each(tmp_path):
+    runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
+    for run, shared in zip(runs, ("lens", "iris"), strict=True):
+        run.footing = Compared(how="shared", shared=[shared], structures={"A": [shared], "B": ["lens", "iris"]})
+        run.test["A"][f"own/{run.info.primary_metric}"] = 0.5
+    told = compare(runs)
+    assert "NOT COMPARABLE as they stand: the runs differ in the structures that are compared." in told
+    for label, shared in (("fed_lwr", "lens"), ("fed_avg", "iris")):
+        line = next(line for line in told.splitlines() if line.startswith(f"{label}: The sites annotate"))
+        assert line.endswith(f"those that all have: {shared}.")
+    runs[0].footing = Compared()  # of an earlier version
     assert "NOT COMPARABLE" not in compare(runs)
 
 

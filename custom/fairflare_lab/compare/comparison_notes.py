@@ -16,7 +16,7 @@ from fairflare.reporting.standing import of_footing, tested
 from fairflare.reporting.values import label_of
 from fairflare_lab.compare.rows import Row, named, settings_of
 
-TASK_SETTINGS, TASK_FILE = "the task's settings", "the task's file"
+TASK_SETTINGS, TASK_FILE, COMPARED = "the task's settings", "the task's file", "the structures that are compared"
 MOST = 200  # largest number of characters of a line
 
 
@@ -34,13 +34,14 @@ def notes_of(
     unfinished = [run for run in runs if run.status != "completed"]
     repeats = len(runs) - len(unfinished) - len(complete)
     own = [row.label for row in rows if row.measured == "personal"]
-    others = "" if len(own) == len(rows) else "; of the others the common model"
     conditions = [_conditions(run) for run in complete]
-    values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
-    values[TASK_FILE].discard("null")  # older results do not record the file
-    differing = [what for what, found in values.items() if len(found) > 1]
+    late = (TASK_FILE, COMPARED)  # older results do not record these
+    recorded = {what: [one[what] for one in conditions if one[what] or what not in late] for what in conditions[0]}
+    differing = [what for what, of in recorded.items() if len({json.dumps(one, sort_keys=True) for one in of}) > 1]
+    footing = [(label_of(run), note) for run in complete for note in of_footing(run)[:1]]
     told: dict[str, Any] = {
-        f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}.": own,
+        f"Measured: {MEASURED['personal']} of {', '.join(own)}"
+        f"{'' if len(own) == len(rows) else '; of the others the common model'}.": own,
         f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:": unfinished,
         **{f"  {named(run)}: {printable(run.reason or run.status, MOST)}": True for run in unfinished},
         f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
@@ -50,7 +51,7 @@ def notes_of(
         f"{metric} on the test splits{_over(complete, last)}.",
         *dict.fromkeys(note for run in complete for note in global_notes(run)),
         *dict.fromkeys(f"{run.info.without}." for run in complete if run.info.without),
-        *dict.fromkeys(note for run in complete for note in of_footing(run)[:1]),
+        *dict.fromkeys(f"{name}: {note}" if COMPARED in differing else note for name, note in footing),
         *_without_sites(rows),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),
         *([] if last else _by_chance(rows, metric)),  # which concerns the final model alone
@@ -92,10 +93,11 @@ def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
         count, own = len(row.values), lacking[row.label]
         told = {site: site + f" ({len(of)} of {count} times)" * (len(of) < count) for site, of in own.items()}
         lost, kept = ([told[site] for site in own if (site in row.suppressed) == home] for home in (False, True))
-        parts = [f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites"] * bool(lost)
-        parts += [
-            f"average, std and worst are without {', '.join(kept)} ({SUPPRESSED}: fewer cases than min_cases)"
-        ] * bool(kept)
+        parts = [
+            *[f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites"] * bool(lost),
+            *[f"average, std and worst are without {', '.join(kept)} ({SUPPRESSED}: fewer cases than min_cases)"]
+            * bool(kept),
+        ]
         if parts:
             other = any(set(has) != set(own) for has in lacking.values())
             more = "; do not compare them with a row that has others" if other else ""
@@ -133,5 +135,6 @@ def _conditions(run: Results) -> dict[str, Any]:
         "synthetic or real data": bool(info.get("synthetic")),
         TASK_SETTINGS: {name: value for name, value in settings_of(run).items() if name.startswith("task.")},
         TASK_FILE: (info.get("task_file") or {}).get("sha256"),
+        COMPARED: run.footing.shared or run.footing.structures or None,
         "the number of rounds": info.get("num_rounds"),
     }

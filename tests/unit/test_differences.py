@@ -313,6 +313,24 @@ def test_the_worst_site_of_each_draw(higher: bool) -> None:
     assert found.higher_is_better is higher
 
 
+@pytest.mark.parametrize(("count", "verdict"), [(4, "not known"), (5, "worse")])
+def test_a_verdict_needs_five_cases_at_a_site(count: int, verdict: str) -> None:
+    """Check two given models of which the second is clearly worse on the draws, few cases or not."""
+    patients, sites = {site: list(range(count)) for site in "ab"}, dict.fromkeys("ab", np.linspace(0.5, 0.6, count))
+    lost = {site: scores * np.linspace(0.4, 0.5, count) for site, scores in sites.items()}
+    runs = [drawn_run(name, 0, of, patients) for name, of in (("fed_avg", sites), ("fair", lost))]
+    for one in runs:
+        one.info.num_rounds = 0
+    found = differences(runs, "fed_avg")
+    assert {of(found, measure).verdict for measure in ("average", "a", "b")} == {verdict}
+    assert math.isnan(of(found, "average").p_holm) == (count < 5)
+    told = difference_table(found, "fed_avg")
+    assert ("No verdict rests on sites with fewer than 5 test cases: a, b." in told) == (count < 5)
+    assert ("! worse" in told) == (count == 5)
+    assert "paired by site: mean" in told  # given models have no seeds
+    assert "more seeds" not in told
+
+
 def test_draws_of_patients_and_of_images_are_not_the_same() -> None:
     gains = {"a": np.array([0.2, 0.2, 0.0, 0.0, 0.1, 0.1])}
     rows = [drawn_run("fair", s, gains, {"a": [0, 0, 1, 1, 2, 2]}) for s in (0, 1)]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fairflare.base.cases.resampling import CASES
+from fairflare.core.statistics.group_intervals import FEW
 from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
 from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, WORSE, Difference, fell
 from fairflare_lab.statistics.seed_intervals import POWER
@@ -42,22 +43,26 @@ def difference_table(
     rows = []
     for d in found:
         if d.measure in MEASURES or d.of_given:
-            figures = [interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict, _p(d.p), _p(d.p_holm)]
-            rows.append([d.label, d.measure, *figures, number(d.smallest)])
+            rows.append([
+                d.label, d.measure, interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict,
+                *((MISSING,) * 3 if d.of_few else (_p(d.p), _p(d.p_holm), number(d.smallest))),
+            ])  # fmt: skip
     head = ["method", "measure", "difference [95 %]", "verdict", "p", "p (Holm)", "visible from"]
-    table = Table("differences", "", head, rows, lead=2)
-    return printed([table], notes_of_differences(found, reference), style, width)
+    return printed([Table("differences", "", head, rows, lead=2)], notes_of_differences(found, reference), style, width)
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
     """Return sentences on how to read a table of differences, and on what the table leaves out."""
     wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
+    few = sorted({site for d in found for site in d.of_few})
+    given = all(d.of_given for d in found)
     told = {
-        f"Differences to {reference}, paired by seed and site: mean [95 % interval{interval_of(found)}].": True,
+        f"Differences to {reference}, paired by {'site' if given else 'seed and site'}: mean "
+        f"[95 % interval{interval_of(found)}].": True,
         "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. Within noise: no "
         f'difference was shown; {POWER:.0%} of such comparisons would show a true one of the size under "visible '
         'from". Cannot tell: only a difference larger than the metric itself could have been detected; use more '
-        "seeds.": any(math.isfinite(d.p_holm) for d in found),
+        f"{'test images' if given else 'seeds'}.": any(math.isfinite(d.p_holm) for d in found),
         "With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.": any(
             len(d.values) == 2 and math.isfinite(d.images_sd) for d in found
         ),
@@ -68,8 +73,9 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
         "more seeds, or more test images.": any(d.verdict == NOT_KNOWN and math.isnan(d.p) for d in found),
         "Where nothing says how far the test patients move it, a difference has no verdict: all seeds are tested on "
         "the same patients. Of the primary metric draws of them say it, with --bootstrap above 0.": any(
-            d.verdict == NOT_KNOWN and not math.isnan(d.p) for d in found
+            d.verdict == NOT_KNOWN and not (math.isnan(d.p) or d.of_few) for d in found
         ),
+        f"No verdict rests on sites with fewer than {FEW} test cases: {listed(few, most=8)}.": few,
     }
     notes = [text for text, holds in told.items() if holds]
     totals = [d for d in found if d.measure == MEASURES[0]]
@@ -100,8 +106,7 @@ def interval_of(found: Sequence[Difference]) -> str:
     counts = sorted({count for _, count in units.values() if count is not None})
     many = f", {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))} a site" if counts else ""
     some = "" if all(with_units) else "of some rows also "
-    seeds = "" if all(d.of_given for d in of) else "the seeds and "
-    return f" over {seeds}{some}the test {what} (bootstrap{many})"
+    return f" over {'' if all(d.of_given for d in of) else 'the seeds and '}{some}the test {what} (bootstrap{many})"
 
 
 def _p(value: float) -> str:

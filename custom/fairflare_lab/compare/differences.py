@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base import checks
+from fairflare.core.statistics.group_intervals import FEW
 from fairflare.core.statistics.intervals import LEVEL, holm
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
@@ -39,8 +40,8 @@ class Difference:
         low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
             NaN with one seed, and where nothing scatters.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
-            ``one seed``, ``not known`` (nothing scatters, or only the seeds) or ``other sites`` where no verdict can be
-            given.
+            ``one seed``, ``not known`` (nothing scatters, or only the seeds, or a site has few cases) or ``other
+            sites`` where no verdict can be given.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
         p: p-value that belongs to the interval; below 0.05 where the interval leaves out 0.
         p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
@@ -73,6 +74,11 @@ class Difference:
     lacking: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, Units] = field(default_factory=dict)
     of: Estimate | None = field(default=None, repr=False)
+
+    @property
+    def of_few(self) -> list[str]:
+        """Return the sites with fewer than :data:`FEW` test cases, too few to tell how far their choice moves it."""
+        return [site for site, (_, count) in self.units.items() if count is not None and count < FEW]
 
     @property
     def of_given(self) -> bool:
@@ -114,7 +120,7 @@ def _verdict(d: Difference) -> str:
     told = {
         ONE_SEED: d.of is None,
         OTHER_SITES: bool(d.lacking),
-        NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd),
+        NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd) or bool(d.of_few),
         BETTER if (d.mean > 0) == d.higher_is_better else WORSE: d.p_holm < 1 - LEVEL,
         UNSEEN: d.smallest > d.limit,
     }
@@ -128,7 +134,8 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
         family = [
             index
             for index, d in enumerate(found)
-            if (d.measure in MEASURES) == totals and not (d.lacking or math.isnan(d.p) or math.isnan(d.images_sd))
+            if (d.measure in MEASURES) == totals
+            and not (d.lacking or d.of_few or math.isnan(d.p) or math.isnan(d.images_sd))
         ]
         for index, p in zip(family, holm([found[k].p for k in family]) if family else [], strict=True):
             of = found[index].of

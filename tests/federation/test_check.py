@@ -133,7 +133,7 @@ def test_a_mistake_in_a_site_file_ends_the_job(tmp_path: Path, block: dict[str, 
     reason = refused(results)
     assert "1 of 3 site(s) cannot take part: site 'hospital-c': " + why in reason
     assert "?." not in reason
-    assert re.search(r"[.?] Correct it there and submit the job again", reason)
+    assert re.search(r"[.?] Correct it there and start again", reason)
     assert "/nowhere" not in reason
     assert [(x["site"], x["phase"]) for x in results["left_out"]] == [("hospital-c", "check")]
     with (tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "left_out.csv").open() as file:

@@ -151,6 +151,7 @@ def test_a_state_dict_with_a_task(runs: Path, tmp_path: Path) -> None:
 def test_some_of_the_sites(runs: Path, tmp_path: Path) -> None:
     ran = evaluate(runs / "one", "--last", "-d", runs / "data", "-o", tmp_path, "--sites", "south")
     assert ran.exit_code == 0, ran.output
+    assert "given model 'one', tested without training\n" in ran.stdout  # a test has no seed
     of_run = document(runs / "one" / RESULTS)["test"]
     assert document(tmp_path / "one" / RESULTS)["test"] == {"south": of_run["south"]}
 
@@ -185,6 +186,8 @@ def test_sites_that_do_not_fit_the_model(wrong: str, runs: Path, tmp_path: Path)
     names = "names the classes cyst, melanoma, naevus, and the given model naevus, melanoma, cyst"
     why = names if wrong == "classes" else "split 'test' is empty"
     reason = document(tmp_path / "out" / "one" / RESULTS)["reason"]
+    assert reason.startswith("check, before any test: ")
+    assert "submit the job" not in reason
     assert "site 'south'" in reason
     assert why in reason or "the datalists name the classes differently" in reason
     ran = evaluate(runs / "one", "-d", data, "-o", tmp_path / "out", "--no-require-all-sites")

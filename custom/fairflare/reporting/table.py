@@ -84,7 +84,7 @@ def _title(results: Results) -> str:
     parts = {
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
-        f"seed {info.seed}": info.seed is not None,
+        f"seed {info.seed}": info.seed is not None and info.get("num_rounds") != 0,
         counted(len(results.rounds), "round"): info.get("num_rounds") != 0,
         "RUNNING, or cut off": status == "running",
         status.upper() + reason: status == "failed",

@@ -191,17 +191,17 @@ class Check:
             RoundFailed: the run cannot begin; the message names the sites that prevent it and says what to do.
             ServerFault, Stopped: as in any exchange.
         """
-        before = self.journal.synthetic if current_round > 0 else None
         run, sites = self.settings, self.roster.known()
         phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, groups=tuple(run.groups))
-        problems = list(self._problems(phase, before))
+        problems = list(self._problems(phase, self.journal.synthetic if current_round > 0 else None))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         if problems := [*problems, *self._unready(phase)]:
-            raise RoundFailed("check, before any training: " + " ".join(map(_ended, problems)), phase)
+            words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]
+            raise RoundFailed(" ".join(words), phase)
         self.synthetic = said.pop() if said else None
 
     @property
@@ -270,7 +270,7 @@ class Check:
         elif refused and self.settings.require_all_sites:
             yield (
                 f"{len(refused)} of {len(phase.asked)} site(s) cannot take part: "
-                f"{_ended(reasons(refused.items()))} Correct it there and submit the job again, or let the others go "
+                f"{_ended(reasons(refused.items()))} Correct it there and start again, or let the others go "
                 "on without it: require_all_sites=false (--no-require-all-sites)"
             )
 

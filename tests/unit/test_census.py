@@ -148,7 +148,8 @@ def test_check_data_asks_until_the_file_says_it(tmp_path: Path, said: Any) -> No
     told = {} if said is None else {"structures": said}
     file = written(tmp_path, {"A": masks_site(tmp_path / "A", (1, 2)), "B": masks_site(tmp_path / "B", (1,), **told)})
     done = CliRunner().invoke(app, ["check-data", str(file), "--set", "num_classes=2"])
-    assert "masks that mark class_1: 9, class_2: 0" in done.output
+    none = "not annotated" if said == [1] else 0
+    assert f"masks that mark class_1: 9, class_2: {none}" in " ".join(done.output.split())
     assert done.exit_code == (said is None)
     assert (ASKED.format("B", "class_2") in " ".join(done.output.split())) == (said is None)
 
@@ -210,4 +211,10 @@ def test_stats_ask_before_they_say_that_mixes_are_alike(tmp_path: Path) -> None:
     document = statistics_here(blocks, ImageStatistics())
     assert any(line.startswith("no mask of B marks class 2 (or too few") for line in document.sentences)
     blocks["B"]["structures"] = "all"
+    assert any("mix of classes differs most" in line for line in statistics_here(blocks, ImageStatistics()).sentences)
+    blocks["B"]["structures"] = [1]
+    document = statistics_here(blocks, ImageStatistics())
+    assert document.sites["B"].counts["annotated"] == 2
+    assert any("the file of B says that only some are annotated there" in line for line in document.sentences)
+    assert not any("mix of classes" in line for line in document.sentences)
     assert not any("no mask of" in line for line in statistics_here(blocks, ImageStatistics()).sentences)

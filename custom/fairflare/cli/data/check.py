@@ -177,7 +177,12 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items()))
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
     if None in report.counts.get("training", ()):
-        _tell(f"  masks that mark {', '.join(f'{name}: {count}' for name, count in report.labelled.items())}")
+        every = range(len(report.labelled)) if report.annotated is None else report.annotated
+        told = [
+            f"{name}: {count if k in every else 'not annotated'}"
+            for k, (name, count) in enumerate(report.labelled.items())
+        ]
+        _tell(f"  masks that mark {', '.join(told)}")
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)

@@ -58,10 +58,11 @@ AXES = {
     "slice_spacing": Axis(0.5, 100, "mm", "volumes by distance of slices", whole=False),
 }
 SPLITS = ("training", "validation", "test")
+PARTLY = 2  # value of the count "annotated" of a site that annotated some structures or classes only
 COUNTS = {
     "min_cases": "the site's floor: what has fewer cases is not told",
     "synthetic": "1: the site's list says that the images are made up",
-    "annotated": "1: the site's file says which structures or classes are annotated",
+    "annotated": "1: the site's file says that all structures or classes are annotated, 2: some of them",
     "cases": "patients, else volumes, else images",
     "images": "images, a whole volume is one",
     "unusable": "entries whose file is missing or cannot be read",

@@ -20,6 +20,7 @@ from fairflare.core.statistics.site_figures import (
     CLASS,
     COUNTS,
     INTENSITY,
+    PARTLY,
     PERCENTS,
     SPLITS,
     jensen_shannon,
@@ -194,11 +195,10 @@ def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) 
     """Return the names of the figures that a site withholds."""
     if "cases" not in counts:
         return ["everything"]
-    hidden = sum(counts.get(f"cases_{split}", 0) for split in SPLITS) < counts["cases"]
     return [
         *(name for name in ("unusable", "missing_labels", "empty_masks") if name not in counts),
         *(f"{axis}: {of.suppressed} of {of.records} records" for axis, of in histograms.items() if of.suppressed),
-        *(["counts of a split"] if hidden else []),
+        *(["counts of a split"] if sum(counts.get(f"cases_{s}", 0) for s in SPLITS) < counts["cases"] else []),
     ]
 
 
@@ -243,7 +243,7 @@ def _sentences(document: StatsDocument) -> list[str]:
     """Return sentences on sites left out, on how different the sites are, and on missing figures, in this order."""
     known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
     mixed = {site: of.classes_jensen_shannon for site, of in known.items() if of.classes_jensen_shannon is not None}
-    answers = []
+    answers = [f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."] if document.left_out else []
     if known:
         answers.append(
             _about_intensity(document, max(known, key=lambda site: known[site].intensity_wasserstein or 0.0))
@@ -258,7 +258,8 @@ def _sentences(document: StatsDocument) -> list[str]:
     if lacking := unexplained(told, [site for site, of in document.sites.items() if of.counts.get("annotated")]):
         numbers = {document.class_name(k): [k] for k in document.pooled.mix() if k or classes}
         answers.append(f"{question(lacking, classes, numbers)}.")
-    if mixed:
+    partly = [site for site, of in document.sites.items() if of.counts.get("annotated") == PARTLY]
+    if mixed and not partly:
         answers.append(_about_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
     hidden = [site for site, of in counts.items() if "cases" not in of]
@@ -274,6 +275,8 @@ def _sentences(document: StatsDocument) -> list[str]:
         if of.suppressed and site not in hidden
     ]
     notes = {
+        f"The mixes of classes are not compared: the file of {listed(partly)} says that only some are annotated there; "
+        "of the others a share of 0 means not annotated.": partly,
         f"Masks that mark nothing: {listed(empty)}.": empty,
         f"Entries that cannot be used, in no figure: {listed(lost)}; `fairflare check-data` at the site names "
         "them.": lost,
@@ -281,8 +284,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         "SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): "
         f"{'; '.join(part)}.": part,
     }
-    absent = [f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."] if document.left_out else []
-    return [*absent, *answers, *(text for text, holds in notes.items() if holds)]
+    return [*answers, *(text for text, holds in notes.items() if holds)]
 
 
 def _about_intensity(document: StatsDocument, site: str) -> str:

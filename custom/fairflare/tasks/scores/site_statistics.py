@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fairflare.base.cases.census import KEYS
 from fairflare.base.stopping import check_stop
-from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, SPLITS, told
+from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
 from fairflare.data.reading import Reading, ValueNotes, read_image, read_pair, slices_in
@@ -38,7 +38,7 @@ class SiteSums:
     Attributes:
         least: smallest number of cases behind a figure that may leave the site.
         synthetic: whether the images are synthetic.
-        annotated: whether the site's file says what is annotated.
+        annotated: 1: the site's file says that all structures or classes are annotated, 2: some; 0: it says nothing.
         images, cases: number of images and set of case keys, by split.
         unusable, missing_labels: number of the datalist's entries that cannot be read, and that have no label.
         empty: case keys of the images whose mask marks nothing, one entry for each image.
@@ -48,7 +48,7 @@ class SiteSums:
 
     least: int
     synthetic: bool = False
-    annotated: bool = False
+    annotated: int = 0
     images: Counter[str] = field(default_factory=Counter)
     cases: dict[str, set[Case]] = field(default_factory=lambda: defaultdict(set))
     unusable: int = 0
@@ -65,7 +65,7 @@ class SiteSums:
         With fewer than ``least`` cases these are only ``min_cases``, ``synthetic`` and ``annotated``.
         """
         found = {"min_cases": self.least, "synthetic": int(self.synthetic)} | (
-            {"annotated": 1} if self.annotated else {}
+            {"annotated": self.annotated} if self.annotated else {}
         )
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
@@ -127,8 +127,11 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
-    said = getattr(own, KEYS[kind == "classification"]) is not None
-    sums, values = SiteSums(least, listed.synthetic, said), ValueNotes()
+    said = getattr(own, KEYS[kind == "classification"])
+    sums, values = (
+        SiteSums(least, listed.synthetic, PARTLY if isinstance(said, list) else int(said == "all")),
+        ValueNotes(),
+    )
     for problem in problems:
         _unusable(sums, problem)
     for split in SPLITS:

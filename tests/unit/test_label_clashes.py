@@ -31,11 +31,13 @@ def cell(rng: np.random.Generator) -> Mask:
     return np.asarray((far < size).astype(np.uint8) + (far < size / 2), np.uint8)
 
 
-def cells(folder: Path, change: Callable[[Mask, int], Mask] | None = None, **block: Any) -> dict[str, Any]:
+def cells(
+    folder: Path, change: Callable[[Mask, int], Mask] | None = None, images: int = 24, **block: Any
+) -> dict[str, Any]:
     rng = np.random.default_rng([*folder.name.encode()])
     folder.mkdir()
     splits: dict[str, list[dict[str, Any]]] = {split: [] for split in ("training", "validation", "test")}
-    for number, split in enumerate([*splits] * 8):
+    for number, split in enumerate(([*splits] * 8)[:images]):
         mask = cell(rng)
         picture = (90 * mask + rng.integers(0, 60, mask.shape)).astype(np.uint8)
         Image.fromarray(picture).save(folder / f"{number}.png")
@@ -102,6 +104,19 @@ def test_masks(tmp_path: Path, clash: str) -> None:
     found = [one for one in problems_of(CELLS, {**sites, ODD: {**sites[ODD], **block}}) if text in one.text]
     assert [one.site for one in found][:1] == [ODD]
     assert any(one.grave for one in found) or MAYBE in text or "nothing in it" in text
+
+
+def test_the_report_says_where_the_masks_are_too_few_to_tell(tmp_path: Path) -> None:
+    """Check 8 images a site with swapped codes, and that 24 of which no label agrees are a problem."""
+    swapped = recoded(0, 2, 1)
+    few = {site: cells(tmp_path / f"few{site}", *((swapped,) if site == ODD else ()), images=8) for site in SITES}
+    report = check_sites(CELLS, few)
+    assert not any(MAYBE in one.text for one in report.problems)
+    assert report.labels.endswith("too few images at A, B, C, D to tell swapped or shifted labels")
+    many = {site: cells(tmp_path / site, *((swapped,) if site == ODD else ())) for site in SITES}
+    report = check_sites(CELLS, many)
+    assert [(one.site, one.grave) for one in report.problems if MAYBE in one.text] == [(ODD, True)]
+    assert report.labels.endswith("see above")
 
 
 CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {

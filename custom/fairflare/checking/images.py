@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from fairflare.base.cases.census import question, unexplained
-from fairflare.base.checks import few
+from fairflare.base.checks import few, first_of
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
@@ -160,7 +160,7 @@ def check_sites(
     reports = [looker.report for looker in lookers]
     problems += _silent(reports, task.class_labels, numbers, file)
     agreement = _labels(lookers, names if task.class_labels else ["background", *called], problems)
-    return DataReport(reports, problems, agreement if task.class_labels else "")
+    return DataReport(reports, problems, agreement)
 
 
 def _listed(
@@ -368,13 +368,16 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
             f"images agrees with {one.agreement:.0%} of its labels, with {one.explained:.0%} of them read so (at the "
             f"other sites with {usual:.0%}); compare the list of classes, and look at some images"
         )
-        problems.append(Problem(site, text, grave=one.agreement < chance and one.explained > chance + CLEAR))
+        problems.append(Problem(site, text, grave=one.agreement <= chance and one.explained > chance + CLEAR))
     shown = ", ".join(f"{site} {one.agreement:.0%}" for site, one in found.items())
-    weak = float(np.median([one.agreement for one in found.values()])) < chance + CLEAR
-    told = (
-        "too little to tell whether the labels mean the same everywhere" if weak else "the labels seem to mean the same"
-    )
-    told = "see above" if any(one.certain for one in found.values()) else told
+    short = [site for site, one in found.items() if not one.enough]
+    told = first_of({
+        "see above": any(one.certain for one in found.values()),
+        f"too few images at {', '.join(short)} to tell swapped or shifted labels": bool(short),
+        "too little to tell whether the labels mean the same everywhere":
+            float(np.median([one.agreement for one in found.values()])) < chance + CLEAR,
+        "the labels seem to mean the same": True,
+    })  # fmt: skip
     return f"labels across sites: a simple probe of the others' images agrees at {shown} (chance {chance:.0%}): {told}"
 
 

@@ -33,12 +33,14 @@ class LabelMap:
             classes.
         explained: share of the images whose nearest class is that of ``looks_like``, mean over the site's classes.
         certain: whether ``looks_like`` explains so many more images than the labels do that this is not by chance.
+        enough: whether the images of the two most frequent labels are so many that a swap of both would be certain.
     """
 
     agreement: float
     looks_like: dict[int, int]
     explained: float
     certain: bool
+    enough: bool
 
 
 def features_of(picture: Array) -> Array:
@@ -136,9 +138,9 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
     looks_like = {told[row]: known[column] for row, column in zip(rows, columns, strict=True)}
     kept = np.isin(labels, told)
     mapped = np.array([looks_like[int(c)] for c in labels[kept]])
-    only_map = int(((nearest[kept] == mapped) & (nearest[kept] != labels[kept])).sum())
-    only_labels = int(((nearest[kept] != mapped) & (nearest[kept] == labels[kept])).sum())
-    z = (only_map - only_labels) / math.sqrt(max(only_map + only_labels, 1))
+    # 1: only the map explains the image, -1: only its label does.
+    gain = (nearest[kept] == mapped).astype(int) - (nearest[kept] == labels[kept])
+    z = gain.sum() / math.sqrt(max(np.abs(gain).sum(), 1))
     agreement = float(np.mean([share[row, known.index(c)] for row, c in enumerate(told)]))
     explained = float(np.mean([share[row, known.index(looks_like[c])] for row, c in enumerate(told)]))
     gained = [
@@ -146,8 +148,11 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
         for row, c in enumerate(told)
         if looks_like[c] != c
     ]
-    enough = z > 0 and z * z > _EVIDENCE + 2 * math.lgamma(len(known) + 1)
-    return LabelMap(agreement, looks_like, explained, bool(enough and gained and np.mean(gained) > _CLEAR))
+    least = _EVIDENCE + 2 * math.lgamma(len(known) + 1)
+    certain = bool(z > 0 and z * z > least and gained and np.mean(gained) > _CLEAR)
+    return LabelMap(
+        agreement, looks_like, explained, certain, bool(np.sort(np.bincount(labels[kept]))[-2:].sum() > least)
+    )
 
 
 def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:

@@ -79,7 +79,7 @@ def test_without_a_common_structure_figures_are_adjusted(tmp_path: Path, method:
             assert of["A"][name] == pytest.approx(of["A"][f"{name}_{ONE}"] - away, abs=1e-6)
             assert of["B"][name] == pytest.approx(of["B"][f"{name}_{TWO}"] + away, abs=1e-6)
             assert of["C"][name] == pytest.approx(of["C"][f"own/{name}"], abs=1e-6)
-    assert "dice, adjusted" in text
+    assert "dice (adjusted)" in text
     if method == "q_fed_avg":  # relative to the mean of the sites that have a structure
         losses = [report["probe_loss"] for report in found["rounds"][1]["reports"].values()]
         assert all(0.5 < loss < 2 for loss in losses)

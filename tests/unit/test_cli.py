@@ -822,13 +822,14 @@ def drawn(width: int, *, terminal: bool) -> list[str]:
     with RunView(console, metric="balanced_accuracy", directions={"balanced_accuracy": True}) as view:
         view.event("phase", {"current_round": 0, "num_rounds": 2, "phase": "train", "sites": [*sites, "later"]})
         told = {"current_round": 0, "num_rounds": 2, "phase": "train", "seconds": 1.5}
-        values = {"loss": 1.0, "accuracy": 0.125}
-        view.event("site", {**told, "site": "a", "ok": True, "metrics": {**values, "balanced_accuracy": 0.25}})
-        view.event("site", {**told, "site": sites[1], "ok": True, "metrics": {**values, "balanced_accuracy": 0.75}})
+        values = {"loss": 1.0, "accuracy": 0.125, "own/balanced_accuracy": 0.875}
+        metrics = {s: {**values, "balanced_accuracy": v} for s, v in zip(sites, (0.25, 0.75), strict=False)}
+        for site in metrics:  # what a site measured itself may be over other structures
+            view.event("site", {**told, "site": site, "ok": True, "metrics": {"balanced_accuracy": 0.875}})
         reason = f"site {sites[2]!r}: [b] no answer within 5 s"
         view.event("site", {**told, "site": sites[2], "ok": False, "reason": reason})
         view.event("site", {**told, "site": "later", "ok": True, "metrics": {}})
-        view.event("round_done", {"current_round": 0, "num_rounds": 2})
+        view.event("round_done", {"current_round": 0, "num_rounds": 2, "metrics": {**metrics, "later": {}}})
         view.event("something new", {})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).splitlines()
     return [line.rstrip() for line in shown]

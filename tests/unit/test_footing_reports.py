@@ -14,7 +14,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.statistics.footing import Footing
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.standing import standing, who_is_behind
-from fairflare.reporting.table import fairness_table, summary_of, table_of
+from fairflare.reporting.table import class_table, fairness_table, summary_of, table_of
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build
@@ -48,6 +48,7 @@ def run(
         for site in metrics
     }  # fmt: skip
     made["info"]["shown_metrics"] = ["dice"]
+    made["info"]["higher_is_better"] |= {"dice_<class>": True}
     made["inequality"] = as_json(standing(made["test"], said, made["info"], footing), "x")
     made["footing"] = as_json(footing.as_dict(), "x") if footing.differs else None
     return made
@@ -79,7 +80,7 @@ def test_structures_stand_beside_their_support_with_worst_and_spread_over_those_
     assert "jtsc - 0.86 of ?" in said
     assert "nucleus; " not in said  # no image marks it: in no comparison
     assert "average - 0.774" in said
-    assert "worst site - cellavision" in said
+    assert "worst site - cellavision?" in said
     page = build(of_one(page_run(made)))
     (table,) = (p for s in page.sections for p in s.parts if p.name == "structures")
     rows = list(csv.DictReader(io.StringIO(table.csv())))  # type: ignore[union-attr]
@@ -90,7 +91,7 @@ def test_structures_stand_beside_their_support_with_worst_and_spread_over_those_
 def test_adjusted_figures_are_marked_and_the_bridge_is_named() -> None:
     made = run(ABC)
     results = read(**made)
-    assert "dice, adjusted" in table_of(results).columns
+    assert "dice (adjusted)" in table_of(results).columns
     assert [row[1] for row in table_of(results).rows] == pytest.approx([0.7, 0.7, 0.6])
     assert summary_of(results, "dice").worst_site == "C"
     assert "That the others can be compared rests on C alone." in words(made)
@@ -144,3 +145,45 @@ def test_values_of_different_things_have_no_spread() -> None:
     of = summarize({"A": 0.2, "B": 0.6}, linked=False)
     assert (of.mean, of.worst_site, of.best_site) == (0.4, "", "")
     assert of.range != of.range
+
+
+#: Of class_1 beta has no test image, of class_2 gamma none; class_3 is alpha's alone.
+HALVES = {
+    "alpha": {"dice": 0.4, "dice_class_1": 0.5, "dice_class_2": 0.3, "dice_class_3": 0.4},
+    "beta": {"dice": 0.1, "dice_class_1": 0.0, "dice_class_2": 0.2},
+    "gamma": {"dice": 0.2, "dice_class_1": 0.4, "dice_class_2": 0.0},
+}
+
+
+def test_a_structure_that_no_image_of_a_site_shows_is_in_no_figure_over_sites() -> None:
+    support = {
+        "alpha": {"class_1": 6, "class_2": 6, "class_3": 6}, "beta": {"class_1": 0, "class_2": 6},
+        "gamma": {"class_1": 6, "class_2": 0},
+    }  # fmt: skip
+    made = run(HALVES, support)
+    made["info"]["shown_metrics"] = ["dice", "dice_class_1", "dice_class_2", "dice_class_3"]
+    results = read(**made)
+    of = {name: summary_of(results, f"dice_class_{name}") for name in "123"}
+    assert [(one.mean, one.worst_site) for one in of.values()] == [
+        (pytest.approx(0.45), "gamma"), (pytest.approx(0.25), "beta"), (0.4, ""),
+    ]  # fmt: skip
+    assert math.isnan(of["3"].std)  # of a single site
+    table = {row[0]: row for row in table_of(results).totals}
+    small = {row[0]: row for row in class_table(results).totals}  # type: ignore[union-attr]
+    for title, row in small.items():
+        assert [str(cell) for cell in row[1:]] == [str(cell) for cell in table[title][-3:]]  # one value for one thing
+    assert "0.00 of empty masks" in words(made)
+
+
+def test_a_site_of_empty_masks_alone_is_in_the_table_of_structures_and_in_no_comparison() -> None:
+    metrics = {**{site: dict(HALVES["gamma"]) for site in "AC"}, "B": {"dice": 0.0, "dice_class_1": 0.0}}
+    support = {"A": {"class_1": 6, "class_2": 6}, "B": {"class_1": 0}, "C": {"class_1": 6, "class_2": 6}}
+    said = words(run(metrics, support))
+    assert "B 0.00 of empty masks -" in said
+    assert "B (no image shows what it annotates)" in said
+    assert "worst site B" not in said
+
+
+def test_heads_say_what_comparable_figures_rest_on() -> None:
+    made = run(CELLS)
+    assert table_of(read(**made)).columns[1] == "dice (over: cytoplasm)"

@@ -312,6 +312,7 @@ class Compared(Part):
 
     how: str = ""
     structures: dict[str, list[str]] = {}
+    empty: dict[str, list[str]] = {}
     shared: list[str] = []
     parts: list[list[str]] = []
     bridges: list[str] = []

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from fairflare.base.metric import metric_name
-from fairflare.core.statistics.footing import OWN
+from fairflare.core.statistics.footing import OWN, structure_of
 from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.no_effect import nothing_learnt
@@ -159,11 +158,11 @@ def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
     if site in suppressed_of(results, metric):
         min_cases = results.info.said.get(site, {}).get("min_cases") or "its min_cases"
         return f"{SUPPRESSED}: fewer than {min_cases} cases"
+    of = results.footing.structures
     if OWN + metric in test.get(site, {}):
-        return "its figures by structure are not known"
-    counted = results.footing.structures
-    if any(metric.endswith(f"_{metric_name(name)}") and name not in counted.get(site, [name])
-           for own in counted.values() for name in own):  # fmt: skip
+        return "its figures by structure are not known" if of.get(site) else "no image shows what it annotates"
+    names = {name for by_site in (of, results.footing.empty) for own in by_site.values() for name in own}
+    if (name := structure_of(metric, names)) and name not in of.get(site, names):
         return "not annotated there, or in no image"
     return "not finite" if metric in test.get(site, {}) else "no value"
 

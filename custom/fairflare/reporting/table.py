@@ -11,7 +11,6 @@ from typing import Literal
 from fairflare.base import checks
 from fairflare.base.metric import metric_name
 from fairflare.core.fairness import declared_as, summarize
-from fairflare.core.statistics.footing import ADJUSTED
 from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Results, SiteStanding
 from fairflare.reporting.groups import captions, group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed
@@ -22,7 +21,6 @@ from fairflare.reporting.standing import recall_of, shown_behind
 from fairflare.reporting.values import (
     MAX_COLUMNS,
     by_site_of,
-    compared,
     declared_direction,
     direction_of,
     global_values,
@@ -30,6 +28,7 @@ from fairflare.reporting.values import (
     label_of,
     linked,
     metrics_of,
+    rests_on,
     summary_of,
     suppressed_of,
     title_of,
@@ -67,7 +66,10 @@ def fairness_table(
     checks.choice("style", style, STYLES)
     table = table_of(results, metric)
     classes = class_table(results) if metric in (None, results.info.primary_metric) else None
-    marked = any(isinstance(cell, Shown) and cell.text.endswith(UNSURE) for row in table.totals for cell in row)
+    marked = any(
+        isinstance(cell, Shown) and cell.text.endswith(UNSURE)
+        for one in (table, classes) if one for row in one.totals for cell in row
+    )  # fmt: skip
     notes = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
     tables = [table, *([classes] if classes else [])] if table.rows or style == "csv" else []
     if metric is None:
@@ -118,6 +120,7 @@ def table_of(results: Results, metric: str | None = None) -> Table:
 
 #: Titles of the rows below the rows of sites.
 TOTALS = ("average", "std", "std if equal", "worst", "worst site", "range", "global test")
+TOTALS_OF_STRUCTURES = ("average", "std", "worst", "worst site")
 
 
 @dataclass(frozen=True)
@@ -156,8 +159,7 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
     if not which and results.inequality.metric == metric and results.inequality.test:
         totals["std if equal"] = results.inequality.chance_std
     unit = declared_as(metric, results.info.units)
-    how = f", {ADJUSTED}" if results.footing.how == ADJUSTED and compared(results, metric) else ""
-    head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "") + how
+    head = (metric + which)[:MAX_HEADING] + (f" ({unit})" if unit else "") + rests_on(results, metric)
     cells = {site: SUPPRESSED if math.isnan(value) and site in home else value for site, value in values.items()}
     return _Column(head, [metric + which], cells, totals)
 
@@ -187,11 +189,10 @@ def class_table(results: Results) -> Table | None:
     if not support:
         return _structures(results)
     names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
-    rows = []
-    for site, own in support.items():
-        values = [recall_of(results.test.get(site, {}), name) for name in names]
-        told = [MISSING if value is None else f"{value:.2f}" for value in values]
-        rows.append([site, *(f"{value} of {own.get(name, 0):.0f}" for value, name in zip(told, names, strict=True))])
+    rows = [
+        [site, *(f"{_two(recall_of(results.test.get(site, {}), name))} of {own.get(name, 0):.0f}" for name in names)]
+        for site, own in support.items()
+    ]
     columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
     return Table("classes", "Recall of each class, and number of its test images.", columns, rows) if rows else None
 
@@ -201,27 +202,30 @@ def _structures(results: Results) -> Table | None:
 
     Average, spread and worst site of a structure are over the sites that annotate it and mark it.
     """
-    metric, sites, counted = results.inequality.metric, results.inequality.sites, results.footing.structures
-    support = {site: found.structure_support or {} for site, found in sites.items()}
-    names = list(dict.fromkeys(name for own in (*support.values(), *counted.values()) for name in own))[:MAX_COLUMNS]
-    cells: dict[str, list[Cell]] = {site: [site] for site in support}
-    totals: dict[str, list[Cell]] = {title: [title] for title in ("average", "std", "worst", "worst site")}
-    for name in names:
-        values = {site: results.test.get(site, {}).get(metric_name(f"{metric}_{name}")) for site in support}
-        for site, value in values.items():
-            images = support[site].get(name)
-            of = "?" if images is None else f"{images:.0f}" if images else "empty masks"
-            cells[site].append(MISSING if value is None else Shown(f"{value:.2f} of {of}", [value, of]))
-        marked = {site: value for site, value in values.items() if value is not None and support[site].get(name) != 0}
-        found = summarize(marked or {"": math.nan}, higher_is_better=declared_direction(results, metric))
-        below: tuple[Cell, ...] = (found.mean, found.std, found.worst, found.worst_site if found.range > 0 else MISSING)
-        for row, cell in zip(totals.values(), below, strict=True):
-            row.append(cell)
+    metric, sites, footing = results.inequality.metric, results.inequality.sites, results.footing
+    support = {site: sites[site].structure_support or {} if site in sites else {} for site in results.test}
+    names = list(dict.fromkeys(
+        name for of in (support, footing.structures, footing.empty) for own in of.values() for name in own
+    ))[:MAX_COLUMNS]  # fmt: skip
+    columns = {name: _metric(results, metric_name(f"{metric}_{name}")) for name in names}
+    rows = [
+        [site, *(_marked(results.test[site].get(column.names[0]), 0 if name in footing.empty.get(site, ())
+                         else own.get(name)) for name, column in columns.items())]
+        for site, own in support.items()
+    ]  # fmt: skip
+    totals = [[title, *(column.totals[title] for column in columns.values())] for title in TOTALS_OF_STRUCTURES]
     caption = f"{metric} of each structure, and number of test images that mark it; {MISSING}: not annotated there."
     heads = [["site"], *([name, f"{name} test images"] for name in names)]
-    columns = [metric, *(name[:MAX_HEADING] for name in names)]
-    return (
-        Table("structures", caption, columns, list(cells.values()), totals=list(totals.values()), csv_columns=heads)
-        if names
-        else None
-    )
+    shown = [metric, *(name[:MAX_HEADING] for name in names)]
+    return Table("structures", caption, shown, rows, totals=totals, csv_columns=heads) if names else None
+
+
+def _two(value: float | None) -> str:
+    """Return a value with two decimals."""
+    return MISSING if value is None else f"{value:.2f}"
+
+
+def _marked(value: float | None, images: float | None) -> Cell:
+    """Return a structure's value at a site with the number of test images that mark it; ``None``: not known."""
+    of = "?" if images is None else f"{images:.0f}" if images else "empty masks"
+    return MISSING if value is None else Shown(f"{_two(value)} of {of}", [value, of])

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.base import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
-from fairflare.core.statistics.footing import OWN, ranks
+from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, ranks, where_counted
 from fairflare.reporting.documents import Metrics, Results, RoundRecord
 
 GLOBAL = "global/"  # prefix of the global test's metrics in lists that have metrics of the sites too
@@ -105,9 +105,10 @@ def by_site_of(
     """Return a metric as ``{site: value}``, NaN where missing: of the last model, or from ``test`` and ``of_all``.
 
     A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
-    ``global/a`` is the metric ``a`` of the global test, one value for all sites.
+    ``global/a`` is the metric ``a`` of the global test, one value for all sites. A structure that none of a site's test
+    images shows has no value there.
     """
-    test = results.test if test is None else test
+    test = where_counted(results.test if test is None else test, results.footing.structures, results.footing.empty)
     every = {GLOBAL + name: v for name, v in (results.global_test.metrics if of_all is None else of_all).items()}
     parts = parts_of(metric, test)
     return {site: _mean({**every, **test.get(site, {})}, parts) for site in sorted({*results.info.sites, *test})}
@@ -154,6 +155,13 @@ def summary_of(results: Results, metric: str) -> FairnessSummary:
 def linked(results: Results, metric: str) -> bool:
     """Return whether the sites' values of a metric can be compared with each other, see :func:`ranks`."""
     return all(ranks(results.test, part, results.footing.parts) for part in parts_of(metric, results.test))
+
+
+def rests_on(results: Results, metric: str) -> str:
+    """Return what comparable figures rest on, to follow the metric's name in heads; empty: they are plain figures."""
+    shared = results.footing.how == SHARED
+    over = f"over: {checks.few(results.footing.shared, checks.MAX_NAMES)}" if shared else ADJUSTED
+    return f" ({over})" if compared(results, metric) else ""
 
 
 def compared(results: Results, metric: str) -> bool:

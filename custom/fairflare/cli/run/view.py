@@ -40,7 +40,6 @@ class RunView(Listener):
         self._console = console or Console(stderr=True)
         self._at_work = self._console.status("starting")  # status line, shown in a terminal only
         self._awaited: list[str] = []
-        self._scores: dict[str, tuple[str, float]] = {}
         self._out: dict[str, list[str]] = {}  # sites whose absence is not printed yet, by phase and reason
         self._started = time.monotonic()
 
@@ -72,8 +71,6 @@ class RunView(Listener):
         if not details["ok"]:
             reason = str(details["reason"]).removeprefix(f"site {site!r}: ")
             self._out.setdefault(f"{_where(details)}: {{}} left out: {reason}", []).append(site)
-        elif details["phase"] == "train" and (score := self._score(details.get("metrics") or {})):
-            self._scores[site] = score
 
     def _say_who_is_out(self) -> None:
         """Print a line for each reason why sites were left out, with all sites that have this reason."""
@@ -84,15 +81,15 @@ class RunView(Listener):
     def _round_done(self, details: Mapping[str, Any]) -> None:
         number, rounds = details["current_round"], details["num_rounds"]
         text = f"round {number} done ({number + 1} of {rounds}, {time.monotonic() - self._started:.0f} s)"
-        finite = {site: value for site, (_, value) in self._scores.items() if math.isfinite(value)}
+        found = {site: score for site, of in details.get("metrics", {}).items() if (score := self._score(of))}
+        finite = {site: value for site, (_, value) in found.items() if math.isfinite(value)}
         if finite:
-            name = next(iter(self._scores.values()))[0]
+            name = next(iter(found.values()))[0]
             text += f"; the model before it: {name} {statistics.fmean(finite.values()):.3f} on average"
             higher = higher_is_better(name, self._directions)
             if higher is not None:
                 worst = (min if higher else max)(sorted(finite), key=finite.__getitem__)
                 text += f", worst {finite[worst]:.3f} ({worst})"
-        self._scores.clear()
         self._line(text)
 
     def _line(self, text: str) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -39,17 +39,17 @@ class Footing:
         of: names of the structures that each site annotates and whose images show them, by site; a site without
             structures is not compared.
         primary: name of the primary metric.
-        narrowed: whether a site has structures that do not count, as none of its images shows them.
+        empty: names of structures that do not count, as none of the site's images shows them, by site.
     """
 
     of: Mapping[str, frozenset[str]]
     primary: str = ""
-    narrowed: bool = False
+    empty: Mapping[str, Collection[str]] = field(default_factory=dict)
 
     @property
     def differs(self) -> bool:
         """Return whether figures differ from the sites' plain means, which are compared if all structures count."""
-        return self.narrowed or len({*self.of.values()}) > 1
+        return any(self.empty.values()) or len({*self.of.values()}) > 1
 
     @cached_property
     def shared(self) -> list[str]:
@@ -71,9 +71,9 @@ class Footing:
 
     def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
         """Return the footing without a site's structures whose reported number of images (``support``) is 0."""
-        empty = {site: {name for name, count in of.items() if not count} for site, of in support.items()}
-        of = {site: own - empty.get(site, set()) for site, own in self.of.items()}
-        return replace(self, of=of, narrowed=self.narrowed or of != self.of)
+        of = {k: frozenset(s for s in own if support.get(k, {}).get(s, 1)) for k, own in self.of.items()}
+        empty = {site: {*self.empty.get(site, ()), *(own - of[site])} for site, own in self.of.items()}
+        return replace(self, of=of, empty=empty)
 
     @property
     def how(self) -> str:
@@ -82,9 +82,11 @@ class Footing:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the description of the comparison for the results file."""
-        structures = {site: sorted(own) for site, own in self.of.items()}
-        told = {"how": self.how, "shared": self.shared, "structures": structures}
-        return {**told, "parts": self.parts, "bridges": self.bridges}
+        structures, empty = ({site: sorted(own) for site, own in of.items()} for of in (self.of, self.empty))
+        return {
+            "how": self.how, "shared": self.shared, "structures": structures, "empty": empty, "parts": self.parts,
+            "bridges": self.bridges,
+        }  # fmt: skip
 
     def compared(self, site: str) -> list[str]:
         """Return the structures over which a site's comparable figure is computed."""
@@ -186,6 +188,25 @@ def ranks(test: Metrics, name: str, parts: Collection[Collection[str]]) -> bool:
         parts: :attr:`Footing.parts`.
     """
     return not name.startswith(OWN) and (len(parts) < 2 or not any(OWN + name in of for of in test.values()))
+
+
+def structure_of(metric: str, names: Collection[str]) -> str:
+    """Return which of the named structures a metric is of, by the end of the metric's name; empty: none of them."""
+    return max((name for name in names if metric.endswith(f"_{metric_name(name)}")), key=len, default="")
+
+
+def where_counted(
+    metrics: Metrics, of: Mapping[str, Collection[str]], empty: Mapping[str, Collection[str]]
+) -> dict[str, dict[str, float]]:
+    """Return the sites' metrics with NaN in place of values of structures that none of a site's images shows.
+
+    Args:
+        metrics: metrics by site.
+        of, empty: :attr:`Footing.of` and :attr:`Footing.empty`.
+    """
+    none = {site: [m for m in metrics[site] if structure_of(m, {*of[site], *names}) in names]
+            for site, names in empty.items() if site in metrics}  # fmt: skip
+    return {site: {**values, **dict.fromkeys(none.get(site, ()), math.nan)} for site, values in metrics.items()}
 
 
 def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:

@@ -11,7 +11,7 @@ from typing import Any
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.checks import listed
 from fairflare.base.task import SPLIT_GLOBAL, Metric
-from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing, known_mean
+from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
@@ -188,12 +188,9 @@ class FinalTest:
             tested.validation = self.footing.on_one(found)
             said = tested.said(SAID)
             self.footing = self.footing.without({site: of.get("structure_support") or {} for site, of in said.items()})
-        cells = self.footing.cells(phase.good, self.primary)
         phase.good = self.footing.on_one(phase.good)
-        for site in phase.good if self.footing.how == ADJUSTED else ():  # shift draws, which are plain means
-            away = phase.good[site][self.primary] - known_mean(cells[site].values())
-            stats = phase.stats[site]
-            stats[RESAMPLED] = stats[RESAMPLED] and [value + away for value in stats[RESAMPLED]]
+        for site in phase.good if self.footing.how == ADJUSTED else ():
+            phase.stats[site][RESAMPLED] = None  # draws of plain means do not say how sure an adjusted figure is
         tested.footing = self.footing
         return tested
 

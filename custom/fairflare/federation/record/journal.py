@@ -11,7 +11,7 @@ from fairflare.base.machine.child import in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
-from fairflare.core.statistics.footing import ranks
+from fairflare.core.statistics.footing import ranks, where_counted
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import CLINICAL, SAID, Tested, mean_of
 from fairflare.federation.collecting.phase import Phase
@@ -27,7 +27,7 @@ from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
 from fairflare.reporting.sites.clinical import clinical_of
-from fairflare.reporting.standing import standing
+from fairflare.reporting.standing import NOWHERE, standing
 from fairflare.reporting.table import fairness_table
 
 
@@ -52,7 +52,7 @@ class Journal:
         self.metric = metric
         self.synthetic = False
         self._classes_at_home: set[str] = set()
-        self._parts: list[list[str]] = []  # groups of sites that shared structures link
+        self._footing = NOWHERE  # describes which structures of which sites are compared
 
     @property
     def info(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class Journal:
             best: describes the best model.
             width: width of the primary metric's range.
         """
-        number, self._parts = last.phase.current_round, last.footing.parts
+        number, self._footing = last.phase.current_round, last.footing
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
         by_best = of_best.left_out if of_best is not None else ()
         for text in (
@@ -258,7 +258,8 @@ class Journal:
 
         The summary names each site that has no value, or withholds its value.
         """
-        info = self.info
+        info, footing = self.info, self._footing
+        test = where_counted(test, footing.of, footing.empty)
         sites = sorted({*info["sites"], *test})
         found = {}
         for name in sorted({name for of in (*test.values(), *suppressed.values()) for name in of}):
@@ -267,7 +268,7 @@ class Journal:
                 values,
                 higher_is_better=higher_is_better(name, info["higher_is_better"]),
                 suppressed=[site for site, names in suppressed.items() if name in names],
-                linked=ranks(test, name, self._parts),
+                linked=ranks(test, name, footing.parts),
             )
         return found
 

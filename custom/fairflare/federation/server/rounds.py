@@ -212,7 +212,9 @@ class Rounds:
             self.journal.round_done(record)
             self.files.save(next_state, current_round)
         self.experiment.save(current_round + 1, next_state)
-        self.journal.tell("round_done", current_round=current_round, num_rounds=self.settings.rounds_in_all)
+        self.journal.tell(
+            "round_done", current_round=current_round, num_rounds=run.rounds_in_all, metrics=record.validation
+        )
         return next_state
 
     def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:

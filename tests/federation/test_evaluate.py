@@ -194,6 +194,15 @@ def test_sites_that_do_not_fit_the_model(wrong: str, runs: Path, tmp_path: Path)
     assert (ran.exit_code, wrong) in ((0, "no test"), (1, "classes"))  # no side is that of most sites
 
 
+def test_no_model_is_tested_where_one_does_not_fit_the_sites(runs: Path, tmp_path: Path) -> None:
+    plan = make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings={"image_size": [32, 32]})
+    run_local(plan, tmp_path / "masks")
+    said = refused(runs / "one", tmp_path / "masks", "-d", runs / "data", "-o", tmp_path / "out")
+    assert said.startswith("site 'north': ")
+    assert "numbers of classes are for a job with task=classification" in said
+    assert not (tmp_path / "out").exists()
+
+
 def test_all_sites_name_other_classes(runs: Path, tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", CLASSES[::-1])
     assert evaluate(runs / "one", "-d", data, "-o", tmp_path / "out").exit_code == 1

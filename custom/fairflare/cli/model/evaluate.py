@@ -68,6 +68,7 @@ def evaluate(
     overwrite: Overwrite = False,
 ) -> None:
     """Test models at every site without training, as a run's final test; of several, differences to the first."""
+    from fairflare.federation.site.site_file import own_settings
     from fairflare.prediction.evaluating import given_model
 
     with user_errors(job or out):
@@ -85,22 +86,27 @@ def evaluate(
             **parse_settings(settings),
         }  # fmt: skip
         given = [given_model(place, which_model(best), **how) for place in models]
-        labels = different("names of the models (folder or file)", [model.plan.run.label for model in given])
+        folders = [
+            out.absolute() / label
+            for label in different("names of the models (folder or file)", [model.plan.run.label for model in given])
+        ]
         for text in (text for model in given for text in model.notes):
             note(text)
         if job is not None:
             from fairflare.flare.export.evaluate_recipe import EvaluateRecipe
 
-            packaging = "bundle" if bundle else "preinstalled"
-            recipe = EvaluateRecipe([(model.plan, model.state) for model in given], packaging=packaging)
+            recipe = EvaluateRecipe(
+                [(model.plan, model.state) for model in given], packaging="bundle" if bundle else "preinstalled"
+            )
             write_job(recipe, job, overwrite, "--job")
             return
-        folders = [out.absolute() / label for label in labels]
         for folder in () if overwrite else folders:
             refuse_to_replace_run(folder, "", "--out")
         for model in given:  # all of them before the first is tested
             say(model.where)
             suited(model.plan, local, data, vars(model.plan.task), quick=False, trial=False)
+            for site in model.plan.sites or () if require_all_sites and len(given) > 1 else ():
+                model.plan.task.open_site(site, own_settings(local, site))
     with stopped_by_signals(errors) as stop:
         codes = [_test(model, folder, local, stop, as_json) for model, folder in zip(given, folders, strict=True)]
     if not any(codes) and (as_json or (len(folders) > 1 and "show" in plugged(COMMANDS))):  # of the lab

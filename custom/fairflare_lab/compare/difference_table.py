@@ -45,7 +45,7 @@ def difference_table(
         if d.measure in MEASURES or d.of_given:
             rows.append([
                 d.label, d.measure, interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict,
-                *((MISSING,) * 3 if d.of_few else (_p(d.p), _p(d.p_holm), number(d.smallest))),
+                _p(d.p), _p(d.p_holm), number(d.smallest),
             ])  # fmt: skip
     head = ["method", "measure", "difference [95 %]", "verdict", "p", "p (Holm)", "visible from"]
     return printed([Table("differences", "", head, rows, lead=2)], notes_of_differences(found, reference), style, width)
@@ -70,10 +70,12 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
         f"range; read it as ending there, and as too few seeds: {listed(wide, most=8)}.": wide,
         "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
         "Where a difference is the same with every seed and nothing else scatters, how sure it is is not known: give "
-        "more seeds, or more test images.": any(d.verdict == NOT_KNOWN and math.isnan(d.p) for d in found),
+        "more seeds, or more test images.": any(
+            d.verdict == NOT_KNOWN and math.isnan(d.p) and not d.of_few for d in found
+        ),
         "Where nothing says how far the test patients move it, a difference has no verdict: all seeds are tested on "
         "the same patients. Of the primary metric draws of them say it, with --bootstrap above 0.": any(
-            d.verdict == NOT_KNOWN and not (math.isnan(d.p) or d.of_few) for d in found
+            d.verdict == NOT_KNOWN and not math.isnan(d.p) for d in found
         ),
         f"No verdict rests on sites with fewer than {FEW} test cases: {listed(few, most=8)}.": few,
     }

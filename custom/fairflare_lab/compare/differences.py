@@ -43,7 +43,8 @@ class Difference:
             ``one seed``, ``not known`` (nothing scatters, or only the seeds, or a site has few cases) or ``other
             sites`` where no verdict can be given.
         images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
-        p: p-value that belongs to the interval; below 0.05 where the interval leaves out 0.
+        p: p-value that belongs to the interval; below 0.05 where the interval leaves out 0; NaN where a site has few
+            cases.
         p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: whether more of the measure is better.
@@ -113,6 +114,8 @@ def paired(
         mean - half, mean + half, NOISE,
         math.sqrt(found.shared), p, p, float(of.smallest()), of=of, **about,
     )  # fmt: skip
+    if difference.of_few:
+        difference = replace(difference, p=nan, p_holm=nan, smallest=nan)
     return replace(difference, verdict=_verdict(difference))
 
 
@@ -120,7 +123,7 @@ def _verdict(d: Difference) -> str:
     told = {
         ONE_SEED: d.of is None,
         OTHER_SITES: bool(d.lacking),
-        NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd) or bool(d.of_few),
+        NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd),
         BETTER if (d.mean > 0) == d.higher_is_better else WORSE: d.p_holm < 1 - LEVEL,
         UNSEEN: d.smallest > d.limit,
     }
@@ -134,8 +137,7 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
         family = [
             index
             for index, d in enumerate(found)
-            if (d.measure in MEASURES) == totals
-            and not (d.lacking or d.of_few or math.isnan(d.p) or math.isnan(d.images_sd))
+            if (d.measure in MEASURES) == totals and not (d.lacking or math.isnan(d.p) or math.isnan(d.images_sd))
         ]
         for index, p in zip(family, holm([found[k].p for k in family]) if family else [], strict=True):
             of = found[index].of

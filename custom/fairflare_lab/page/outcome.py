@@ -265,7 +265,8 @@ def differences(material: Material) -> Section:
     )
     table = _table(
         "differences", of, reference,
-        f"Row minus {reference}, paired by seed and site: mean, {LEVEL:.0%} interval{interval_of(found)}, the p-value "
+        f"Row minus {reference}, paired by {'site' if all(d.of_given for d in of) else 'seed and site'}: mean, "
+        f"{LEVEL:.0%} interval{interval_of(found)}, the p-value "
         "that belongs to it, the same after Holm's correction for all rows and measures, the smallest difference that "
         "would have been seen, standard deviation of the differences over the seeds.",
     )  # fmt: skip

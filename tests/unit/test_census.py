@@ -143,6 +143,25 @@ def test_prepare_says_what_each_site_has_and_asks(tmp_path: Path, capsys: pytest
     assert [block["structures"] for block in blocks] == ["all", "all"]
 
 
+def test_an_answer_that_nobody_reads_or_keeps_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = ["volumes", "--source", str(volumes(tmp_path / "src")), "--out", str(tmp_path / "out")]
+    assert main(given) == 0
+    file = tmp_path / "out/fairflare.json"
+    blocks = json.loads(file.read_text())["sites"]
+    (tmp_path / "out/one/fairflare.json").write_text('{"structures": [1]}')
+    done = CliRunner().invoke(app, ["check-data", str(tmp_path / "out")])
+    unread = f"{tmp_path}/out/one/fairflare.json is not read; the block of 'one' in {file} is"
+    assert unread in " ".join(done.output.split())
+    file.write_text(json.dumps({"sites": {**blocks, "one": {**blocks["one"], "structures": [1]}}}))
+    assert main([*given, "--overwrite"]) == 0
+    assert (
+        "the earlier fairflare.json said is annotated is not kept; write it again: one: structures [1]" in caplog.text
+    )
+    assert "no mask of one marks label 2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("said", [None, [1], "all"])
 def test_check_data_asks_until_the_file_says_it(tmp_path: Path, said: Any) -> None:
     told = {} if said is None else {"structures": said}

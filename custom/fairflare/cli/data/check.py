@@ -81,8 +81,10 @@ def check_data(
             )  # fmt: skip
         else:
             notes = len(report.problems) - report.grave + len(told)
-            counted = f"{report.grave} problem(s), {notes} note(s)"
-            _tell(f"{report.usable} usable images at {len(report.sites)} site(s); {counted}")
+            _tell(
+                f"{report.usable} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} "
+                "note(s)"
+            )
     raise typer.Exit(int(report.grave > 0 or not report.sites))
 
 
@@ -103,8 +105,7 @@ def make_task(
 
     labels, names = _labels(sites)
     if kind is None and task_file is None:
-        own = None if data is None else manifest_of(data).get("kind")
-        kind = own or ("classification" if labels else "segmentation")
+        kind = (data and manifest_of(data).get("kind")) or ("classification" if labels else "segmentation")
     if kind in ("classification", "volume_classification") and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
         _tell(
@@ -128,13 +129,12 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
             file = Path(own["data_root"]) / own.get("datalist", "datalist.json")
             content = json.loads(file.read_bytes())
             entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
-            found = [entry["label"] for entry in entries if isinstance(entry, Mapping) and "label" in entry]
+            found = (entry.get("label") for entry in entries if isinstance(entry, Mapping))
             numbers += [number for number in found if type(number) is int and number >= 0]
             names = content.get("class_names") or names
         except (KeyError, TypeError, AttributeError, OSError, ValueError):
             continue  # a datalist's problem is reported when the list is read
-    usable = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return numbers, names if usable else None
+    return numbers, names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
 
 
 # ------------------------------------------------------------------------------------------------ printing
@@ -171,18 +171,18 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     listed = report.sizes.most_common(3)
     sizes = ", ".join(f"{'x'.join(map(str, (size[1], size[0], *size[2:])))}: {count}" for size, count in listed)
     more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
-    deep = " x slices" if any(len(size) == 3 for size in report.sizes) else ""
+    deep = " x slices" * any(len(size) == 3 for size in report.sizes)
     _tell(f"{report.site}: width x height{deep} {sizes or '-'}{more}")
     for split, found in report.counts.items():
         classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items()))
         _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
     if None in report.counts.get("training", ()):
         every = range(len(report.labelled)) if report.annotated is None else report.annotated
-        told = [
+        marked = [
             f"{name}: {count if k in every else 'not annotated'}"
             for k, (name, count) in enumerate(report.labelled.items())
         ]
-        _tell(f"  masks that mark {', '.join(told)}")
+        _tell(f"  masks that mark {', '.join(marked)}")
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from fairflare.base.checks import nearest
 from fairflare.base.disk.files import unreadable
+from fairflare.cli.screen import note
 from fairflare.data.datalist import SPLITS
 from fairflare.reporting.layout import listed
 
@@ -32,9 +33,9 @@ def parse_sites(text: str) -> int | list[str] | None:
     if not numbers and any(NUMBER.fullmatch(name) for name in names):
         raise ValueError(f"--sites wants a whole number of sites, or their names separated by commas, got {text!r}")
     if numbers:
-        called = " and ".join(repr(name) for name in names)
         raise ValueError(
-            f"--sites {text}: {len(names)} sites called {called}? Give a number of sites (--sites {numbers[-1]}) or "
+            f"--sites {text}: {len(names)} sites called {' and '.join(map(repr, names))}? Give a number of sites "
+            f"(--sites {numbers[-1]}) or "
             f"names (--sites {','.join(f'site-{name}' if name.isdigit() else name for name in names)})"
         )
     return names
@@ -78,9 +79,10 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
         *(f"the file's {name!r} is not in --sites" for name in blocks if not (some or name in names)),
     ]
     if differences:
-        differing = listed((text.rstrip(";.?") for text in differences), "; ", 6)
         raise ValueError(
-            f"--sites and --data name different sites: {differing}. Leave --sites out to take those of the file"
+            "--sites and --data name different sites: "
+            f"{listed((text.rstrip(';.?') for text in differences), '; ', 6)}. Leave --sites out to take those of the "
+            "file"
         )
     return names
 
@@ -103,6 +105,14 @@ def names_of(sites: str | None) -> list[str] | None:
 def file_in(data: Path) -> Path:
     """Return the site file for ``--data``: the path itself, or the file ``fairflare.json`` in a folder."""
     return data / "fairflare.json" if data.is_dir() else data
+
+
+def say_unread(file: Path, content: Mapping[str, Any]) -> None:
+    """Print a note about each site file in a site's own folder, which is not read beside the file of all sites."""
+    blocks = content.get("sites")
+    for site in blocks if isinstance(blocks, Mapping) else ():
+        if (other := file.parent / site / file.name).is_file():
+            note(f"{other} is not read; the block of {site!r} in {file} is")
 
 
 def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> dict[str, Any]:
@@ -137,6 +147,7 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
             return {folder.name: {"data_root": str(folder.absolute())} for folder in folders}
         path = file
     content = read_object(path, wanted="a JSON object: a site file (docs/data.md) or a datalist")
+    say_unread(path, content)
     if path.name == "datalist.json" or any(split in content for split in SPLITS):
         return {path.absolute().parent.name: {"data_root": str(path.absolute().parent), "datalist": path.name}}
     blocks = content.get("sites")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.cli.data.sites import file_in, read_object
+from fairflare.cli.data.sites import file_in, read_object, say_unread
 from fairflare.data.datalist import SPLITS
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
     local: dict[str, Any] = {}
     if site_file is not None:
         local = read_object(file := file_in(site_file), "--data ")
+        say_unread(file, local)
         if "sites" not in local and "data_root" not in local and any(split in local for split in SPLITS):
             raise ValueError(
                 f"--data {file} is a datalist, the list of one site; give the fairflare.json that names every site's "

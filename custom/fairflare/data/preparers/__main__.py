@@ -113,9 +113,8 @@ def say(out: Path, by_name: bool = False) -> None:
     if any("classes" in found for found in manifest["sites"].values()):
         print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
     asked = list(_silent(out, manifest))
-    for line in asked:
-        print(line)
-    for line in _patients(out, [site for site, found in manifest["sites"].items() if not found["patients"]], by_name):
+    unknown = [site for site, found in manifest["sites"].items() if not found["patients"]]
+    for line in (*asked, *_patients(out, unknown, by_name)):
         print(line)
     print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
     for site, found in manifest.get("volumes", {}).items():
@@ -136,8 +135,9 @@ def _table(counts: Path) -> str:
     import pandas
 
     rows = pandas.read_csv(counts, dtype={"site": str, "class": str}, keep_default_na=False)
-    own = rows[rows["split"].isin(SPLITS)]
-    table = own.pivot_table(values="images", index="class", columns="site", aggfunc="sum", sort=False)
+    table = rows[rows["split"].isin(SPLITS)].pivot_table(
+        values="images", index="class", columns="site", aggfunc="sum", sort=False
+    )
     table.loc["all"] = table.sum()
     return table.rename_axis(None).rename_axis("class", axis=1).to_string(line_width=80)
 

@@ -139,6 +139,7 @@ def write_sites(
     names = site_names(sites, writing.get("number", False))
     targets = {name: out / name for name in names.values()}
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
+        earlier = _sites_in(out / SITE_FILE)
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
         items = {site: [draft.put(names[site], item) for item in _different(site, own)] for site, own in sites.items()}
         draft.finish()
@@ -146,23 +147,33 @@ def write_sites(
         result.write_datalists(seed)
         result.write_summaries({"seed": seed, **writing.get("record", {})})
         more = {KEYS[bool(result.classes)]: "all"} if form.labelled_alike or form.synthetic else {}
+        if lost := [
+            f"{site}: {key} {own[key]}"
+            for site, own in earlier.items()
+            for key in {*own}.intersection(KEYS.values()).difference(more)
+        ]:
+            log.warning(
+                "what the earlier %s said is annotated is not kept; write it again: %s", SITE_FILE, "; ".join(lost)
+            )
         for fold in range(form.folds + 1):
             file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
             own = {
                 name: {"data_root": str(target), **more, **(settings or {}), **file} for name, target in targets.items()
             }
             _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": own})
-        moves = [(path, draft.old / path.name) for path in existing]
-        _move([*moves, *((path, out / path.name) for path in sorted(draft.new.iterdir()))])
+        _move([
+            *((path, draft.old / path.name) for path in existing),
+            *((path, out / path.name) for path in sorted(draft.new.iterdir())),
+        ])  # fmt: skip
     return targets
 
 
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
-    earlier = _sites_of(out / MANIFEST)
-    files = [*(out / name for name in (SITE_FILE, MANIFEST, COUNTS)), *out.glob("fairflare_fold*.json")]
-    existing = list(dict.fromkeys(path for path in (*targets, *earlier, *files) if path.exists()))
+    files = (out / name for name in (SITE_FILE, MANIFEST, COUNTS))
+    paths = dict.fromkeys([*targets, *_folders_of(out / MANIFEST), *files, *out.glob("fairflare_fold*.json")])
+    existing = [path for path in paths if path.exists()]
     if existing and not overwrite:
         raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
     if foreign:
@@ -170,13 +181,17 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
     return existing
 
 
-def _sites_of(manifest: Path) -> list[Path]:
-    """Return the existing site folders of an earlier result, by its manifest."""
+def _sites_in(file: Path) -> dict[str, Any]:
+    """Return the sites of an earlier result by its manifest or site file; nothing if that cannot be read."""
     try:
-        names = list(json.loads(manifest.read_text(encoding="utf-8"))["sites"])
+        return dict(json.loads(file.read_text(encoding="utf-8"))["sites"])
     except (OSError, ValueError, KeyError, TypeError):
-        return []
-    folders = [manifest.parent / str(name) for name in names if file_name(str(name)) == name]
+        return {}
+
+
+def _folders_of(manifest: Path) -> list[Path]:
+    """Return the existing site folders of an earlier result, by its manifest."""
+    folders = [manifest.parent / str(name) for name in _sites_in(manifest) if file_name(str(name)) == name]
     return [folder for folder in folders if (folder / "datalist.json").is_file()]
 
 
@@ -267,8 +282,10 @@ class _Result:
         for site, name in self.names.items():
             own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
-            lines = [f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())]
-            (new / name / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+            (new / name / CHECKSUMS).write_text(
+                "".join(f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())),
+                encoding="utf-8",
+            )
             counts = self.counts[site]
             rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self.classes or ["images"]]
             classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
@@ -281,12 +298,13 @@ class _Result:
                 **({"classes": classes} if self.classes else {}),
             }  # fmt: skip
         (new / COUNTS).write_text(csv_text(rows), encoding="utf-8")
-        counted = {"num_classes": len(self.classes)} if form.class_names and self.classes else {}
         content = {
             "kind": "classification" if self.classes else "segmentation",
             **record,
             "folds": form.folds,
-            "task": {**counted, **form.task},
+            "task": {
+                **({"num_classes": len(self.classes)} if form.class_names and self.classes else {}), **form.task
+            },
             "notes": self.notes,
             "versions": {
                 "fairflare": __version__, "python": platform.python_version(),

@@ -17,6 +17,7 @@ from fairflare.reporting.standing import standing, who_is_behind
 from fairflare.reporting.table import class_table, fairness_table, summary_of, table_of
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.page.material import of_one, page_run
+from fairflare_lab.page.words import answer, of_run
 from fairflare_lab.page.write import build
 from tests.unit.report_runs import document, read, read_all
 
@@ -187,3 +188,15 @@ def test_a_site_of_empty_masks_alone_is_in_the_table_of_structures_and_in_no_com
 def test_heads_say_what_comparable_figures_rest_on() -> None:
     made = run(CELLS)
     assert table_of(read(**made)).columns[1] == "dice (over: cytoplasm)"
+
+
+def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() -> None:
+    page = of_one(page_run(run(ABC)))
+    assert answer(page).endswith("C has the worst Dice (adjusted); whether chance explains that is not known.")
+    sites = next(part for section in build(page).sections for part in section.parts if part.name == "sites")
+    assert "interval" not in sites.caption
+    apart = of_one(page_run(run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}})))
+    assert answer(apart).endswith("no structure links all sites, so that none is called the worst.")
+    assert "0.400 on average over 2 sites, each counting once." in of_run(apart)[1]
+    same = of_one(page_run(run({site: {"dice": 0.5, "dice_x": 0.5} for site in "AB"})))
+    assert "each counting once; all sites have the same value." in of_run(same)[1]

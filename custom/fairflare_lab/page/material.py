@@ -20,7 +20,16 @@ from fairflare.reporting.pictures import in_order
 from fairflare.reporting.reading import cut, read_head, read_rounds
 from fairflare.reporting.results import RESULTS_FILE, read_document, results_in
 from fairflare.reporting.standing import who_is_behind
-from fairflare.reporting.values import by_site_of, direction_of, known_metric, label_of, metrics_of, summary_of
+from fairflare.reporting.values import (
+    by_site_of,
+    direction_of,
+    in_words,
+    known_metric,
+    label_of,
+    metrics_of,
+    rests_on,
+    summary_of,
+)
 from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.differences import Difference
 from fairflare_lab.compare.left_out import Unseen
@@ -112,6 +121,11 @@ class Material:
     @property
     def tested(self) -> bool:
         return any(math.isfinite(s.mean) for row in self.rows for s in row.summaries)
+
+
+def spelt(material: Material) -> str:
+    """Return the name of a page's metric for readers, with what comparable figures rest on."""
+    return in_words(material.metric) + rests_on(material.rows[0].runs[0], material.metric)
 
 
 def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:

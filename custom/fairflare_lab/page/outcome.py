@@ -22,13 +22,14 @@ from fairflare.reporting.values import (
     global_values,
     in_words,
     metrics_of,
+    rests_on,
     suppressed_of,
     title_of,
 )
 from fairflare_lab.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, extremes, listed
-from fairflare_lab.page.material import Material, PageRow, images_of
+from fairflare_lab.page.material import Material, PageRow, images_of, spelt
 from fairflare_lab.page.style import INK, chart, label, look, rows_at
 
 if TYPE_CHECKING:
@@ -49,11 +50,10 @@ def results(material: Material) -> Section:
     title = "What every site gets"
     if not material.tested:
         return Section("results", title, notes=material.notes)
-    rows, metric, one = material.rows, in_words(material.metric), len(material.runs) == 1
+    rows, metric, one = material.rows, spelt(material), len(material.runs) == 1
     over = "; ± is the population standard deviation over seeds" if any(len(row.runs) > 1 for row in rows) else ""
     # Sites of the runs, also those without a value.
-    entered = {site for row in rows for values in row.values for site in values}
-    sites = [site for site in material.sites if site in entered]
+    sites = [site for site in material.sites if any(site in values for row in rows for values in row.values)]
     own, counts = intervals(material), test_images(material)
     more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"
     heads = [metric] if one and not material.reference else [row.label for row in rows]
@@ -63,7 +63,7 @@ def results(material: Material) -> Section:
         _sites_picture(material, sites),
         Table(
             "sites",
-            f"{metric} on the test split of every site{over or (more if own else '')}.",
+            f"{metric} on the test split of every site{over or (more if has_ends(own) else '')}.",
             ["site", *(["test images"] if counts else []), *heads, *(OF_SITE.values() if own else ())],
             [_of_site(site, rows, counts, own) for site in sites],
         ),
@@ -82,7 +82,7 @@ def _totals(material: Material, over: str) -> Table:
     shown = {name: attribute for name, attribute in SUMMARIES if known or attribute != CHANCE}
     return Table(
         "results",
-        f"{in_words(material.metric)} on the test splits over the sites, each counting once{over}. Worst decile: mean "
+        f"{spelt(material)} on the test splits over the sites, each counting once{over}. Worst decile: mean "
         "of the worst tenth of the sites, at least one."
         + (" Std if equal: what equal sites would show by sampling alone." if known else ""),
         ["method", "runs", *shown, "sites"],
@@ -115,8 +115,11 @@ def _further(material: Material, sites: Sequence[str]) -> Table:
             )]
             for row in material.rows
         ]  # fmt: skip
-    heads = [head, *map(in_words, names)]
-    return Table("metrics", f"The other metrics{where}.", heads, cells if names else [], csv_columns=[[head], *raw])
+    return Table(
+        "metrics", f"The other metrics{where}.",
+        [head, *(in_words(name) + rests_on(runs[0], name) for name in names)],
+        cells if names else [], csv_columns=[[head], *raw],
+    )  # fmt: skip
 
 
 def _global(rows: Sequence[PageRow], metric: str, over: str) -> Table:
@@ -125,8 +128,10 @@ def _global(rows: Sequence[PageRow], metric: str, over: str) -> Table:
     cells: list[list[Cell]] = [
         [row.label, *(spread([global_values(run, name)[0] for run in row.runs]) for name in names)] for row in rows
     ]
-    text = f"The common model on the global test, images that belong to no site alone{over}."
-    return Table("global_test", text, ["method", *names], cells if names else [])
+    return Table(
+        "global_test", f"The common model on the global test, images that belong to no site alone{over}.",
+        ["method", *names], cells if names else [],
+    )  # fmt: skip
 
 
 def _of_site(
@@ -152,6 +157,11 @@ def intervals(material: Material) -> dict[str, dict[str, Any]]:
     return found["sites"] if found and found["metric"] == material.metric else {}
 
 
+def has_ends(own: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether any site has an interval."""
+    return any(of["low"] is not None for of in own.values())
+
+
 def test_images(material: Material) -> dict[str, int]:
     """Return the number of test images by site, without sites that do not report it or differ between runs."""
     told = {(site, n): None for run in material.runs for site, split, n in images_of(run.info) if split == "test"}
@@ -160,14 +170,18 @@ def test_images(material: Material) -> dict[str, int]:
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
-    rows, metric, count = material.rows, in_words(material.metric), len(material.rows) * len(sites)
+    rows, metric, count = material.rows, spelt(material), len(material.rows) * len(sites)
     bars = len(sites) <= MAX_BAR_SITES and count <= MAX_BARS
     worst = [f"{row.label}: {_extremes(row)}" if material.reference else _extremes(row) for row in rows]
     if bars:
         fill, better, title = _fill_bars, ("Longer", "Shorter"), f"{metric} on the test splits"
         how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
         how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
-        how += " A thin line is the site's 95 % interval, from its own test cases." if intervals(material) else ""
+        how += (
+            " A thin line is the site's 95 % interval, from its own test cases."
+            if has_ends(intervals(material))
+            else ""
+        )
         height = 1.2 + max(0.5, count * 0.13 + len(sites) * 0.12)
     else:
         fill, better = _fill_dots, ("To the right", "To the left")
@@ -226,9 +240,8 @@ def _fill_dots(material: Material, sites: Sequence[str], axes: Axes) -> None:
         finite = [mean for site in sites if math.isfinite(mean := row.at(site).mean)]
         places = [index + 0.24 * math.sin(2.399 * k) for k in range(len(finite))]  # spread, so that dots do not overlap
         axes.scatter(finite, places, s=14, color=look(index).colour, alpha=0.75, linewidths=0)
-        if finite:
-            mean = statistics.fmean(finite)
-            axes.plot([mean, mean], [index - 0.38, index + 0.38], color=INK, linewidth=1.6)
+        mean = statistics.fmean(finite or [math.nan])  # NaN is not drawn
+        axes.plot([mean, mean], [index - 0.38, index + 0.38], color=INK, linewidth=1.6)
     rows_at(axes, [row.label for row in material.rows])
 
 
@@ -254,7 +267,7 @@ def differences(material: Material) -> Section:
             chart,
             partial(_forest, material, of),
             0.8 + (0.7 + 0.28 * len({d.label for d in of})) * len(MEASURES),
-            f"{in_words(material.metric)}: differences to {reference}",
+            f"{spelt(material)}: differences to {reference}",
             material.synthetic,
             panels=len(MEASURES),
         ),

@@ -14,10 +14,10 @@ from fairflare.core.fairness import summarize
 from fairflare.reporting.layout import Cell, number
 from fairflare.reporting.notes import attendance
 from fairflare.reporting.pictures import in_order
-from fairflare.reporting.values import in_words, linked
+from fairflare.reporting.values import linked
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
-from fairflare_lab.page.material import Material, PageRow, PageRun
+from fairflare_lab.page.material import Material, PageRow, PageRun, spelt
 from fairflare_lab.page.style import INK, chart, stacked, ticks
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
         (row.label, n, summarize(of, higher_is_better=material.higher, linked=linked(row.runs[0], material.metric)))
         for row, n, of in found
     ]
-    labels, metric = [row.label for row in material.rows], in_words(material.metric)
+    labels, metric = [row.label for row in material.rows], spelt(material)
     panels = {
         heading: panels_of(frame(("", row, n, getattr(of, name)) for row, n, of in summaries), labels)[""]
         for heading, name in MEASURES.items()

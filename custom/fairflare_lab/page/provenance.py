@@ -95,15 +95,15 @@ def _said(runs: list[PageRun]) -> Table:
         [run.name, site, *_of_site(told)] for run in differing.values() for site, told in sorted(run.info.said.items())
     ]
     text = "What each site said of its data before the first round; runs that said the same are not repeated."
-    return Table("said", text, ["run", "site", "images", "synthetic", "classes", "device"], cells)
+    return Table("said", text, ["run", "site", "images", "synthetic", "classes", "annotated", "device"], cells)
 
 
 def _of_site(told: Mapping[str, Any]) -> list[Cell]:
-    """Return a site's images by split, whether they are synthetic, its number of classes and its device."""
+    """Return a site's images by split, whether they are synthetic, its classes, what it annotates, and its device."""
     images, made_up = told.get("images"), told.get("synthetic")
     lists = ", ".join(f"{n} {split}" for split, n in images.items()) if isinstance(images, dict) else None
     synthetic = ("no", "SYNTHETIC")[made_up] if isinstance(made_up, bool) else None
-    return [lists, synthetic, _text(told.get("num_classes")), _text(told.get("device"))]
+    return [lists, synthetic, *(_text(told.get(key)) for key in ("num_classes", "annotated", "device"))]
 
 
 def _text(value: Any) -> Cell:

@@ -13,7 +13,7 @@ from fairflare.reporting.groups import captions
 from fairflare.reporting.layout import counted, interval, number, p_value, printable
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.standing import more_unequal, tested, who_is_behind
-from fairflare.reporting.values import in_words, title_of
+from fairflare.reporting.values import title_of
 from fairflare_lab.compare.differences import (
     BETTER,
     MEASURES,
@@ -25,7 +25,7 @@ from fairflare_lab.compare.differences import (
     WORSE,
     Difference,
 )
-from fairflare_lab.page.material import Material, PageRow
+from fairflare_lab.page.material import Material, PageRow, spelt
 from fairflare_lab.page.outcome import intervals, test_images
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _fairer(material: Material, reference: str) -> list[str]:
 
 def _behind(row: PageRow, material: Material) -> str:
     """Return words on the last site, its gap and whether chance explains it; or that nothing was learnt."""
-    metric = in_words(material.metric)
+    metric = spelt(material)
     nothing = [text for run in row.runs for text in nothing_learnt(run, material.metric)]
     if len(nothing) == len(row.runs):
         return f"{nothing[0][0].lower()}{nothing[0][1:]}"
@@ -103,7 +103,7 @@ def _behind(row: PageRow, material: Material) -> str:
     if not of_sites:
         found = [summary for summary in row.summaries if math.isfinite(summary.worst)]
         last = statistics.mode(summary.worst_site for summary in found) if found else ""
-        return "".join(say("untested", metric, found, last))
+        return "".join(say("untested", metric, found, last, max(summary.num_sites for summary in row.summaries)))
     gaps = {site: statistics.fmean(gap for gap, _ in of) for site, of in of_sites.items()}
     last = max(gaps, key=gaps.__getitem__)
     value, worst = row.at(last).mean, (min if material.higher else max)(row.at(site).mean for site in gaps)
@@ -121,7 +121,7 @@ def of_run(material: Material) -> list[str]:
     (row,), (run,) = material.rows, material.runs
     more = _measured_on(material) + who_is_behind(run)[:1] if material.metric == run.info.primary_metric else []
     return say(
-        "of_run", run, counted(len(run.rounds), "round"), in_words(material.metric),
+        "of_run", run, counted(len(run.rounds), "round"), spelt(material),
         row.summaries[0] if material.tested else None, more + captions(run),
     )  # fmt: skip
 
@@ -140,7 +140,7 @@ def _measured_on(material: Material) -> list[str]:
 
 def of_comparison(material: Material) -> list[str]:
     """Return the summary of a comparison's page, as sentences on which methods differ beyond noise."""
-    found, metric = material.differences, in_words(material.metric)
+    found, metric = material.differences, spelt(material)
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.info.seed for run in material.runs if run.info.seed is not None})
     compared = {row.label, *(d.label for d in found)}

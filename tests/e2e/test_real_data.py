@@ -49,6 +49,8 @@ def test_long_tailed_cells_with_fed_mas(real_data, tmp_path, dataset, classes):
     command = [sys.executable, "-m", "fairflare.data.preparers", dataset, "--source", str(real_data), "--out", str(out)]
     subprocess.run(command, check=True, capture_output=True)
     local = json.loads((out / "fairflare.json").read_text())
+    for block in local["sites"].values():
+        block["classes"] = "all"  # one study looked for all classes; prepare asks, as it cannot know that
     settings = {"num_classes": classes, "image_size": [32, 32], "features": [4, 4, 8, 8], "local_epochs": 1}
     recipe = FairRecipe("fed_mas", sites=sorted(local["sites"]), num_rounds=1, settings=settings)
     results = json.loads((run_local(recipe.plan, tmp_path / "run", local) / "results.json").read_text())

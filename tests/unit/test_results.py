@@ -659,7 +659,10 @@ def test_compare_sees_other_structures_and_names_the_run_of_each(tmp_path):
     for label, shared in (("fed_lwr", "lens"), ("fed_avg", "iris")):
         line = next(line for line in told.splitlines() if line.startswith(f"{label}: The sites annotate"))
         assert line.endswith(f"those that all have: {shared}.")
-    runs[0].footing = Compared()  # of an earlier version
+    runs[0].footing = Compared()  # all sites annotate all structures
+    assert "the runs differ in the structures that are compared." in compare(runs)
+    assert "fed_avg: The sites annotate, or mark, different structures" in compare(runs)
+    runs[0].footing = runs[1].footing
     assert "NOT COMPARABLE" not in compare(runs)
 
 

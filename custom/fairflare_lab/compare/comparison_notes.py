@@ -35,9 +35,9 @@ def notes_of(
     repeats = len(runs) - len(unfinished) - len(complete)
     own = [row.label for row in rows if row.measured == "personal"]
     conditions = [_conditions(run) for run in complete]
-    late = (TASK_FILE, COMPARED)  # older results do not record these
-    recorded = {what: [one[what] for one in conditions if one[what] or what not in late] for what in conditions[0]}
-    differing = [what for what, of in recorded.items() if len({json.dumps(one, sort_keys=True) for one in of}) > 1]
+    values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
+    values[TASK_FILE].discard("null")  # older results do not record the file
+    differing = [what for what, found in values.items() if len(found) > 1]
     footing = [(label_of(run), note) for run in complete for note in of_footing(run)[:1]]
     told: dict[str, Any] = {
         f"Measured: {MEASURED['personal']} of {', '.join(own)}"
@@ -135,6 +135,6 @@ def _conditions(run: Results) -> dict[str, Any]:
         "synthetic or real data": bool(info.get("synthetic")),
         TASK_SETTINGS: {name: value for name, value in settings_of(run).items() if name.startswith("task.")},
         TASK_FILE: (info.get("task_file") or {}).get("sha256"),
-        COMPARED: run.footing.shared or run.footing.structures or None,
+        COMPARED: run.footing.shared or run.footing.structures,  # empty: all structures, at every site
         "the number of rounds": info.get("num_rounds"),
     }

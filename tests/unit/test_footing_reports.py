@@ -171,8 +171,9 @@ def test_a_structure_that_no_image_of_a_site_shows_is_in_no_figure_over_sites() 
     assert math.isnan(of["3"].std)  # of a single site
     table = {row[0]: row for row in table_of(results).totals}
     small = {row[0]: row for row in class_table(results).totals}  # type: ignore[union-attr]
-    for title, row in small.items():
-        assert [str(cell) for cell in row[1:]] == [str(cell) for cell in table[title][-3:]]  # one value for one thing
+    places = [table_of(results).columns.index(f"dice_class_{name}") for name in "123"]
+    for title, row in small.items():  # one value for one thing
+        assert [str(cell) for cell in row[1:]] == [str(table[title][place]) for place in places]
     assert "0.00 of empty masks" in words(made)
 
 
@@ -187,7 +188,9 @@ def test_a_site_of_empty_masks_alone_is_in_the_table_of_structures_and_in_no_com
 
 def test_heads_say_what_comparable_figures_rest_on() -> None:
     made = run(CELLS)
-    assert table_of(read(**made)).columns[1] == "dice (over: cytoplasm)"
+    columns = table_of(read(**made)).columns
+    assert (columns[1], columns[-1]) == ("dice (over: cytoplasm)", "own/dice")  # beside a site's mean over all it has
+    assert table_of(read(**made), "own/dice").columns[1] == "own/dice"
 
 
 def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() -> None:

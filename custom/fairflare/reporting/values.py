@@ -38,12 +38,14 @@ def in_words(metric: str) -> str:
 def metrics_of(results: Results) -> list[str]:
     """Return the test metrics that the task shows in tables (default: all, at most 20), the primary metric first.
 
+    A mean over each site's own structures is shown where the metric is.
+
     Raises:
         ValueError: the run has no test results.
     """
     if not (known := _known_metrics(results)):
         raise ValueError(f"{label_of(results)!r} has no test results")
-    shown = [metric for metric in known if metric in results.info.shown_metrics] or known
+    shown = [metric for metric in known if metric.removeprefix(OWN) in results.info.shown_metrics] or known
     return sorted(shown, key=lambda metric: metric != results.info.primary_metric)[:MAX_COLUMNS]
 
 

@@ -17,6 +17,7 @@ from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
+from fairflare.tasks.scores.class_scores import OUTSIDE
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_error
 
@@ -94,7 +95,7 @@ class ClassificationTask(Preprocessing, ClassTask):
     """
 
     shown_metrics: ClassVar[tuple[str, ...]] = (
-        "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all",
+        "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all", OUTSIDE,
         "common/balanced_accuracy", "clean/balanced_accuracy", "corrupted/balanced_accuracy",
         "light/balanced_accuracy", "dark/balanced_accuracy",
     )  # fmt: skip

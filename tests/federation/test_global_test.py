@@ -226,6 +226,8 @@ def test_only_a_model_that_all_share_is_measured(tmp_path: Path, method: str) ->
 @pytest.mark.long
 def test_too_few_cases_and_classes_that_stay_at_home(tmp_path: Path) -> None:
     local = federation(tmp_path / "data", SHARES)
+    for block in local["sites"].values():
+        block["classes"] = "all"  # of what a site withholds nobody can see that the site looked for it
     local["sites"]["site-3"]["min_cases"] = 8  # it has 7 images: not a word of this list leaves
     results, model = done(made := plan(), tmp_path / "few", local)
     assert SPLIT_GLOBAL in results["info"]["said"]["site-3"]["suppressed"]

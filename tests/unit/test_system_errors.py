@@ -28,7 +28,8 @@ from .report_runs import document
 #: What each command needs besides, so that it gets to the path; ``{}`` is the folder of the test.
 OTHERWISE = {
     "adapt": "{}/run --data {}/images --out {}/out.pt", "check-data": "{}/sites.json", "compare": "fed_avg fed_prox",
-    "doctor": "", "examples": "method", "export": "fed_avg --out {}/jobs",
+    "doctor": "", "evaluate": "{}/run --data {}/sites.json --out {}/new", "examples": "method",
+    "export": "fed_avg --out {}/jobs",
     "policies": "", "predict": "{}/run --images {}/images --out {}/new",
     "report": "{}/run", "run": "fed_avg --in-process",
     "show": "{}/run", "stats": "--data {}/sites.json",

@@ -1,4 +1,4 @@
-"""A MONAI bundle at three sites that permit no custom code: sealed, killed, resumed, with the bits of its code."""
+"""Train a sealed MONAI bundle where no custom code is permitted, kill it, and resume it to the same bits."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_the_bits_of_one_process(lwr, tmp_path):
 
 
 def test_given_models_get_the_figures_of_the_final_test(lwr, simulate, tmp_path):
-    """The job of `fairflare evaluate`; its models come to the server alone, and no file of one stays at a site."""
+    """Run the job of `fairflare evaluate`, whose models reach the server alone, and leave no model file at a site."""
     names = ["best_FL_global_model", "FL_global_model"]
     places = [str(lwr.workspace / "server" / "simulate_job" / f"{name}.pt") for name in names]
     what = ["evaluate", *places, "--sites", "site-1,site-2", "--job", str(tmp_path / "jobs"), "--bundle"]

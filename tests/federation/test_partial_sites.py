@@ -44,7 +44,7 @@ def run(
 
 
 def test_what_all_have_is_compared(tmp_path: Path) -> None:
-    """The model has learnt structure 1, and hardly 2, which B alone annotates: B's plain Dice is by far the lowest."""
+    """Compare sites of a model that has hardly learnt structure 2, which B alone annotates: B's Dice is lowest."""
     found, text = run(tmp_path, {"A": [1], "B": "all", "C": [1]})
     assert (found["footing"]["how"], found["footing"]["shared"]) == ("shared", [ONE])
     test, validation = found["test"], [record["validation"] for record in found["rounds"]] + [found["validation"]]

@@ -329,7 +329,7 @@ def test_recipes_that_cannot_work_say_why(more: dict[str, Any], words: str) -> N
 
 
 def test_a_script_with_masks_of_some_structures(federation: Any) -> None:
-    """Its loss gets the annotated channels of outputs and masks, and nothing of the others."""
+    """Give a script's loss the annotated channels of outputs and masks, and nothing of other channels."""
     seen = []
 
     def loss(outputs: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:

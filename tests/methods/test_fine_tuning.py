@@ -45,7 +45,7 @@ def half(form: str = "finetune:all", **more: Any) -> LocalTraining:
 
 
 class Means(Plane):
-    """Its metric is a mean over images, so that it can be drawn again."""
+    """Stand for a task whose metric is a mean over images, so that the images can be drawn again."""
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         return (Metric(name="accuracy", doc="made up", higher_is_better=True, mean_of_images=True),)
@@ -103,7 +103,7 @@ def told(gain: list[float] | None = None, steps: float = 4.0) -> dict[str, Any]:
 
 
 def test_sentences_and_table_by_hand() -> None:
-    """Of a metric whose lower values are better; Holm: three tests, so 0.02 * 3 is too much, and 0.01 * 3 is not."""
+    """Advise by a metric whose lower values are better; by Holm, of three tests 0.02 * 3 is too much, 0.01 * 3 not."""
     metric = Metric(name="hd95", doc="", higher_is_better=False)
     common = {site: {"hd95": 5.0} for site in ("a", "b", "c", "d")}
     stats = {

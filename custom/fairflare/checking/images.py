@@ -32,8 +32,6 @@ from fairflare.tasks.images import ImageTask
 from fairflare.tasks.scores.examples import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
-BINS = 64  # number of bins in the histogram of intensities in [0, 1]
-SHOWN = 24  # largest number of images on a site's contact sheet
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
 COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # of a table with a row per image
@@ -66,8 +64,6 @@ class SiteReport:
         counts: number of images by split and class; for a task on masks the class is ``None``.
         groups: number of images by attribute, split and group.
         sizes: number of images by (height, width) in pixels, as stored in the files.
-        histogram: (channels, BINS) number of pixels by intensity in all readable images, as the network gets them.
-        shown: images for the contact sheet, (channels, height, width) in [0, 1], each with its target.
         labelled: number of images with each structure or class, in the site's own lists.
         annotated: structures or classes that the site's file says are annotated; ``None``: it says nothing.
     """
@@ -76,8 +72,6 @@ class SiteReport:
     counts: dict[str, Counter[int | None]] = field(default_factory=dict)
     groups: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
     sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    histogram: npt.NDArray[np.int64] | None = None
-    shown: list[tuple[npt.NDArray[np.float32], npt.NDArray[Any]]] = field(default_factory=list)
     labelled: Counter[str] = field(default_factory=Counter)
     annotated: tuple[int, ...] | None = None
 
@@ -107,11 +101,9 @@ class _Look:
 
     size: tuple[int, ...] | None = None
     content: str | None = None  # hash of the image; None: all its pixels are the same
-    picture: npt.NDArray[np.float32] | None = None
     target: npt.NDArray[Any] | None = None
     target_hash: str = ""
     labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class
-    histogram: npt.NDArray[np.int64] | None = None
     empty: bool = False  # whether the mask has no structure
     full: bool = False  # whether one structure covers the whole image
     #: Features with the class of the image; of a mask those of its background (0) and structures (from 1).
@@ -205,10 +197,9 @@ class _Looker:
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
             for split, samples in self.listed.splits.items():
                 self.report.counts[split] = Counter()
-                every = max(1, len(samples) * len(self.listed.splits) // SHOWN)
                 looked = threads.imap(lambda sample, split=split: self.one(sample, split), samples)  # type: ignore[misc]
-                for index, (sample, found) in enumerate(zip(samples, looked, strict=True)):
-                    self.take(sample, split, found, show=index % every == 0 and len(self.report.shown) < SHOWN)
+                for sample, found in zip(samples, looked, strict=True):
+                    self.take(sample, split, found)
                     yield
                 self.finish(split)
         for text in by_kind(self._misfits.values()):
@@ -232,16 +223,15 @@ class _Looker:
             alone = replace(self.listed, splits={split: (sample,)})
             data: Any = self.task.open_listed(self.report.site, self.own, alone)
             image, target = (one[0].numpy() for one in data.read(split, [0]))
-            found.picture, found.target = flat_pair(image, target)
+            picture, found.target = flat_pair(image, target)
             structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: pixels to ignore
             found.empty = not (structures > 0).any()
             found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)
-            regions = {int(target): features_of(found.picture)} if not target.ndim else regions_of(found.target)
+            regions = {int(target): features_of(picture)} if not target.ndim else regions_of(found.target)
             found.features = [(features, number) for number, features in regions.items()]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
-            found.histogram = np.stack([np.histogram(channel, BINS, (0, 1))[0] for channel in found.picture])
             self._values.add(sample)
         except DataError as error:
             found.errors.append(error)
@@ -250,7 +240,7 @@ class _Looker:
             found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
         return found
 
-    def take(self, sample: Sample, split: str, found: _Look, show: bool) -> None:
+    def take(self, sample: Sample, split: str, found: _Look) -> None:
         for error in found.errors:
             if error.misfit is None:
                 self.say(_plain(self.report.site, error), about=shown(sample.image))
@@ -260,7 +250,7 @@ class _Looker:
         self._notes += found.notes
         if found.size is not None:
             self.report.sizes[found.size] += 1
-        if found.size is None or found.picture is None or found.target is None or found.histogram is None:
+        if found.size is None or found.target is None or found.errors:
             return
         if found.content is None:
             self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
@@ -272,10 +262,6 @@ class _Looker:
         masked = (found.empty and not is_class, found.full)
         self.seen.append((self.report.site, split, place, sample.patient, found.content, found.target_hash, *masked))
         self.report.labelled.update(self.names[k] for k in found.labelled if split != SPLIT_GLOBAL)
-        before = self.report.histogram
-        self.report.histogram = found.histogram if before is None else before + found.histogram
-        if show:
-            self.report.shown.append((found.picture, found.target))
 
     def finish(self, split: str) -> None:
         """Add the problems to the site that are known only after all images of a split were checked.

@@ -6,23 +6,20 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.progress import Progress
 
-from fairflare.base.disk.files import csv_text
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import file_in, sites_of
-from fairflare.cli.options import parse_settings, refuse_to_replace
+from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.data.kinds import grouped, named, shown
 from fairflare.data.listing.attributes import UNKNOWN
 
 MOST = 20  # largest number of kinds of problems that are printed for a site without --all
-COUNTS = "counts.csv"
 QUOTED = re.compile(r"'([^']*)'")
 
 
@@ -42,22 +39,16 @@ def check_data(
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the task, such as num_classes=2; may be repeated.")
     ] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder for counts.csv and a contact sheet and a histogram of each site."),
-    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every problem, not one line for each kind.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace pictures that are there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every image as training does and say all that is wrong. Exit code 1 when training must not begin so."""
     from fairflare.checking.images import check_sites
 
     with one_document(as_json) as put:
-        with user_errors(out):
+        with user_errors():
             sites = sites_of(data)
             made, names = make_task(sites, task, parse_settings(settings), task_file, data)
-            targets = {} if out is None else _pictures(out, list(sites), overwrite)
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             line = bar.add_task("images")
             report = check_sites(
@@ -70,9 +61,6 @@ def check_data(
                 _print_counts(site, names)
             for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
                 _tell(text)
-        if out is not None:
-            with user_errors(out):
-                _write_pictures(report.sites, out, targets, names)
         if as_json:
             problems = [{"site": one.site, "text": one.text, "grave": one.grave} for one in report.problems]
             put(
@@ -203,35 +191,3 @@ def _name(number: int | None, names: Sequence[str] | None) -> str:
     if number is None:
         return "images"
     return names[number] if names and number < len(names) else f"class_{number}"
-
-
-def _pictures(out: Path, sites: Sequence[str], overwrite: bool) -> dict[str, tuple[Path, Path]]:
-    """Return the paths of contact sheet and histogram by site, after a check that nothing is overwritten."""
-    from fairflare.data.preparers.names import file_name
-
-    targets = {
-        site: (out / f"{file_name(site)}_images.png", out / f"{file_name(site)}_histogram.png") for site in sites
-    }
-    refuse_to_replace([out / COUNTS, *chain(*targets.values())], overwrite)
-    out.mkdir(parents=True, exist_ok=True)
-    return targets
-
-
-def _write_pictures(
-    sites: Sequence[Any], out: Path, targets: Mapping[str, tuple[Path, Path]], names: Sequence[str] | None
-) -> None:
-    from fairflare.checking.pictures import contact_sheet, histogram
-
-    rows: list[list[Any]] = [["site", "split", "class", "images"]]
-    for site in sites:
-        for split, found in site.counts.items():
-            rows += [[site.site, split, _name(n, names), count] for n, count in sorted(found.items())]
-        sheet, bars = targets[site.site]
-        if site.shown:
-            contact_sheet(site, sheet)
-        try:
-            histogram(site, bars, names)
-        except ImportError:
-            _tell(f"{site.site}: no histogram, matplotlib is not installed (pip install 'fairflare[page]')")
-    (out / COUNTS).write_text(csv_text(rows), encoding="utf-8")
-    _tell(f"counts, and pictures of the images themselves (keep them where the images are): {out}")

@@ -119,6 +119,18 @@ def test_the_report_says_where_the_masks_are_too_few_to_tell(tmp_path: Path) -> 
     assert report.labels.endswith("see above")
 
 
+def test_the_question_names_merged_structures_and_what_to_do(tmp_path: Path) -> None:
+    """Check that a site with one number for two structures reads of it, before its answer makes it silent."""
+    merged = recoded(0, 1, 1)
+    sites = {site: cells(tmp_path / site, *((merged,) if site == ODD else ())) for site in SITES}
+    (asked,) = [one.text for one in problems_of(CELLS, sites) if "no mask of B marks nucleus" in one.text]
+    assert "looked for and not there, or part of another (one number for two)?" in asked
+    assert (
+        "leave the site out of the run, or its images out of its datalist; so too where one number stands for two"
+        in asked
+    )
+
+
 CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a code is never used": (lambda label: min(label, 1), {}, "no label of B is z"),
     "one code for two": (lambda label: label // 2, {}, "no label of B is z"),

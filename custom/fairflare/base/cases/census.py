@@ -79,9 +79,11 @@ def question(
     some = sorted({number for own in list(numbers.values())[: 1 + classes] for number in own}) or [0, 1]
     block = json.dumps({"sites": {next(iter(lacking)): {key: some}}})[1:-1]
     return (
-        f"{no} (or too few for its min_cases), and those of other sites do: not annotated there, or looked for and not "
-        f'there? Write "{key}" for {", ".join(lacking)} into {file}, in the block of the site: the numbers that were '
+        f"{no} (or too few for its min_cases), and those of other sites do: not annotated there, looked for and not "
+        f'there, or part of another (one number for two)? Write "{key}" for {", ".join(lacking)} into {file}, in the '
+        "block of the site: the numbers that were "
         f"annotated{f' ({few(called, 8)})' if called else ''}, such as {block}, or "
         f'"all" where everything was looked for. Where the same has another number there, correct "{code}"; where '
-        "nobody annotated any, leave the site out of the run, or its images out of its datalist"
+        "nobody annotated any, leave the site out of the run, or its images out of its datalist; so too where one "
+        "number stands for two"
     )

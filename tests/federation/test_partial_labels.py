@@ -18,10 +18,12 @@ from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.facts import support_of
 from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
 from tests.unit.test_census import masks_site
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"num_classes": 2, "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
+CODED: dict[str, Any] = {"num_classes": 3, "image_size": [33, 33], "features": [4, 4, 8, 8], "local_epochs": 1}
 
 
 def run(folder: Path, sites: dict[str, Any], method: str = "fed_avg", task: str = "segmentation", **more: Any) -> Any:
@@ -103,25 +105,64 @@ def test_support_that_few_cases_have_or_lack_stays() -> None:
     assert support_of(task, data, Floor(data, 1)) == {"structures": ["all", "most"], "structure_support": [12, 9]}
 
 
-def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
+def coded_sites(folder: Path) -> dict[str, dict[str, Any]]:
+    """Make site A, whose labels are of three classes, and B, whose labels are of two of them."""
     sites: dict[str, dict[str, Any]] = {}
     for name, codes in (("A", (0, 1, 2)), ("B", (0, 1))):
-        folder = tmp_path / name
-        folder.mkdir()
+        place = folder / name
+        place.mkdir(parents=True)
         splits: dict[str, list[dict[str, Any]]] = {}
         for split in ("training", "validation", "test"):
             splits[split] = []
             for number in range(6):
                 pixels = np.random.default_rng([number, *name.encode()]).integers(0, 255, (33, 33), np.uint8)
-                Image.fromarray(pixels).save(folder / f"{split}{number}.png")
-                splits[split].append({"image": f"{split}{number}.png", "label": codes[number % len(codes)]})
-        write_datalist(folder / "datalist.json", splits, class_names=["x", "y", "z"])
-        sites[name] = {"data_root": str(folder)}
-    small: dict[str, Any] = {"num_classes": 3, "image_size": [33, 33], "features": [4, 4, 8, 8], "local_epochs": 1}
-    assert "no label of B is z (or too few" in run(tmp_path / "r", sites, task="classification", settings=small)
+                Image.fromarray(pixels).save(place / f"{split}{number}.png")
+                splits[split].append(
+                    {
+                        "image": f"{split}{number}.png",
+                        "label": codes[number % len(codes)],
+                        "attributes": {"tone": "ab"[number % 2]},
+                    }
+                )
+        tone = {"tone": {"kind": "category", "values": ["a", "b"]}}
+        write_datalist(place / "datalist.json", splits, class_names=["x", "y", "z"], attributes=tone)
+        sites[name] = {"data_root": str(place)}
+    return sites
+
+
+def test_a_code_that_a_site_never_uses(tmp_path: Path) -> None:
+    sites = coded_sites(tmp_path)
+    assert "no label of B is z (or too few" in run(tmp_path / "r", sites, task="classification", settings=CODED)
     sites["B"]["classes"] = [0, 1]
     for method in ("logit_adjustment", "fed_ism_plus_s"):
-        results = run(tmp_path / method, sites, method, task="classification", settings=small)
+        results = run(tmp_path / method, sites, method, task="classification", settings=CODED)
         assert results["status"] == "completed"
         assert 0 <= results["test"]["B"]["outside"] <= 1
         assert "outside" not in results["test"]["A"]
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("method", list(all_methods()))
+def test_every_method_where_sites_annotated_different_things(method: str, tmp_path: Path) -> None:
+    """Check for each method that no site is measured by what it did not annotate, and that the model stays finite."""
+    masks = "segmentation" in all_methods()[method].kinds
+    sites = coded_sites(tmp_path)
+    sites["B"]["classes"] = [0, 1]
+    if masks:
+        drawn: dict[str, Any] = {"C": [1], "D": [2], "E": "all"}
+        sites = {
+            name: masks_site(tmp_path / name, (1, 2) if said == "all" else tuple(said), structures=said)
+            for name, said in drawn.items()
+        }
+    more: dict[str, Any] = {} if masks else {"task": "classification", "settings": CODED}
+    results = run(tmp_path / "r", sites, method, **more)
+    assert not isinstance(results, str), results
+    assert results["status"] == "completed"
+    test = results["test"]
+    if masks:
+        found = {site: {k for k in (1, 2) if f"dice_class_{k}" in test[site]} for site in sites}
+        assert found == {"C": {1}, "D": {2}, "E": {1, 2}}
+    else:
+        assert {site: "outside" in test[site] for site in sites} == {"A": False, "B": True}
+    (model,) = (tmp_path / "r").rglob("best_FL_global_model.pt")
+    assert all(bool(torch.isfinite(tensor.float()).all()) for tensor in torch.load(model)["model"].values())

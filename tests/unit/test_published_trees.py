@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.dealing import deal
 from fairflare.data.preparers.tables import Images
 from fairflare.data.preparers.writing import Form
-from fairflare_lab.sets.layouts import Keys, Listed, Pairs, Published, public_set
+from fairflare_lab.sets.layouts import compare_counts, listed, paired, person_of_images, public_set
 from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
 from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
@@ -436,13 +437,15 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
     """Check that names of table, columns and classes suffice, without code of its own."""
     made_up = public_set(
         "moles", "moles of two clinics, benign or not",
-        Listed(
-            tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
+        partial(
+            listed, tables=("labels.csv",), folders=("photos",), classes=("benign", "malignant"),
             columns=[{"image": "file", "label": "dx", "site": "clinic", "fold": "part"}], sites=("north", "south"),
-            keys=Keys("visits.csv", images=("file",), person="visitor"),
+            keys=partial(person_of_images, table="visits.csv", images=("file",), person="visitor"),
         ),
         Dealing(fractions=(0.6, 0.2, 0.2)), Form(("benign", "malignant"), keys="Visitors are read from visits.csv"),
-        published=Published("Moles", {"north": 20, "south": 20}, lambda item: item.site),
+        published=partial(
+            compare_counts, title="Moles", counts={"north": 20, "south": 20}, of=lambda item: item.site
+        ),
     )  # fmt: skip
     rows, visits = ["file,dx,clinic,part"], ["file,visitor"]
     for i in (*range(20, 40), *range(20)):  # the second site first
@@ -483,7 +486,7 @@ def test_a_made_up_set_is_one_entry(tmp_path: Path, by_name: bool) -> None:
 def test_a_made_up_set_with_masks(tmp_path: Path) -> None:
     from PIL import Image
 
-    layout = Pairs({"a": ("Alpha",), "b": ("Beta",)}, {"": ()}, images="scans", masks="drawn")
+    layout = partial(paired, sites={"a": ("Alpha",), "b": ("Beta",)}, parts={"": ()}, images="scans", masks="drawn")
     for site in ("alpha", "beta"):
         for i in range(5):
             small(tmp_path / f"s/{site}/scans/i{i}.png", i)

@@ -1,7 +1,8 @@
 """Read and write published data sets by entries that name the places of files and the meaning of columns.
 
-A layout (:class:`Listed`, :class:`ClassFolders`, :class:`Pairs`, :class:`Arrays`) is called with the source folder, the
-seed and whether folds are drawn, and returns items: a list, or by site. A function may be used instead of a layout.
+A layout (:func:`listed`, :func:`class_folders`, :func:`paired`, :func:`arrays`) is called with the source folder, the
+seed and whether folds are drawn, and returns items: a list, or by site. An entry fills in its other arguments by
+``functools.partial``, and may name any other function of this form.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from itertools import product
@@ -40,62 +41,52 @@ ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)  # texts that tables con
 Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
 
 
-@dataclass(frozen=True)
-class People:
-    """Describe the table with attributes of people; it may lie anywhere below the source, or be missing.
+def with_people(
+    items: Sequence[Item], source: Path, *, table: str, image: str, columns: Mapping[str, str]
+) -> tuple[dict[str, Any], list[Item]]:  # fmt: skip
+    """Return the declaration of people's attributes for a datalist, and the items with their people's attributes.
 
-    Attributes:
+    Args:
+        items: all images.
+        source: folder of the set; the table may lie anywhere below, or be missing.
         table: name of the table.
         image: column with the names of images.
         columns: attributes and their columns, as in :func:`fairflare.data.preparers.listed.columns_of`.
     """
-
-    table: str
-    image: str
-    columns: Mapping[str, str]
-
-    def add_to(self, items: Sequence[Item], source: Path) -> tuple[dict[str, Any], list[Item]]:
-        """Return the declaration of the attributes for a datalist, and the items with their people's attributes."""
-        rows = rows_below(source, self.table, [self.image])
-        there = {name: said for name, said in self.columns.items() if rows and said.partition(":")[0] in rows[0]}
-        declared, people = attributes_of(there, rows)
-        declared = {name: said for name, said in declared.items() if said.get("values") != []}
-        known = {row[self.image]: person for row, person in zip(rows, people, strict=True)}
-        own = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
-        return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
+    rows = rows_below(source, table, [image])
+    there = {name: said for name, said in columns.items() if rows and said.partition(":")[0] in rows[0]}
+    declared, people = attributes_of(there, rows)
+    declared = {name: said for name, said in declared.items() if said.get("values") != []}
+    known = {row[image]: person for row, person in zip(rows, people, strict=True)}
+    own = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
+    return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
 
 
-@dataclass(frozen=True)
-class Published:
-    """Describe the published numbers of images of a data set.
+def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, int], of: Callable[[Item], Any]) -> None:
+    """Log a warning if the numbers of images differ from the published ones.
 
-    Attributes:
+    Args:
+        items: all images.
         title: name of the data set.
-        counts: number of images for each value of ``of``.
+        counts: published number of images for each value of ``of``.
         of: function that returns the value by which an image is counted, such as its class number, site or part.
     """
-
-    title: str
-    counts: Mapping[Any, int]
-    of: Callable[[Item], Any]
-
-    def warn(self, items: Iterable[Item]) -> None:
-        """Log a warning if the numbers of images differ from the published ones."""
-        found = Counter(map(self.of, items))
-        counts, expected = [found[key] for key in self.counts], list(self.counts.values())
-        if counts != expected:
-            text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-            log.warning(text, self.title, expected, sum(expected), counts, found.total())
+    numbers = Counter(map(of, items))
+    found, expected = [numbers[key] for key in counts], list(counts.values())
+    if found != expected:
+        text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
+        log.warning(text, title, expected, sum(expected), found, numbers.total())
 
 
-def of_classes(title: str, counts: Mapping[str, int]) -> Published:
-    """Return a data set's published numbers of images by class; ``counts`` is in the order of the class numbers."""
-    return Published(title, dict(enumerate(counts.values())), lambda item: item.mask)
+def of_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
+    """Return the comparison by class with a set's published counts, which are in the order of the class numbers."""
+    return partial(compare_counts, title=title, counts=dict(enumerate(counts.values())), of=lambda item: item.mask)
 
 
 def public_set(
     name: str, text: str, read: Callable[..., Found], usual: Dealing | None = None, form: Form | None = None,
-    options: Sequence[Parameter] = (), people: People | None = None, published: Published | None = None,
+    options: Sequence[Parameter] = (), people: Callable[..., tuple[dict[str, Any], list[Item]]] | None = None,
+    published: Callable[[Iterable[Item]], None] | None = None,
     targets: Mapping[str, Mapping[str, int] | None] | None = None,
 ) -> Preparer:  # fmt: skip
     """Return the preparer of one published data set.
@@ -107,8 +98,8 @@ def public_set(
         usual: default rule by which images are dealt to sites; None: the images are not dealt, but have sites.
         form: further content of the datalists: class names, settings of the task, source of patients' identifiers.
         options: options that only this set has.
-        people: table with attributes of the people.
-        published: published numbers of images.
+        people: function that adds attributes of the people, such as a partial :func:`with_people`.
+        published: function that compares the numbers of images with the published ones, as :func:`compare_counts`.
         targets: ``mask_values`` of ``fairflare.json`` for each value of the option ``target``; None: masks unchanged.
     """
 
@@ -141,9 +132,9 @@ def public_set(
         by_site = found.items() if isinstance(found, Mapping) else [("", found)]
         items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
         if published is not None:
-            published.warn(items)
+            published(items)
         if people is not None:
-            declared, items = people.add_to(items, source)
+            declared, items = people(items, source)
             said = replace(said, attributes=declared)
         dealing = dealing or Dealing(fractions=tuple(said.fractions))
         return write_pool(items, out_dir, dealing, settings, said, **writing)
@@ -154,48 +145,44 @@ def public_set(
 # ------------------------------------------------------------------------------------------------------ layouts
 
 
-@dataclass(frozen=True)
-class Keys:
-    """Describe the table that identifies the person of each image; it may lie anywhere below the source, or be missing.
+def person_of_images(
+    source: Path, *, table: str, images: Sequence[str] = ("image",), person: str = ""
+) -> dict[str, str]:  # fmt: skip
+    """Return the person of each image by a table, keyed by the image's name in small letters and without its ending.
 
-    Attributes:
+    Args:
+        source: folder of the set; the table may lie anywhere below, or be missing.
         table: name of the table.
         images: columns with the names of images.
         person: column with the identifiers of people (lesions); empty: the images of one row are of one person.
+
+    Raises:
+        DataError: two rows give different people for one image.
     """
-
-    table: str
-    images: Sequence[str] = ("image",)
-    person: str = ""
-
-    def read(self, source: Path) -> dict[str, str]:
-        """Return the person of each image, by the name of the image in small letters and without its ending.
-
-        Raises:
-            DataError: two rows give different people for one image.
-        """
-        rows = rows_below(source, self.table, [*self.images, *filter(None, [self.person])])
-        own = [row[self.person] if self.person else f"exam-{number}" for number, row in enumerate(rows)]
-        found: dict[str, str] = {}
-        for row, key, name in (
-            (row, key, row[name]) for row, key in zip(rows, own, strict=True) for name in self.images
-        ):
-            if key and found.setdefault(_stem(name), key) != key:
-                raise DataError(
-                    f"{row.where}: '{name}' is of '{key}', and of '{found[_stem(name)]}' before; take one out"
-                )
-        return found
+    rows = rows_below(source, table, [*images, *filter(None, [person])])
+    own = [row[person] if person else f"exam-{number}" for number, row in enumerate(rows)]
+    found: dict[str, str] = {}
+    for row, key, name in ((row, key, row[name]) for row, key in zip(rows, own, strict=True) for name in images):
+        if key and found.setdefault(_stem(name), key) != key:
+            raise DataError(f"{row.where}: '{name}' is of '{key}', and of '{found[_stem(name)]}' before; take one out")
+    return found
 
 
 def _stem(name: str) -> str:
     return without_ending(Path(name).name).lower()
 
 
-@dataclass(frozen=True)
-class Listed:
-    """Describe a data set whose images are named by a table, with a class each.
+def listed(
+    source: Path, seed: int = 0, folds: bool = False, *, tables: Sequence[str], classes: Sequence[str],
+    folders: Sequence[str] = (), columns: Sequence[Mapping[str, str]] = ({"image": "image"},),
+    sites: Sequence[str] = (), keys: Callable[[Path], Mapping[str, str]] | None = None,
+) -> list[Item]:  # fmt: skip
+    """Return the images that a table names, with a class each.
 
-    Attributes:
+    Args:
+        source: folder of the set.
+        seed: not used.
+        folds: whether folds are drawn, so that the table's own split does not count.
         tables: possible names of the table below the source; the first that exists is read.
         classes: names of the classes; without a ``label`` in ``columns``, also names of the columns of 0 and 1.
         folders: possible folders of the images, of which the first that exists is used; empty: anywhere below the
@@ -204,39 +191,28 @@ class Listed:
             a missing value is drawn) and ``usable`` (1), as far as they exist; of several mappings, the first one whose
             columns the table has. Labels and sites are numbers from 0, or names.
         sites: names of the sites.
-        keys: table that identifies the person of each image.
+        keys: function that identifies the person of each image, such as a partial :func:`person_of_images`.
     """
-
-    tables: Sequence[str]
-    classes: Sequence[str]
-    folders: Sequence[str] = ()
-    columns: Sequence[Mapping[str, str]] = ({"image": "image"},)
-    sites: Sequence[str] = ()
-    keys: Keys | None = None
-
-    def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
-        file = find(source, self.tables)
-        head = read_table(file)[0] if len(self.columns) > 1 else {}
-        called = next((own for own in self.columns if set(own.values()) <= set(head)), self.columns[0])
-        others = "".join(f"; or {', '.join(own.values())}" for own in self.columns[1:])
-        rows = read_table(file, [*called.values(), *(() if "label" in called else self.classes)], others)
-        if "usable" in called:
-            rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
-        images = Images(find(source, self.folders, "the folder ") if self.folders else source)
-        paths = images.all([row[called["image"]] for row in rows], file)
-        labels = _numbers(rows, called["label"], self.classes) if "label" in called else one_hot(rows, self.classes)
-        places = _numbers(rows, called["site"], self.sites) if self.sites else [0] * len(rows)
-        people = self.keys.read(source) if self.keys is not None else {}
-        items = []
-        for row, path, label, place in sorted(
-            zip(rows, paths, labels, places, strict=True), key=lambda found: found[3]
-        ):
-            name, site = without_ending(path.name), self.sites[place] if self.sites else ""
-            split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
-            splits = () if split in ("", "training") else (split,)
-            person = people.get(_stem(path.name))
-            items.append(Item(file_name(name), person or name, path, label, person, site, splits))
-        return _by_given_split(items)
+    file = find(source, tables)
+    head = read_table(file)[0] if len(columns) > 1 else {}
+    called = next((own for own in columns if set(own.values()) <= set(head)), columns[0])
+    others = "".join(f"; or {', '.join(own.values())}" for own in columns[1:])
+    rows = read_table(file, [*called.values(), *(() if "label" in called else classes)], others)
+    if "usable" in called:
+        rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
+    images = Images(find(source, folders, "the folder ") if folders else source)
+    paths = images.all([row[called["image"]] for row in rows], file)
+    labels = _numbers(rows, called["label"], classes) if "label" in called else one_hot(rows, classes)
+    places = _numbers(rows, called["site"], sites) if sites else [0] * len(rows)
+    people = {} if keys is None else keys(source)
+    items = []
+    for row, path, label, place in sorted(zip(rows, paths, labels, places, strict=True), key=lambda found: found[3]):
+        name, site = without_ending(path.name), sites[place] if sites else ""
+        split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
+        splits = () if split in ("", "training") else (split,)
+        person = people.get(_stem(path.name))
+        items.append(Item(file_name(name), person or name, path, label, person, site, splits))
+    return _by_given_split(items)
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
@@ -266,32 +242,29 @@ def _by_given_split(items: Sequence[Item]) -> list[Item]:
     return [replace(item, group=item.name, patient=None) if (item.site, item.group) in torn else item for item in items]
 
 
-@dataclass(frozen=True)
-class ClassFolders:
-    """Describe a data set with a folder of images for each class, at any depth.
+def class_folders(
+    source: Path, seed: int = 0, folds: bool = False, *, inside: str, parts: Sequence[str], classes: Sequence[str]
+) -> list[Item]:
+    """Return the images of a set with a folder for each class, at any depth.
 
-    Attributes:
+    Args:
+        source: folder of the set.
+        seed, folds: not used.
         inside: folder below the source that holds the parts; the source may be this folder itself.
         parts: folders that must exist.
         classes: names of the classes, in the order of their numbers.
     """
-
-    inside: str
-    parts: Sequence[str]
-    classes: Sequence[str]
-
-    def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> list[Item]:
-        root = source if (source / self.parts[0]).is_dir() else find(source, [self.inside], "the folder ")
-        paths = [path for part in self.parts for path in Images(root / part).paths]
-        names = {path.parent.name for path in paths}
-        if names != set(self.classes):
-            raise DataError(
-                f"'{root}': expected images in a folder for each of the {len(self.classes)} classes; missing: "
-                f"{listing(set(self.classes) - names)}; not known: {listing(names - set(self.classes))}"
-            )
-        paths.sort(key=lambda path: (path.parent.name, path.name))
-        labels = [self.classes.index(path.parent.name) for path in paths]
-        return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
+    root = source if (source / parts[0]).is_dir() else find(source, [inside], "the folder ")
+    paths = [path for part in parts for path in Images(root / part).paths]
+    names = {path.parent.name for path in paths}
+    if names != set(classes):
+        raise DataError(
+            f"'{root}': expected images in a folder for each of the {len(classes)} classes; missing: "
+            f"{listing(set(classes) - names)}; not known: {listing(names - set(classes))}"
+        )
+    paths.sort(key=lambda path: (path.parent.name, path.name))
+    labels = [classes.index(path.parent.name) for path in paths]
+    return [Item(file_name(p.stem), p.stem, p, label) for p, label in zip(paths, labels, strict=True)]
 
 
 def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str = "") -> dict[str, Path]:
@@ -321,71 +294,68 @@ def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
     return tree.cases
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Describe a data set with images and masks of the same names in two folders of each part of each site.
+def paired(
+    source: Path, seed: int = 0, folds: bool = False, *, sites: Mapping[str, Sequence[str]],
+    parts: Mapping[str, tuple[str, ...]], images: str, masks: str, tops: tuple[int, ...] = (),
+    labels: tuple[int, ...] = (),
+) -> dict[str, list[Item]]:  # fmt: skip
+    """Return the images with masks of the same names in two folders of each part of each site.
 
-    Attributes:
+    Args:
+        source: folder of the set.
+        seed, folds: not used.
         sites: possible names of the folder of each site.
         parts: folders below that of a site, and the splits of their images; no splits: they are drawn.
         images, masks: names of the two folders in a part.
         tops, labels: ranges of grey values in masks and their labels, as in
             :func:`fairflare.data.preparers.items.relabelled`; empty: masks stay unchanged.
     """
-
-    sites: Mapping[str, Sequence[str]]
-    parts: Mapping[str, tuple[str, ...]]
-    images: str
-    masks: str
-    tops: tuple[int, ...] = ()
-    labels: tuple[int, ...] = ()
-
-    def __call__(self, source: Path, seed: int = 0, folds: bool = False) -> dict[str, list[Item]]:
-        found: dict[str, list[Item]] = {}
-        for (site, folder), (part, splits) in product(site_folders(source, self.sites).items(), self.parts.items()):
-            for case in all_pairs(site, folder / part / self.images, folder / part / self.masks):
-                mask = partial(relabelled, case.mask, self.tops, self.labels) if self.labels else case.mask
-                name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
-                found.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
-        return found
+    found: dict[str, list[Item]] = {}
+    for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items()):
+        for case in all_pairs(site, folder / part / images, folder / part / masks):
+            mask = partial(relabelled, case.mask, tops, labels) if labels else case.mask
+            name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
+            found.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
+    return found
 
 
-@dataclass(frozen=True)
-class Arrays:
-    """Describe a data set with a file ``<prefix><site>.npz`` for each site, with ``images`` (uint8) and more arrays.
+def arrays(
+    source: Path, seed: int = 0, folds: bool = False, *, prefix: str, sites: Sequence[str], keys: Sequence[str],
+    items: Callable[..., Iterator[Item]], **options: Any,
+) -> dict[str, Iterator[Item]]:  # fmt: skip
+    """Return the images of a set with a file ``<prefix><site>.npz`` for each site; a file is read when it is needed.
 
-    Attributes:
+    Args:
+        source: folder of the set.
+        seed, folds: not used.
         prefix: prefix of the files' names.
         sites: names of the sites; in the files' names they are in small letters.
-        keys: names of the arrays beside ``images``.
+        keys: names of the arrays beside ``images`` (uint8).
         items: function that makes items from a site's name, its arrays and the set's options.
+        options: the set's options.
     """
+    files = {name: existing_folder(source) / f"{prefix}{name.lower()}.npz" for name in sites}
+    if missing := [file.name for file in files.values() if not file.is_file()]:
+        raise DataError(
+            f"'{source}': expected {', '.join(file.name for file in files.values())}; missing: "
+            f"{', '.join(missing)}; found {listing(path.name for path in source.glob('*.npz'))}"
+        )
+    return {
+        site: _of_file(f"site '{site}': '{file}'", file, keys, partial(items, **options))
+        for site, file in files.items()
+    }
 
-    prefix: str
-    sites: Sequence[str]
-    keys: Sequence[str]
-    items: Callable[..., Iterator[Item]]
 
-    def __call__(self, source: Path, seed: int = 0, folds: bool = False, **options: Any) -> dict[str, Iterator[Item]]:
-        files = {name: existing_folder(source) / f"{self.prefix}{name.lower()}.npz" for name in self.sites}
-        if missing := [file.name for file in files.values() if not file.is_file()]:
-            raise DataError(
-                f"'{source}': expected {', '.join(file.name for file in files.values())}; missing: "
-                f"{', '.join(missing)}; found {listing(path.name for path in source.glob('*.npz'))}"
-            )
-        return {site: self._read(site, file, options) for site, file in files.items()}
-
-    def _read(self, site: str, file: Path, options: Mapping[str, Any]) -> Iterator[Item]:
-        where = f"site '{site}': '{file}'"
-        try:
-            with np.load(file, allow_pickle=False) as content:
-                arrays = {key: content[key] for key in ("images", *self.keys)}
-        except (OSError, KeyError, ValueError) as error:
-            raise DataError(f"{where} cannot be read: {error}; fetch the file again") from error
-        lengths = {key: len(array) for key, array in arrays.items()}
-        if len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8:
-            raise DataError(f"{where}: expected uint8 images and as many of each array, got {lengths}")
-        yield from self.items(where, arrays, **options)
+def _of_file(where: str, file: Path, keys: Sequence[str], items: Callable[..., Iterator[Item]]) -> Iterator[Item]:
+    try:
+        with np.load(file, allow_pickle=False) as content:
+            found = {key: content[key] for key in ("images", *keys)}
+    except (OSError, KeyError, ValueError) as error:
+        raise DataError(f"{where} cannot be read: {error}; fetch the file again") from error
+    lengths = {key: len(array) for key, array in found.items()}
+    if len(set(lengths.values())) != 1 or found["images"].dtype != np.uint8:
+        raise DataError(f"{where}: expected uint8 images and as many of each array, got {lengths}")
+    yield from items(where, found)
 
 
 def tiles(

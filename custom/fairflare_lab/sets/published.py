@@ -16,16 +16,16 @@ from fairflare.data.preparers.options import Preparer, option
 from fairflare.data.preparers.writing import Form
 from fairflare_lab.sets import special
 from fairflare_lab.sets.layouts import (
-    Arrays,
-    ClassFolders,
-    Keys,
-    Listed,
-    Pairs,
-    People,
-    Published,
+    arrays,
+    class_folders,
+    compare_counts,
+    listed,
     of_classes,
+    paired,
+    person_of_images,
     public_set,
     tiles,
+    with_people,
 )  # fmt: skip
 
 # Classes in the order of their numbers, each with its number of images in the published set.
@@ -55,10 +55,13 @@ INPUT_2019, META_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_Metadata
 LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
 FORM_2019 = Form(tuple(ISIC2019), stratified=True, keys=LESIONS.replace("{}", META_2019))
 # Inner edges of the groups of age, in years.
-PEOPLE_2019 = People(META_2019, "image", {"sex": "sex", "age": "age_approx:40,60"})
-KEYS_2019 = Keys(META_2019, person="lesion_id")
-LAYOUT_2019 = Listed(
-    (f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), tuple(ISIC2019), (INPUT_2019,), keys=KEYS_2019,
+PEOPLE_2019 = partial(
+    with_people, table=META_2019, image="image", columns={"sex": "sex", "age": "age_approx:40,60"}
+)  # fmt: skip
+KEYS_2019 = partial(person_of_images, table=META_2019, person="lesion_id")
+LAYOUT_2019 = partial(
+    listed, tables=(f"{TRUTH_2019}.csv", f"{TRUTH_2019}/{TRUTH_2019}.csv"), classes=tuple(ISIC2019),
+    folders=(INPUT_2019,), keys=KEYS_2019,
 )  # fmt: skip
 # FLamby's centres, each with its number of images for training and test together.
 CENTRES = {
@@ -92,14 +95,14 @@ SETS = (
     ),
     public_set(
         "rif", "optic disc and cup, four sites",
-        Pairs(
-            RIF_SITES, {"train": (), "test": ("test",)}, "ROIs/image", "ROIs/mask",
+        partial(
+            paired, sites=RIF_SITES, parts={"train": (), "test": ("test",)}, images="ROIs/image", masks="ROIs/mask",
             tops=(50, 200), labels=(2, 1, 0),  # ranges of grey values: cup, rim of the disc, background
         ),
-        published=Published(
-            "RIF by site and part",
-            dict(zip(product(RIF_SITES, ((), ("test",))), (50, 51, 99, 60, 320, 80, 320, 80), strict=True)),
-            lambda item: (item.site, item.splits),
+        published=partial(
+            compare_counts, title="RIF by site and part",
+            counts=dict(zip(product(RIF_SITES, ((), ("test",))), (50, 51, 99, 60, 320, 80, 320, 80), strict=True)),
+            of=lambda item: (item.site, item.splits),
         ),
         form=Form(
             fractions=(0.8, 0.2, 0.0),  # shares of the images that the source does not put into the test
@@ -108,8 +111,9 @@ SETS = (
     ),
     public_set(
         "messidor2", "grades of diabetic retinopathy (Messidor-2)",
-        Listed(
-            ("messidor_data.csv",), tuple(GRADES), keys=Keys("messidor-2.csv", ("left", "right")),
+        partial(
+            listed, tables=("messidor_data.csv",), classes=tuple(GRADES),
+            keys=partial(person_of_images, table="messidor-2.csv", images=("left", "right")),
             columns=[
                 {"image": "image_id", "label": "adjudicated_dr_grade", "usable": "adjudicated_gradable"},
                 {"image": "id_code", "label": "diagnosis", "usable": "adjudicated_gradable"},
@@ -124,13 +128,15 @@ SETS = (
     ),
     public_set(
         "isic2018", "skin lesions, 7 classes (ISIC 2018 task 3)",
-        Listed(
-            (f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), tuple(ISIC2018),
-            ("ISIC2018_Task3_Training_Input",),
-            keys=Keys(LESIONS_2018, person="lesion_id"),
+        partial(
+            listed, tables=(f"{TRUTH_2018}/{TRUTH_2018}.csv", f"{TRUTH_2018}.csv"), classes=tuple(ISIC2018),
+            folders=("ISIC2018_Task3_Training_Input",),
+            keys=partial(person_of_images, table=LESIONS_2018, person="lesion_id"),
         ),
         FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)),
-        people=People("HAM10000_metadata.csv", "image_id", {"sex": "sex", "age": "age:40,60"}),
+        people=partial(
+            with_people, table="HAM10000_metadata.csv", image="image_id", columns={"sex": "sex", "age": "age:40,60"}
+        ),
         published=of_classes("ISIC 2018", ISIC2018),
     ),
     public_set(
@@ -139,13 +145,14 @@ SETS = (
     ),
     public_set(
         "isic2019-flamby", "ISIC 2019 by FLamby's six centres",
-        Listed(
-            ("train_test_split", "train_test_split.csv", "train_test_folds.csv"), tuple(ISIC2019),
-            (f"{INPUT_2019}_preprocessed", INPUT_2019), sites=tuple(CENTRES), keys=KEYS_2019,
+        partial(
+            listed, tables=("train_test_split", "train_test_split.csv", "train_test_folds.csv"),
+            classes=tuple(ISIC2019), folders=(f"{INPUT_2019}_preprocessed", INPUT_2019), sites=tuple(CENTRES),
+            keys=KEYS_2019,
             columns=[{"image": "image", "label": "target", "site": "center", "fold": "fold"}],
         ),
         Dealing(global_test=True, fractions=(0.72, 0.08, 0.2)), FORM_2019, people=PEOPLE_2019,
-        published=Published("Fed-ISIC2019 by centre", CENTRES, lambda item: item.site),
+        published=partial(compare_counts, title="Fed-ISIC2019 by centre", counts=CENTRES, of=lambda item: item.site),
     ),
     public_set(
         "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, LAYOUT_2019),
@@ -157,7 +164,10 @@ SETS = (
     ),
     public_set(
         "hyperkvasir", "gastrointestinal endoscopy, 23 classes",
-        ClassFolders("labeled-images", ("lower-gi-tract", "upper-gi-tract"), tuple(HYPERKVASIR)),
+        partial(
+            class_folders, inside="labeled-images", parts=("lower-gi-tract", "upper-gi-tract"),
+            classes=tuple(HYPERKVASIR),
+        ),
         FED_MAS, Form(tuple(HYPERKVASIR), stratified=True, keys="The data set does not say whose an image is"),
         published=of_classes("HyperKvasir", HYPERKVASIR),
     ),
@@ -175,24 +185,30 @@ SETS = (
     ),
     public_set(
         "nuclei", "nucleus segmentation, five acquisition groups",
-        Arrays("nuclei_", NUCLEI, ("masks", "ids"), partial(tiles, values=(0, 1))),
+        partial(arrays, prefix="nuclei_", sites=NUCLEI, keys=("masks", "ids"), items=partial(tiles, values=(0, 1))),
         options=(
             option("crop", int | None, "Only the middle of each image; default: all of it.", None, metavar="PIXELS"),
         ),
     ),
     public_set(
         "white-cells", "white blood cells, three laboratories",
-        Arrays("wbc_", WHITE_CELLS, ("masks", "ids"), partial(tiles, values=(0, 1, 2))),
+        partial(
+            arrays, prefix="wbc_", sites=WHITE_CELLS, keys=("masks", "ids"), items=partial(tiles, values=(0, 1, 2))
+        ),
         options=(option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),),
         targets=WHITE_CELL_TARGETS,
     ),
     public_set(
         "cell-types", "white blood cells by type, three laboratories",
-        Arrays("wbc_", WHITE_CELLS, ("labels", "ids"), special.cell_types), Dealing(), Form(CELL_TYPES),
+        partial(arrays, prefix="wbc_", sites=WHITE_CELLS, keys=("labels", "ids"), items=special.cell_types),
+        Dealing(), Form(CELL_TYPES),
     ),
     public_set(
         "red-cells", "red blood cells by type, long-tailed, six blocks of one hospital's smears",
-        Arrays("rbc12_", ("chula",), ("labels", "image_no", "site"), special.red_cells), Dealing(), Form(RED_CELLS),
+        partial(
+            arrays, prefix="rbc12_", sites=("chula",), keys=("labels", "image_no", "site"), items=special.red_cells
+        ),
+        Dealing(), Form(RED_CELLS),
     ),
 )  # fmt: skip
 PREPARERS: Mapping[str, Preparer] = {entry.name: entry for entry in SETS}

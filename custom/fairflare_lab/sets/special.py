@@ -24,7 +24,7 @@ from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.splitting import group_labels
 from fairflare.data.preparers.tables import Images, read_table
 from fairflare.data.reading import Reading, read_image
-from fairflare_lab.sets.layouts import Published, all_pairs, find, site_folders
+from fairflare_lab.sets.layouts import all_pairs, compare_counts, find, site_folders
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def prostate(
     cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}
     if sites is None:
         found = [replace(case, site=site) for site, own in cases.items() for case in own]
-        Published(f"cases of {', '.join(CASES)}", CASES, lambda case: case.site).warn(found)
+        compare_counts(found, title=f"cases of {', '.join(CASES)}", counts=CASES, of=lambda case: case.site)
     how = (split_unit == "patient", neighbours, window == "volume", order == "file")
     return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
 

@@ -11,7 +11,6 @@ import pytest
 from fairflare_lab.cli.compare import runs
 from fairflare_lab.cli.compare.runs import Progress, Runner
 from fairflare_lab.cli.compare.series import Series, read_entry
-from fairflare_lab.cli.compare.view import _left
 
 
 def runner_of(folder: Path, *methods: str, at_once: int = 2) -> Runner:
@@ -68,19 +67,3 @@ def test_an_interrupted_comparison_tells_its_runs_to_end(tmp_path: Path, monkeyp
         runner.go(told.append, lambda: True)
     assert [p.state for p in runner.all] == ["stopped", "stopped", "waiting"]
     assert ended == ["told", "told", "killed", "killed"]
-
-
-def test_what_is_left_goes_by_the_runs_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = runner_of(tmp_path, "fed_avg", "fed_lwr")
-    clock = SimpleNamespace(monotonic=lambda: 100.0)
-    monkeypatch.setattr(runs, "time", clock)
-    runner.started = 60.0
-    runner.all[0].state = "completed"  # by an earlier command: it says nothing of this one's pace
-    assert _left(runner) == ""
-    runner.all[1].state, runner.all[1].seconds = "failed", 40.0  # one run in 40 s; four are to come
-    runner.all[2].state = "running"
-    assert runner.left() == pytest.approx(40 * 4)
-    assert _left(runner) == ", about 3 min left"
-    for progress in runner.all[2:]:
-        progress.state = "completed"
-    assert runner.left() == 0

@@ -19,7 +19,6 @@ from fairflare.cli.commands import app
 from fairflare.reporting.results import read_document, read_results
 from fairflare_lab.cli.compare.tables import report as _report
 from fairflare_lab.compare.differences import MEASURES
-from fairflare_lab.page.against import set_apart
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.write import write_report
 from tests.unit.report_runs import document, read_all, write_comparison
@@ -152,18 +151,6 @@ def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytes
     assert _report(runner, "fed_avg", None)[0] == 0
     assert "no differences: no run of fed_avg completed" in capsys.readouterr().err
     assert not (tmp_path / "differences.csv").exists()
-
-
-@pytest.mark.long
-def test_rows_of_one_seed_or_fewer_sites_are_not_crowned(folder: Path) -> None:
-    rows = read_material(folder, reference="fed_avg").rows
-    assert set_apart(rows) == {"short": "one seed", "lacking": "fewer sites"}
-    page = Read(write_report(folder, folder / "again").read_text(encoding="utf-8"))
-    crowned = {row[0]: row[-1] for row in page.tables["pareto"][1:]}
-    assert (crowned["short"], crowned["lacking"]) == ("one seed", "fewer sites")  # short has the highest figures
-    assert "yes" in crowned.values()
-    assert "short: one seed; it beats nobody and is not ranked." in page.words
-    assert set_apart([row for row in rows if row.label == "short"]) == {}
 
 
 def test_the_last_models_of_one_run_are_a_column_of_its_table(folder: Path) -> None:

@@ -119,7 +119,7 @@ def build(material: Material) -> Page:
     """Return the content of the page about some material; empty sections are left out."""
     if material.unseen and not material.rows:
         return unseen.unseen_page(material.unseen, material.problems)
-    from fairflare_lab.page import against, over_time, reports, weights  # which import pandas
+    from fairflare_lab.page import over_time, reports, weights  # which import pandas
 
     sections = [
         outcome.results(material),
@@ -132,7 +132,6 @@ def build(material: Material) -> Page:
         outcome.differences(material),
         unseen.unseen(material.unseen),
         unseen.of_groups(material.unseen),
-        against.pareto(material),
         over_time.rounds(material),
         over_time.rounds(material, "test"),
         weights.layers(material),
@@ -140,7 +139,6 @@ def build(material: Material) -> Page:
         *reports.reports(material),
         weights.influence(material),
         over_time.took_part(material),
-        over_time.cost(material),
         provenance.settings(material),
     ]
     filled = (

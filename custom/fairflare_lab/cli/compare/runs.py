@@ -78,7 +78,6 @@ class Runner:
         overwrite: bool = False,
     ) -> None:
         self.folder, self.local, self.at_once, self.simulator = folder, dict(local), at_once, simulator
-        self.started = time.monotonic()
         self.all = [Progress(run) for run in series.runs()]
         for progress in self.all:
             progress.run.make()
@@ -113,7 +112,6 @@ class Runner:
         """
         waiting = [progress for progress in self.all if progress.state != DONE]
         running: list[tuple[Progress, BaseProcess, Connection]] = []
-        self.started = time.monotonic()
         try:
             while waiting or running:
                 while waiting and len(running) < self.at_once:
@@ -135,12 +133,6 @@ class Runner:
                 process.join(WAIT_FOR_END)
                 process.kill()
                 process.join()
-
-    def left(self) -> float | None:
-        """Return the remaining seconds at the pace of the runs so far; ``None``: no run has ended in this process."""
-        ended = sum(p.seconds > 0 for p in self.all)
-        to_come = sum(p.state in (WAITING, RUNNING) for p in self.all)
-        return (time.monotonic() - self.started) * to_come / ended if ended else None
 
     # -- one run
 

@@ -1,4 +1,4 @@
-"""Print the progress of ``fairflare compare``: the runs to do, each figure when it is known, and the time left."""
+"""Print the progress of ``fairflare compare``: the runs to do, and each figure when it is known."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
     ended = sum(p.state in (DONE, FAILED) for p in runner.all)
     line = f"{ended}/{len(runner.all)} {progress.run.name}: {progress.state} in {progress.seconds:.0f} s"
     if progress.state != DONE:
-        say(f"{line}{_left(runner)}: {progress.reason}")
+        say(f"{line}: {progress.reason}")
         return
     row = [p for p in runner.all if p.run.entry.label == progress.run.entry.label]
     try:
         name, figure = _figure(runner, [progress], metric)
-        say(f"{line}, {figure}{_left(runner)}", console)
+        say(f"{line}, {figure}", console)
         if len(row) > 1 and all(p.state == DONE and not p.run.held_out for p in row):
             say(f"{progress.run.entry.label}, {len(row)} seeds: {_figure(runner, row, name)[1]}", console)
     except (ValueError, IndexError) as error:  # an unknown metric: the table reports it, with the known ones
-        say(f"{line}, no figure: {error}{_left(runner)}", console)
+        say(f"{line}, no figure: {error}", console)
 
 
 def _figure(runner: Runner, runs: Sequence[Progress], metric: str | None) -> tuple[str, str]:
@@ -52,10 +52,3 @@ def _figure(runner: Runner, runs: Sequence[Progress], metric: str | None) -> tup
     means, worst = (spread([getattr(of, figure) for of in over]) for figure in ("mean", "worst"))
     where = f" ({over[0].worst_site or '-'})" if len(over) == 1 else ""
     return name, (f"{name} {number(means.mean, means.sd)} on average, worst {number(worst.mean, worst.sd)}{where}")
-
-
-def _left(runner: Runner) -> str:
-    seconds = runner.left()
-    if not seconds:
-        return ""
-    return f", about {f'{seconds / 60:.0f} min' if seconds >= 60 else f'{seconds:.0f} s'} left"

@@ -237,12 +237,12 @@ def by_seal(parts: BundleParts) -> Make:
     network: list[torch.nn.Module] = []
 
     def make(part: str) -> Any:
-        if part == "network":
-            network.append(parts.network())
-            return network[0]
         if part == "optimizer":
             return parts.optimizer([*network[0].parameters()])
-        return parts.transforms(part) if part == "train_preprocessing" else getattr(parts, part)
+        found = parts.made(part)
+        if part == "network":
+            network.append(found)
+        return found
 
     return make
 

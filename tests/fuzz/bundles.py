@@ -147,20 +147,20 @@ def use(folder: Path, sealed: bool, in_job: bool = False) -> None:
     text = file.read_text(encoding="utf-8", errors="surrogateescape") if in_job else None
     parts = BundleParts(Bundle(folder, ["train"], sealed=shipped_classes() if sealed else None, text=text))
     parts.check()
-    network = parts.network()
+    network = parts.made("network")
     optimizer = parts.optimizer(list(network.parameters()))
-    if not isinstance(parts.whole_number("train_batch_size"), int):
+    if not isinstance(parts.made("train_batch_size"), int):
         raise BundleError("key 'train#dataloader#batch_size' is no number")
     files = {kind: str(folder.parent / "site" / f"{kind}.npy") for kind in ("image", "label")}
     try:
-        patch = parts.transforms("train_preprocessing")({**files})[0]
-        parts.transforms("validate_preprocessing")({**files})
+        patch = parts.made("train_preprocessing")({**files})[0]
+        parts.made("validate_preprocessing")({**files})
         output = network(patch["image"][None])
-        parts.loss(output, patch["label"][None]).backward()
+        parts.kept("loss")(output, patch["label"][None]).backward()
         optimizer.step()
-        parts.inferer(patch["image"][None], network)
-        made = parts.postprocessing({"pred": output[0].detach(), "label": patch["label"]})
-        parts.key_metric.of_image(made, "label")
+        parts.kept("validate_inferer")(patch["image"][None], network)
+        made = parts.kept("validate_postprocessing")({"pred": output[0].detach(), "label": patch["label"]})
+        parts.kept("key_metric").of_image(made, "label")
     except Exception as error:  # a wrong size or value is found at the first image, which FairFlare refuses by name
         raise BundleError(f"key 'transforms' cannot do with the image: {error!r:.300}") from error
 

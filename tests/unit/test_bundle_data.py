@@ -284,7 +284,7 @@ def test_names_of_the_structures(tmp_path: Path, settings: dict[str, Any]) -> No
     folder = write_bundle(tmp_path / "b", config, metadata={"version": "1"})
     unnamed: Any = make_plan("fed_avg", monai_bundle=folder, sites=2).task
     assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss", "dice_<class>"]
-    assert unnamed.parts.key_metric.names(2) == ["class_1", "class_2"]
+    assert unnamed.parts.kept("key_metric").names(2) == ["class_1", "class_2"]
 
 
 def test_nothing_of_the_postprocessing_writes_files(tmp_path: Path, settings: dict[str, Any]) -> None:

@@ -218,13 +218,15 @@ def test_a_call_of_a_function_has_a_budget() -> None:
         Sealed({"x": slow}).make("x")(np.zeros(3))
 
 
-def test_what_is_disabled_and_what_writes_is_left_out() -> None:
+def test_what_is_disabled_and_what_writes_is_left_out(tmp_path: Path) -> None:
     steps: list[dict[str, Any]] = [
         {"_target_": "Flipd", "keys": "image"}, {"_target_": "Flipd", "keys": "image", "_disabled_": "$not @flag"},
         {"_target_": "Flipd", "keys": "image", "_disabled_": "@flag"}, {"_target_": "SaveImaged", "output_dir": "/x"},
     ]  # fmt: skip
-    made = Sealed({**HERE, "x": {"_target_": "Compose", "transforms": steps}}).make("x")
-    assert len(made.transforms) == 2
+    config = {**train_config(), **HERE, "x": {"_target_": "Compose", "transforms": steps}}
+    for sealed in (shipped_classes(), None):
+        made = Bundle(write_bundle(tmp_path / "b", config), sealed=sealed).make("x")
+        assert len(made.transforms) == 2
 
 
 # ------------------------------------------------------------------------------------------------ the site's list
@@ -287,12 +289,12 @@ def test_all_parts_have_the_bits_of_monais_parser(tmp_path: Path) -> None:
         parts = parts_of(folder, sealed)
         parts.check()
         torch.manual_seed(5)
-        network = parts.network()
+        network = parts.made("network")
         optimizer = parts.optimizer(list(network.parameters()))
         own = []
         for _ in range(3):
             optimizer.zero_grad()
-            loss = parts.loss(network(image), label)
+            loss = parts.kept("loss")(network(image), label)
             loss.backward()
             optimizer.step()
             own.append(loss.item())
@@ -386,7 +388,7 @@ def with_metric(tmp_path: Path, metric: dict[str, Any]) -> Any:
     config = train_config()
     picks = {"output_transform": "$monai.handlers.from_engine(['pred', 'label'])"}
     config["validate"]["key_metric"] = {"m": {**metric, **picks}}
-    return parts_of(write_bundle(tmp_path / "b", config), sealed=True).key_metric
+    return parts_of(write_bundle(tmp_path / "b", config), sealed=True).kept("key_metric")
 
 
 Batch = list[dict[str, torch.Tensor]]

@@ -20,7 +20,7 @@ from fairflare.base.settings import Text, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
-from fairflare.tasks.bundles.bundle_config import Bundle, first_cause, read_files
+from fairflare.tasks.bundles.bundle_config import Bundle, first_cause, read_files, telling
 from fairflare.tasks.bundles.bundle_metric import WORDS
 from fairflare.tasks.bundles.bundle_parts import BundleParts
 from fairflare.tasks.bundles.sealed import allowed_classes, shipped_classes
@@ -114,7 +114,7 @@ class MonaiBundleTask(Task):
                 f"the job says {self.bundle_sha256}"
             )
         self.monai_bundle_sha256 = found
-        vars(self)["primary_metric"] = self.parts.key_metric.name
+        vars(self)["primary_metric"] = self.parts.kept("key_metric").name
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != "parts"}  # parts made from expressions cannot be pickled
@@ -168,7 +168,7 @@ class MonaiBundleTask(Task):
             BundleError: the optimizer cannot be made, or a given setting would have no effect on it.
         """
         found: dict[str, Any] = {"augment": True, "criterion": "task"}
-        batch_size = self.parts.whole_number("train_batch_size")
+        batch_size = self.parts.kept("train_batch_size")
         if batch_size is not None:
             found["batch_size"] = batch_size
         return {**found, **self.parts.optimizer_settings(given)}
@@ -184,7 +184,7 @@ class MonaiBundleTask(Task):
     # -- the seam
 
     def build_model(self) -> torch.nn.Module:
-        return self.parts.network()
+        return self.parts.made("network")
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:
         from fairflare.tasks.networks import load_network
@@ -195,11 +195,11 @@ class MonaiBundleTask(Task):
         """Return the bundle's loss; the mean if the loss function returns several numbers."""
         import torch
 
-        criterion = self.parts.loss
+        criterion = self.parts.kept("loss")
         if isinstance(criterion, torch.nn.Module):
             criterion = criterion.to(targets.device)
-        found: torch.Tensor = criterion(outputs, targets)
-        return found.mean() if found.ndim else found
+        found: torch.Tensor = criterion(outputs, targets).mean()
+        return found
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
         """Check that the site's image sizes and labels fit the bundle.
@@ -238,7 +238,7 @@ class MonaiBundleTask(Task):
             ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each that the images have.
         """
         scores, losses = self._scores(model, batches, device)
-        metric = self.parts.key_metric
+        metric = self.parts.kept("key_metric")
         name, value = metric.name, metric.value(scores)
         if np.isnan(value):
             raise DataError(
@@ -258,7 +258,7 @@ class MonaiBundleTask(Task):
 
         An image without any structure gets NaN, which counts in no mean, as in :meth:`evaluate`.
         """
-        return [self.parts.key_metric.value(score[None]) for score in self._test_scores(model, data, device)]
+        return [self.parts.kept("key_metric").value(score[None]) for score in self._test_scores(model, data, device)]
 
     def resampled(
         self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
@@ -268,7 +268,7 @@ class MonaiBundleTask(Task):
         An image without any structure counts in no mean, as in :meth:`evaluate`.
         """
         scores = self._test_scores(model, data, device)
-        return [self.parts.key_metric.value(scores[one]) for one in drawn]
+        return [self.parts.kept("key_metric").value(scores[one]) for one in drawn]
 
     def _test_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> npt.NDArray[np.float64]:
         return self._scores(model, data.batches("test", batch_size=1), device)[0]
@@ -277,6 +277,8 @@ class MonaiBundleTask(Task):
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
     ) -> tuple[npt.NDArray[np.float64], list[float]]:
         """Return, for each image, the key metric of each structure (or the sums of a quotient), and the loss."""
+        from monai.inferers import SimpleInferer
+
         from fairflare.tasks.bundles.bundle_data import item_of
 
         def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
@@ -289,7 +291,7 @@ class MonaiBundleTask(Task):
         with evaluating(model):
             for batch in batches:
                 inputs, targets = (tensor.to(device) for tensor in batch)
-                outputs = self.parts.inferer(inputs, network)
+                outputs = (self.parts.kept("validate_inferer") or SimpleInferer())(inputs, network)
                 for number in range(len(inputs)):
                     one = slice(number, number + 1)
                     losses.append(float(self.loss(outputs[one], targets[one])))
@@ -308,13 +310,12 @@ class MonaiBundleTask(Task):
             return MetaTensor(tensor, meta=source.meta, applied_operations=source.applied_operations)
 
         found = {**item, PRED: like(self.image_key, output), self.label_key: like(self.label_key, target)}
-        key = self.parts.bundle.place("validate_postprocessing")
-        with self.parts.bundle.telling(f"key {key!r}"):
-            found = self.parts.postprocessing(found)
-        return self.parts.key_metric.of_image(found, self.label_key)
+        with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
+            found = self.parts.kept("validate_postprocessing")(found)
+        return self.parts.kept("key_metric").of_image(found, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        mean, *others = self.parts.key_metric.declared()
+        mean, *others = self.parts.kept("key_metric").declared()
         return (mean, LOSS, *others)
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
@@ -332,11 +333,11 @@ class MonaiBundleTask(Task):
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
         listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
-        most = self.parts.whole_number("validate_batch_size")
+        most = self.parts.kept("validate_batch_size")
         return BundleData(
             listed,
-            self.parts.transforms("train_preprocessing"),
-            self.parts.transforms("validate_preprocessing"),
+            self.parts.made("train_preprocessing"),
+            self.parts.made("validate_preprocessing"),
             keys=(self.image_key, self.label_key),
             validate_batch=1 if most is None else checks.whole("validate_batch_size", most),
             cache_bytes=own.cache_bytes,

@@ -24,30 +24,32 @@ from fairflare.base.own_errors import in_one_line
 from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
 
 CONFIGS, METADATA = "configs", "metadata"
-SUFFIXES = (".json", ".yaml", ".yml")
+SUFFIXES = (".yml", ".yaml", ".json")  # of files of one name the last is read
 #: Keys at which each part is searched, in this order; the first are those of MONAI's bundle specification.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "network": ("network_def", "net_def", "network", "net"),
-    "loss": ("loss", "loss_function", "lossfn", "train#loss", "train#trainer#loss_function"),
-    "optimizer": ("optimizer", "train#optimizer", "train#trainer#optimizer"),
     "train_preprocessing": ("train#preprocessing", "train#dataset#transform", "preprocessing", "train_transforms"),
+    "validate_preprocessing": (
+        "validate#preprocessing", "validate#dataset#transform", "val_preprocessing", "eval_transforms",
+    ),
+    "loss": ("loss", "loss_function", "lossfn", "train#loss", "train#trainer#loss_function"),
+    "validate_postprocessing": (
+        "validate#postprocessing", "validate#evaluator#postprocessing", "evaluator#postprocessing",
+    ),
+    "validate_inferer": ("validate#inferer", "validate#evaluator#inferer", "evaluator#inferer"),
+    "key_metric": ("validate#key_metric", "validate#evaluator#key_val_metric", "evaluator#key_val_metric"),
     "train_inferer": ("train#inferer", "train#trainer#inferer"),
     "train_batch_size": (
         "train#dataloader#batch_size", "train#trainer#train_data_loader#batch_size", "train_dataloader#batch_size",
     ),
-    "validate_preprocessing": (
-        "validate#preprocessing", "validate#dataset#transform", "val_preprocessing", "eval_transforms",
-    ),
-    "validate_inferer": ("validate#inferer", "validate#evaluator#inferer", "evaluator#inferer"),
-    "validate_postprocessing": (
-        "validate#postprocessing", "validate#evaluator#postprocessing", "evaluator#postprocessing",
-    ),
     "validate_batch_size": ("validate#dataloader#batch_size", "validate#evaluator#val_data_loader#batch_size"),
-    "key_metric": ("validate#key_metric", "validate#evaluator#key_val_metric", "evaluator#key_val_metric"),
+    "optimizer": ("optimizer", "train#optimizer", "train#trainer#optimizer"),
 }  # fmt: skip
+NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
+SAVING = ("SaveImage", "SaveImaged")  # steps that write files, which nobody at a site asked for: disabled
 LARGEST_FILE = 2**18
 LARGEST = 50_000  # values of a configuration, with what macros repeat
-_imported: set[str] = set()  # names of top-level modules that were imported from a bundle
+_folders: dict[str, Path] = {}  # of the bundle from which a top-level module was imported
 
 
 class Bundle:
@@ -75,26 +77,29 @@ class Bundle:
         sealed: Collection[str] | None = None,
         text: str | None = None,
     ) -> None:
-        self.folder, self.ids, self.sealed = folder, dict(ids or {}), sealed
+        self.folder, self.ids, self.sealed, said = folder, ids or {}, sealed, overrides or {}
         for part in self.ids:
             if part not in PLACES:
                 raise BundleError(f"bundle_ids has no part {part!r}{unknown(part, PLACES, 'docs/bundles.md has all')}")
-        self.where = " and ".join(f"{CONFIGS}/{name}" for name in configs)
+        self.name = f"MONAI bundle {folder.name!r}, {' and '.join(f'{CONFIGS}/{name}' for name in configs)}"
         if text is None:
-            self.config, self.where = read_files(folder, configs)
+            self.config, self.name = read_files(folder, configs)
         else:
-            with self.telling("the text of the job"):
+            with telling(f"{self.name}: the text of the job cannot be made"):
                 if len(text) > LARGEST_FILE:
                     raise ValueError(f"longer than {LARGEST_FILE} characters")
                 self.config = {**yaml.safe_load(text)}
-        for key, value in (overrides or {}).items():
-            if not self._set(key, value):
-                raise BundleError(f"bundle_overrides names {key!r}, which {self.where} does not have")
         # FairFlare itself sets two values of the configuration: the path of the bundle's folder, and the device.
-        self._set("bundle_root", str(folder))
-        self._set("device", "$torch.device('cpu')")
+        for key, value in {**said, "bundle_root": str(folder), "device": "$torch.device('cpu')"}.items():
+            above, _, last = key.replace("::", "#").rpartition("#")
+            if self.get(key) is not None:
+                parent: Any = look(self.config, above) if above else self.config
+                parent[int(last) if isinstance(parent, list) else last] = value
+            elif key in said:
+                where = self.name.rpartition(", ")[2]
+                raise BundleError(f"bundle_overrides names {key!r}, which {where} does not have")
         self._sizes = itertools.count()
-        with self.telling("what it says together"):
+        with telling(f"{self.name}: what it says together cannot be made"):
             self.config = self._expanded("", self.config, ())
 
     def get(self, key: str) -> Any:
@@ -104,16 +109,8 @@ class Bundle:
         except (KeyError, IndexError, ValueError, TypeError):
             return None
 
-    def _set(self, key: str, value: Any) -> bool:
-        """Replace the value of a key that is there, and return whether it is."""
-        above, _, last = f"#{key.replace('::', '#')}".rpartition("#")
-        parent: Any = self.get(above[1:]) if above else self.config
-        if found := self.get(key) is not None:
-            parent[int(last) if isinstance(parent, list) else last] = value
-        return found
-
     def _expanded(self, at: str, value: Any, inside: tuple[str, ...]) -> Any:
-        """Return a value of the configuration with macros (``%key``) and relative keys replaced.
+        """Return a value with macros (``%key``) and relative keys replaced, and steps that write files disabled.
 
         Args:
             at: key of the value.
@@ -124,13 +121,14 @@ class Bundle:
 
         if next(self._sizes) > LARGEST or at.count("::") > DEEPEST or len(inside) > DEEPEST:
             raise ValueError(f"key {at[-80:]!r}: more than {LARGEST} values, or {DEEPEST} in each other")
-        if isinstance(value, dict | list):
-            parts = value.items() if isinstance(value, dict) else enumerate(value)
-            found = {name: self._expanded(f"{at}::{name}".removeprefix("::"), part, inside) for name, part in parts}
-            return found if isinstance(value, dict) else [*found.values()]
-        if isinstance(value, str):
-            value = ConfigParser.resolve_relative_ids(at, value)
-            if value.startswith("%"):
+        match value:
+            case dict():
+                keys = {name: f"{at}::{name}".removeprefix("::") for name in value}
+                writes = {"_disabled_": True} if str(value.get("_target_")).rpartition(".")[2] in SAVING else {}
+                return {name: self._expanded(key, value[name], inside) for name, key in keys.items()} | writes
+            case list():
+                return [*self._expanded(at, dict(enumerate(value)), inside).values()]
+            case str() if (value := ConfigParser.resolve_relative_ids(at, value)).startswith("%"):
                 file, key = ConfigParser.split_path_id(value[1:])
                 if value in inside or file or self.get(key) is None:
                     raise ValueError(f"key {at!r}: {value:.80} refers to itself, to another file, or to nothing")
@@ -147,110 +145,91 @@ class Bundle:
         """Return the configuration key of a part; ``None``: the bundle has no such part.
 
         Raises:
-            BundleError: ``bundle_ids`` names a key that the configuration lacks.
+            BundleError: ``bundle_ids`` names a key that the configuration lacks, or the bundle lacks a needed part.
         """
-        if part in self.ids:
-            if self.get(self.ids[part]) is None:
-                raise self.problem(f"bundle_ids says that {part} is {self.ids[part]!r}, which is not there")
-            return self.followed(self.ids[part])
-        found = next((key for key in PLACES[part] if self.get(key) is not None), None)
-        return None if found is None else self.followed(found)
+        looked = [self.ids[part]] if part in self.ids else PLACES[part]
+        found = next((key for key in looked if self.get(key) is not None), None)
+        if found is None and part in self.ids:
+            raise BundleError(f"{self.name}: bundle_ids says that {part} is {looked[0]!r}, which is not there")
+        if found is None and part in NEEDED:
+            listed = ", ".join(map(repr, looked))
+            remedy = f"Say where it is with bundle_ids={{{part!r}: 'KEY'}}"
+            raise BundleError(f"{self.name}: no key for {part}: looked for {listed}. {remedy}")
+        return found and self.followed(found)
 
-    def needed(self, part: str) -> str:
-        """Return the configuration key of a part, and raise an error if the bundle lacks this part."""
-        key = self.place(part)
-        if key is None:
-            looked = ", ".join(map(repr, PLACES[part]))
-            raise self.problem(
-                f"no key for {part}: looked for {looked}. Say where it is with bundle_ids={{{part!r}: 'KEY'}}"
-            )
-        return key
-
-    def followed(self, key: str) -> str:
+    def followed(self, key: str, steps: int = DEEPEST) -> str:
         """Follow references (``@other``) from a key, and return the last key; without a reference, the key itself."""
-        seen = {key}
-        while isinstance(value := self.get(key), str) and value.startswith("@") and self.get(value[1:]) is not None:
-            if (key := value[1:]) in seen:
-                raise self.problem(f"key {key!r} refers to itself")
-            seen.add(key)
-        return key
+        value = self.get(key)
+        if not steps:
+            raise BundleError(f"{self.name}: key {key!r} refers to itself")
+        leads = isinstance(value, str) and value.startswith("@") and self.get(value[1:]) is not None
+        return self.followed(value[1:], steps - 1) if leads else key
 
     def make(self, key: str, **arguments: Any) -> Any:
         """Make a new object from the configuration under a key, with all objects that it refers to.
 
         Args:
             key: key of the object in the configuration.
-            arguments: arguments that replace those in the file; the replaced ones are not made.
+            arguments: arguments that replace those in the file; no list or dict.
 
         Raises:
             BundleError: the object cannot be made (names file, key and the first cause).
         """
+        from monai.bundle import ConfigParser
+
         logging.getLogger("monai.data.nvimgcodec_pydicom_plugin").setLevel(logging.ERROR)
-        with self.telling(f"key {key!r}"), warnings.catch_warnings():
+        with telling(f"{self.name}: key {key!r} cannot be made"), warnings.catch_warnings():
             # LoadImage's warning about a missing decoder for GPUs
             warnings.filterwarnings("ignore", message="NvImgCodecPydicomReader: nvImageCodec")
+            config = copy.deepcopy(self.config)
+            if arguments:
+                look(config, key).update(arguments)
             if self.sealed is not None:
-                return Sealed(self.config, self.sealed).make(key, **arguments)
-            from monai.bundle import ConfigParser
-
+                return Sealed(config, self.sealed).make(key)
             with code_of(self.folder):
-                parser = ConfigParser(copy.deepcopy(self.config))
-                for name in arguments:
-                    parser[f"{key}#{name}"] = None
-                if arguments:
-                    return parser.get_parsed_content(key, instantiate=False).instantiate(**arguments)
-                return parser.get_parsed_content(key)
-
-    @contextmanager
-    def telling(self, what: str) -> Iterator[None]:
-        """Turn any error inside the context into a one-line error that names bundle and file."""
-        try:
-            yield
-        except BundleError:
-            raise
-        except Exception as error:  # a bundle's configuration is code, which raises what it likes
-            raise self.problem(f"{what} cannot be made: {first_cause(error)}") from error
-
-    def problem(self, text: str) -> BundleError:
-        """Return an error with this text that names the bundle and its files."""
-        return BundleError(f"MONAI bundle {self.folder.name!r}, {self.where}: {text}")
+                return ConfigParser(config).get_parsed_content(key)
 
 
 def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the content of a bundle's configuration files, a later one before earlier ones, and where it stands.
+    """Return the content of a bundle's configuration files, a later one before earlier ones, and the bundle's name.
 
     Raises:
         BundleError: a file is missing, or is no JSON or YAML object.
     """
     from monai.bundle import ConfigParser
+    from monai.bundle.utils import merge_kv
 
-    place = folder / CONFIGS
-    there = sorted(path.name for path in place.iterdir()) if place.is_dir() else []
-    found: dict[str, Path] = {}
-    for name in (*names, METADATA):
-        file = next((place / f"{name}{suffix}" for suffix in SUFFIXES if f"{name}{suffix}" in there), None)
-        if file is None and name != METADATA:
-            raise BundleError(
-                f"MONAI bundle {folder}: no {CONFIGS}/{name}.json (or .yaml); there is "
-                f"{', '.join(there) or f'no folder {CONFIGS}'}. A bundle is a folder with {CONFIGS}/train.json in it"
-            )
-        if file is not None:
-            found[name] = file
-            where = f"MONAI bundle {folder.name!r}: {CONFIGS}/{file.name}"
-            try:
-                if file.stat().st_size > LARGEST_FILE:
-                    raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
-                content = ConfigParser.load_config_file(file)
-                if not isinstance(content, dict):
-                    raise BundleError(f"{where} must hold an object, got a {type(content).__name__}")
-                config = ConfigParser.load_config_files([str(found[name]) for name in names if name in found])
-            except BundleError:
-                raise
-            except Exception as error:  # errors of the JSON or YAML reader, or of merging
-                raise BundleError(f"{where} cannot be read: {first_cause(error)}") from error
-    if METADATA in found:
-        config["_meta_"] = content
-    return config, " and ".join(f"{CONFIGS}/{found[name].name}" for name in names)
+    there = {file.stem: file for suffix in SUFFIXES for file in sorted((folder / CONFIGS).glob(f"*{suffix}"))}
+    if lacking := [name for name in names if name not in there]:
+        listed = ", ".join(file.name for file in there.values()) or f"no folder {CONFIGS} with one"
+        raise BundleError(
+            f"MONAI bundle {folder}: no {CONFIGS}/{lacking[0]}.json (or .yaml); there is {listed}. A bundle is a "
+            "folder with configs/train.json in it"
+        )
+    parser = ConfigParser({})
+    for name in (*names, *{METADATA}.intersection(there)):
+        where = f"{CONFIGS}/{there[name].name}"
+        with telling(f"MONAI bundle {folder.name!r}: {where} cannot be read"):
+            if there[name].stat().st_size > LARGEST_FILE:
+                raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
+            content = ConfigParser.load_config_file(there[name])
+            if not isinstance(content, dict):
+                raise ValueError(f"{where} must hold an object, got a {type(content).__name__}")
+            for key, value in ({"_meta_": content} if name == METADATA else content).items():
+                merge_kv(parser, key, value)
+    files = " and ".join(f"{CONFIGS}/{there[name].name}" for name in names)
+    return parser.get(), f"MONAI bundle {folder.name!r}, {files}"
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Turn any error inside the context into a one-line error that begins with ``what``."""
+    try:
+        yield
+    except BundleError:
+        raise
+    except Exception as error:  # a bundle's configuration is code, which raises what it likes
+        raise BundleError(f"{what}: {first_cause(error)}") from error
 
 
 def first_cause(error: BaseException) -> str:
@@ -276,27 +255,19 @@ def code_of(folder: Path) -> Iterator[None]:
     Raises:
         BundleError: a module of the same name, which is of no bundle, was already imported.
     """
-    folder = folder.resolve()
-    packages = [path.name for path in folder.iterdir() if path.is_dir() and any(path.glob("*.py"))]
-    names = [name for name in (*packages, *(path.stem for path in folder.glob("*.py"))) if name.isidentifier()]
-    for name in names:
-        if name in sys.modules and not _lies_in(sys.modules[name], folder):
-            if name not in _imported:
+    for name in {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}:
+        if _folders.get(name) != folder:
+            loaded = [key for key in sys.modules if key.partition(".")[0] == name]
+            if loaded and name not in _folders:
                 raise BundleError(
                     f"MONAI bundle {folder.name!r}: its module {name!r} has the name of one that is loaded already; "
                     "rename it"
                 )
-            # The module is another bundle's: it can be dropped, as objects made from it keep their classes.
-            for loaded in [key for key in sys.modules if key == name or key.startswith(f"{name}.")]:
-                del sys.modules[loaded]
+            for key in loaded:  # another bundle's, whose objects keep their classes
+                del sys.modules[key]
+            _folders[name] = folder
     sys.path.insert(0, str(folder))
     try:
         yield
     finally:
         sys.path.remove(str(folder))
-        _imported.update(name for name in names if name in sys.modules and _lies_in(sys.modules[name], folder))
-
-
-def _lies_in(module: Any, folder: Path) -> bool:
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    return any(place and Path(place).resolve().is_relative_to(folder) for place in places)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.task import Metric
+from fairflare.tasks.bundles.bundle_config import Bundle, telling
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from fairflare.tasks.bundles.bundle_config import Bundle
 
 #: Last part of ``_target_`` -> name in the results. Handlers need ignite; the metrics inside them do not.
 KINDS = {
@@ -50,7 +50,7 @@ class KeyMetric:
     """
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:
-        key = bundle.needed("key_metric")
+        key = str(bundle.place("key_metric"))
         found = bundle.get(key)
         if isinstance(found, Mapping) and "_target_" not in found and found:
             # The first one is the key metric, as in MONAI's engines.
@@ -59,23 +59,23 @@ class KeyMetric:
         self.bundle, self.key = bundle, key
         target = str(found.get("_target_") if isinstance(found, Mapping) else found).rpartition(".")[2]
         if target not in KINDS:
-            raise bundle.problem(
-                f"key {key!r} is {target!r:.80}, which is not one of {', '.join(KINDS)}"
+            raise BundleError(
+                f"{bundle.name}: key {key!r} is {target!r:.80}, which is not one of {', '.join(KINDS)}"
                 + ("; detection is not there, nor what a detector is measured by" if "Coco" in target else "")
                 + "; name another one with bundle_ids={'key_metric': 'KEY'}, or set it with bundle_overrides"
             )
         strange = [name for name in found if name not in (*TAKEN, *WITHOUT_EFFECT)]
         if strange:
-            raise bundle.problem(f"key {key!r} has {strange[0]!r}, which is not known of a {target}")
+            raise BundleError(f"{bundle.name}: key {key!r} has {strange[0]!r}, which is not known of a {target}")
         if found.get("reduction", "mean") != "mean":
-            raise bundle.problem(f"key {key!r}: reduction must be 'mean', got {found['reduction']!r}")
+            raise BundleError(f"{bundle.name}: key {key!r}: reduction must be 'mean', got {found['reduction']!r}")
         self.kind = KINDS[target]
         named = found.get("metric_name", "hit_rate")
         self.confusion = str(named[0] if isinstance(named, list) else named)
         self.name = re.sub(r"\W", "_", self.confusion) if self.kind == "confusion" else self.kind
         self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
         if strange := [name for name, value in self.arguments.items() if not isinstance(value, bool | int | None)]:
-            raise bundle.problem(f"key {key!r}: {strange[0]} must be true, false or a whole number")
+            raise BundleError(f"{bundle.name}: key {key!r}: {strange[0]} must be true, false or a whole number")
         self._picks = bundle.make(f"{key}#output_transform") if "output_transform" in found else None
         self.structures = self._structures(class_names)
 
@@ -86,7 +86,7 @@ class KeyMetric:
             item: has ``"pred"`` and the label, (channels, ...) each.
             label_key: of the label, where the metric does not say what it compares.
         """
-        with self.bundle.telling(f"key {self.key!r}"):
+        with telling(f"{self.bundle.name}: key {self.key!r} cannot be made"):
             found, truth = item["pred"], item[label_key]
             if self._picks is not None:
                 (found,), (truth,) = self._picks([dict(item)])

@@ -1,22 +1,24 @@
-"""The parts of a MONAI bundle that a task needs, each made once where it is needed."""
+"""The parts of a MONAI bundle that a task needs, each by its key and of its kind; the optimizer as settings, too."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
+
+import torch
 
 from fairflare.base.disk.bundle_files import BundleError
-from fairflare.tasks.bundles.bundle_config import Bundle
+from fairflare.tasks.bundles.bundle_config import PLACES, Bundle
 from fairflare.tasks.bundles.bundle_metric import KeyMetric
-from fairflare.tasks.bundles.bundle_optimizer import PARAMETERS, found_as_settings
 
-if TYPE_CHECKING:
-    import torch
-    from monai.transforms import Compose
-
-SAVING = ("SaveImage", "SaveImaged")  # steps of a postprocessing that write files
-OPTIONS = ("map_items", "unpack_items", "lazy", "overrides")  # of a Compose
+#: Optimizers that the site halves have too, and their arguments that are settings there: ``{argument: setting}``.
+OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
+SAME = (*SETTING, "nesterov", "foreach", "fused", "capturable", "differentiable")  # said by settings, or only speed
+#: How a bundle says that all of the network is trained.
+PARAMETERS = re.compile(r"\$\s*(filter\(lambda (\w+): \2\.requires_grad,\s*)?@\w+\.parameters\(\)(?(1)\))\s*")
 
 
 class BundleParts:
@@ -25,13 +27,16 @@ class BundleParts:
     Args:
         bundle: the configuration.
         class_names: of the network's output channels; ``None``: as the metadata say.
+
+    Attributes:
+        kept: as :meth:`made`, and the same object each time.
     """
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:
-        self.bundle, self.class_names = bundle, class_names
+        self.bundle, self.class_names, self.kept = bundle, class_names, cache(self.made)
 
     def check(self) -> None:
-        """Make every part once.
+        """Make every part but the optimizer once.
 
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
@@ -40,78 +45,56 @@ class BundleParts:
             raise error
 
     def problems(self) -> Iterator[BundleError]:
-        """Make every part once, and yield why one is missing or cannot be made (names file and key)."""
-        import torch
-
-        parts: list[Callable[[], Any]] = [
-            self.network, lambda: self.transforms("train_preprocessing"),
-            lambda: self.transforms("validate_preprocessing"), lambda: self.loss, lambda: self.postprocessing,
-            lambda: self.inferer, lambda: self.key_metric, self._plain_training,
-        ]  # fmt: skip
-        for part in parts:
+        """Make every part but the optimizer once, and yield why one is missing or cannot be made."""
+        for part in [part for part in PLACES if part != "optimizer"]:
             try:
                 with torch.random.fork_rng(devices=[]):
-                    part()
+                    self.kept(part)
             except BundleError as error:
                 yield error
 
-    def _plain_training(self) -> None:
-        """Refuse an inferer of training that is none, since training goes through the network as it is."""
-        key = self.bundle.place("train_inferer")
-        found = None if key is None else self.bundle.get(key)
-        target = found.get("_target_") if isinstance(found, Mapping) else found
-        if found is not None and str(target).rpartition(".")[2] != "SimpleInferer":
-            raise self.bundle.problem(
-                f"key {key!r} is {target!r:.80}; training goes through the network as it is, so only a SimpleInferer "
-                "can be there"
-            )
+    def made(self, part: str, **arguments: Any) -> Any:
+        """Return a new object of a part, with the bundle's arguments or these; ``None``: the bundle has no such part.
 
-    @cached_property
-    def key_metric(self) -> KeyMetric:
-        """Return what the fairness table is about."""
-        return KeyMetric(self.bundle, self.class_names)
-
-    def network(self) -> torch.nn.Module:
-        """Return a new one each time, initialised from torch's current random state."""
-        import torch
-
-        key = self.bundle.needed("network")
-        made = self.bundle.make(key)
-        if not isinstance(made, torch.nn.Module):
-            raise self.bundle.problem(f"key {key!r} must give a network, got a {type(made).__name__}")
-        return made
-
-    @cached_property
-    def loss(self) -> Any:
-        """Return the function or module of outputs and targets."""
-        return self.bundle.make(self.bundle.needed("loss"))
-
-    @cached_property
-    def inferer(self) -> Any:
-        """Of evaluation; ``SimpleInferer`` where the bundle has none, as in MONAI's evaluator."""
+        Raises:
+            BundleError: a needed part is missing, or it cannot be made, or is of another kind (names file and key).
+        """
         from monai.inferers import SimpleInferer
+        from monai.transforms import Compose
 
-        key = self.bundle.place("validate_inferer")
-        return SimpleInferer() if key is None else self.bundle.make(key)
-
-    @cached_property
-    def postprocessing(self) -> Compose:
-        """Between network and metric, without steps that write files."""
-        return self._compose(self.bundle.place("validate_postprocessing"))
-
-    def transforms(self, part: str) -> Compose:
-        """Return new ones each time."""
-        return self._compose(self.bundle.needed(part))
-
-    def whole_number(self, part: str) -> Any:
-        """Return what the bundle says, to be checked by whoever uses it; ``None``: nothing."""
+        if part == "key_metric":
+            return KeyMetric(self.bundle, self.class_names)
         key = self.bundle.place(part)
-        made = None if key is None else self.bundle.make(key)
-        if isinstance(made, list | tuple | dict):
-            raise self.bundle.problem(f"key {key!r} must be a whole number, got a {type(made).__name__}")
-        return made
+        found = None if key is None else self.bundle.make(key, **arguments)
+        steps = [found]
+        if part.endswith("processing"):
+            found = found if isinstance(found, Compose) else Compose(found)
+            steps = found.flatten().transforms
+        kinds: dict[str, tuple[Any, str]] = {
+            "network": (torch.nn.Module, "a network"), "optimizer": (torch.optim.Optimizer, "an optimizer"),
+            "train_inferer": (SimpleInferer, "a SimpleInferer, as training goes through the network as it is"),
+            "train_batch_size": (int, "a whole number"), "validate_batch_size": (int, "a whole number"),
+        }  # fmt: skip
+        kind, word = kinds.get(part, (Callable, "something callable"))
+        odd = [step for step in steps if not isinstance(step, kind)]
+        if odd and key is not None:
+            raise BundleError(f"{self.bundle.name}: key {key!r} must give {word}, got a {type(odd[0]).__name__}")
+        return found
 
-    # -- the optimizer
+    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """Return the bundle's class with its arguments.
+
+        Raises:
+            BundleError: it is for some of the parameters, or cannot be made.
+        """
+        key = self.bundle.place("optimizer")
+        told = self.bundle.get(str(key))
+        if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
+            raise BundleError(
+                f"{self.bundle.name}: key {key!r} must be of all the network's parameters, in one group; set optimizer "
+                "and learning_rate to train with another one"
+            )
+        return self.made("optimizer", params=tuple(parameters))
 
     def optimizer_settings(self, given: Collection[str]) -> dict[str, Any]:
         """Return the bundle's optimizer as settings of a site half.
@@ -124,51 +107,22 @@ class BundleParts:
         Raises:
             BundleError: it cannot be made, or one of ``given`` would have no effect on it.
         """
-        import torch
-
         key = self.bundle.place("optimizer")
         if key is None or "optimizer" in given:
             return {}
-        found = found_as_settings(self.bundle, key)
-        if found is not None:
-            return found
-        for name in ("weight_decay", "betas", "momentum"):
-            if name in given:
-                raise self.bundle.problem(
-                    f"key {key!r} is an optimizer of the bundle's own, so that {name} would have no effect; set "
-                    f"optimizer too, or bundle_overrides={{'{key}#...': ...}} in place of {name}"
-                )
-        made = self.optimizer([torch.nn.Parameter(torch.zeros(1))])
-        return {"optimizer": "task", "learning_rate": float(made.param_groups[0]["lr"])}
-
-    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the bundle's class with its arguments.
-
-        Raises:
-            BundleError: it is for some of the parameters, or cannot be made.
-        """
-        import torch
-
-        key = self.bundle.needed("optimizer")
-        told = self.bundle.get(key)
-        remedy = "set optimizer and learning_rate to train with another one"
-        if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
-            raise self.bundle.problem(f"key {key!r} must be of all the network's parameters, in one group; {remedy}")
-        made = self.bundle.make(key, params=parameters)
-        if not isinstance(made, torch.optim.Optimizer):
-            raise self.bundle.problem(f"key {key!r} must give an optimizer, got a {type(made).__name__}; {remedy}")
-        return made
-
-    # -- pieces
-
-    def _compose(self, key: str | None) -> Compose:
-        from monai.transforms import Compose
-
-        made = [] if key is None else self.bundle.make(key)
-        whole = made if isinstance(made, Compose) else Compose(made)
-        steps = whole.flatten().transforms
-        for step in steps:
-            if not callable(step):
-                raise self.bundle.problem(f"key {key!r} must give transforms, got a {type(step).__name__}")
-        kept = [step for step in steps if type(step).__name__ not in SAVING]
-        return Compose(kept, **{name: getattr(whole, name) for name in OPTIONS})
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        made = self.optimizer([parameter])
+        kind: Any = type(made)
+        said = made.defaults
+        # Momentum is Nesterov's in the site halves.
+        known = kind in OPTIMIZERS and bool(said.get("nesterov")) == (said.get("momentum", 0) > 0)
+        usual = kind([parameter], lr=1.0).defaults if known else {}
+        if known and all(said[name] == usual[name] for name in said if name not in SAME):
+            own = {SETTING[name]: value for name, value in said.items() if name in SETTING}
+            return {"optimizer": kind.__name__.lower(), **own}
+        if lost := [name for name in ("weight_decay", "betas", "momentum") if name in given]:
+            raise BundleError(
+                f"{self.bundle.name}: key {key!r} is an optimizer of the bundle's own, so that {lost[0]} would have no "
+                f"effect; set optimizer too, or bundle_overrides={{'{key}#...': ...}} in place of {lost[0]}"
+            )
+        return {"optimizer": "task", "learning_rate": float(said["lr"])}

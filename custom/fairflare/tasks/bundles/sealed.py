@@ -43,7 +43,6 @@ FURTHER = (  # arguments that classes hand on: to readers of images, to numpy's 
 )  # fmt: skip
 VARIOUS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 SPECIAL = ("_target_", "_desc_", "_disabled_", "_mode_", "_requires_")
-SAVING = ("SaveImage", "SaveImaged")  # steps that write files, which nobody at a site asked for: left out
 
 
 class Sealed:
@@ -60,8 +59,8 @@ class Sealed:
         self.making: list[str] = []  # keys, each for the one before it
         self.budget = [BUDGET]  # of all expressions, while objects are made
 
-    def make(self, key: str, **arguments: Any) -> Any:
-        """Return the object of a key, made once; ``arguments`` replace those of the configuration.
+    def make(self, key: str) -> Any:
+        """Return the object of a key, made once.
 
         Raises:
             Refused: something in it is not allowed (names its key).
@@ -73,18 +72,18 @@ class Sealed:
                 raise Refused(f"{key!r} refers to itself, or over more than {DEEPEST} keys; name the value itself")
             self.making.append(key)
             try:
-                self._made[key] = self._content(key, look(self.config, key), arguments)
+                self._made[key] = self._content(key, look(self.config, key))
             finally:
                 self.making.pop()
         return self._made[key]
 
-    def _content(self, key: str, value: Any, replaced: Mapping[str, Any]) -> Any:
+    def _content(self, key: str, value: Any) -> Any:
         match value:
             case dict() if self._is_left_out(key, value):
                 return None
             case {"_target_": target}:
-                given = {name: part for name, part in value.items() if name not in (*SPECIAL, *replaced)}
-                return self.made(key, self.named(key, target), {**self._parts(key, given), **replaced})
+                given = {name: part for name, part in value.items() if name not in SPECIAL}
+                return self.made(key, self.named(key, target), self._parts(key, given))
             case dict():
                 return self._parts(key, value)
             case list():
@@ -100,14 +99,13 @@ class Sealed:
         return {n: self.make(place) for n, place in places.items() if not self._is_left_out(place, value[n])}
 
     def _is_left_out(self, key: str, value: Any) -> bool:
-        """Return whether a part is an object that is disabled, or that would write files."""
+        """Return whether a part is an object that is disabled."""
         if not isinstance(value, dict) or "_target_" not in value:
             return False
         if value.get("_mode_", "default") != "default" or "_requires_" in value:
             raise Refused(f"{key!r} has a _mode_ or _requires_ of its own; take it out")
         disabled = self.make(f"{key}::_disabled_") if "_disabled_" in value else False
-        disabled = disabled.strip().lower() == "true" if isinstance(disabled, str) else bool(disabled)
-        return disabled or str(value["_target_"]).rpartition(".")[2] in SAVING
+        return disabled.strip().lower() == "true" if isinstance(disabled, str) else bool(disabled)
 
     def named(self, key: str, target: Any) -> Any:
         """Return the class that a target names: by its full name, and MONAI's by a short name too.

@@ -30,6 +30,8 @@ WHY = {
     "fed_bn": "every site has norms of its own, which few images have trained",
     "fair_lora": "adapters of a random encoder; see docs/fair_lora.md for one that was trained before",
     "cgsv": "a model moves at most cgsv_gamma a round",
+    "fed_avg_m": "the server's momentum has hardly begun in three rounds",
+    "fed_opt": "the server's moments have hardly begun in three rounds",
 }
 
 

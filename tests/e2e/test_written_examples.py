@@ -20,14 +20,14 @@ from .conftest import ROOT, run_group
 
 SAID = {
     "compare": ["fed_lwr", "usable images at 3 site(s)"],
-    "method": ["fed_avg_m", "job folder: jobs/fed_avg_m"],
+    "method": ["term", "job folder: jobs/term"],
     "bundle3d": ["results:", "job folder: jobs/fed_lwr"],
     "script": ["worst"],
     "poc": ["FINISHED:COMPLETED", "worst"],
 }
 MADE = {
     "compare": ["report/index.html", "stats/stats.html"],
-    "method": ["runs/fed_avg_m-seed0/server/simulate_job/fairflare/results.json"],
+    "method": ["runs/term-seed0/server/simulate_job/fairflare/results.json"],
     "bundle3d": ["stats/stats.json", "jobs/fed_lwr/app/custom/monai_bundle/configs/train.json"],
     "script": ["jobs/fed_lwr/meta.json"],
     "poc": ["jobs/stats/meta.json"],
@@ -75,8 +75,8 @@ def test_they_are_listed_and_overwrite_nothing(tmp_path: Path) -> None:
 
 def test_the_new_method_is_that_of_the_page() -> None:
     page = (ROOT / "docs" / "new_method.md").read_text()
-    (code,) = re.findall(r"```python\n# fed_avg_m\.py\n(.*?)```", page, re.DOTALL)
-    file = ROOT / "custom" / "fairflare" / "examples" / "method" / "hospital_methods" / "fed_avg_m.py"
+    (code,) = re.findall(r"```python\n# term\.py\n(.*?)```", page, re.DOTALL)
+    file = ROOT / "custom" / "fairflare" / "examples" / "method" / "hospital_methods" / "term.py"
     assert file.read_text() == code
 
 

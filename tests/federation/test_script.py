@@ -224,11 +224,19 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "own_script.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("|")]
     families = {
-        "FedAvg, Fed-LWR and its ablations": ("fed_avg", "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer"),
+        "FedAvg, FedAvgM, FedOpt, Fed-LWR and its ablations": (
+            "fed_avg",
+            "fed_avg_m",
+            "fed_opt",
+            "fed_lwr",
+            "fed_lwr_cosine",
+            "fed_lwr_last_layer",
+        ),
         "FedProx, FlexFair, Group DRO": ("fed_prox", "flex_fair", "group_dro"),
         "q-FedAvg, FedCE": ("q_fed_avg", "fed_ce"),
         "AFL, FairFed, FedGA": ("afl", "fair_fed", "fed_ga"),
         "FedNova": ("fed_nova",),
+        "SCAFFOLD": ("scaffold",),
         "Solo, FedBN": ("solo", "fed_bn"),
         "FedMRL": ("fed_mrl",),
         "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),

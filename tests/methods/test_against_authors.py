@@ -49,6 +49,7 @@ from fairflare.methods.parts.classifier_retraining import DIRECTIVE, balanced_dr
 from fairflare.methods.parts.mu_policy import FixedMu
 from fairflare.methods.parts.weightings import Uniform
 from fairflare.methods.q_fed_avg import QFedAvg
+from fairflare.methods.scaffold import ControlledTraining, Scaffold
 from fairflare.methods.solo import SoloTraining
 
 from . import test_downloads as own_models
@@ -446,6 +447,30 @@ def fed_nova(momentum: float, mu: float) -> float:
     return trained(half, FedNova(effective_steps="steps" if mu else "norms"), authors)
 
 
+def scaffold() -> float:
+    """Algorithm 1 with option II, as printed: each site sends c_k+ - c_k, and not the sum of its rates."""
+    common = {n: torch.zeros_like(t) for n, t in started(Tiny()).items()}
+    own = {s: dict(common) for s in SITES}
+
+    def authors(r: int, x: State) -> State:
+        nonlocal common
+        models, moved = {}, {n: torch.zeros_like(t) for n, t in x.items()}
+        for s in SITES:
+            y, steps = dict(x), 0
+            for _ in range(2):
+                for inputs, targets in DATA[s].batches("training", batch_size=8):
+                    g = gradient(plain_loss, y, inputs, targets)
+                    y = {n: y[n] - 0.1 * (g[n] - own[s][n] + common[n]) for n in y}
+                    steps += 1
+            new = {n: own[s][n] - common[n] + (x[n] - y[n]) / (steps * 0.1) for n in x}
+            moved = {n: moved[n] + new[n] - own[s][n] for n in x}
+            models[s], own[s] = y, new
+        common = {n: common[n] + moved[n] / len(SITES) for n in x}
+        return mean(models, dict.fromkeys(SITES, 1.0))
+
+    return trained(ControlledTraining(**PLAIN, local_epochs=2), Scaffold(), authors)
+
+
 def solo() -> float:
     """Each site by itself from the common start; what it is measured with at the end."""
     with tempfile.TemporaryDirectory() as folder:
@@ -798,6 +823,7 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
     "FedNova, momentum": ("JYWa/FedNova", lambda: fed_nova(0.9, 0.0), 1e-12),
     "FedNova, proximal": ("JYWa/FedNova", lambda: fed_nova(0.0, 0.5), 1e-12),
     "FedBN": ("text", fed_bn, 1e-12),
+    "SCAFFOLD": ("text, Algorithm 1", scaffold, 1e-12),
     "MOON": ("QinbinLi/MOON", moon, 1e-12),
     "q-FedAvg, q=0.5": ("litian96/fair_flearn", lambda: q_fed_avg(0.5), 1e-8),
     "q-FedAvg, q=5": ("litian96/fair_flearn", lambda: q_fed_avg(5.0), 1e-8),

@@ -143,7 +143,7 @@ def in_pages(names: str) -> list[str]:
     for page in PAGES:
         found |= set(re.findall(rf"`(fairflare (?:{names})[^`]*)`", page.read_text(encoding="utf-8")))
     # The methods that pages write are tested with the pages.
-    return sorted(c for c in found if not re.search("METHOD|loss_power|fed_avg_m", c))
+    return sorted(c for c in found if not re.search("METHOD|loss_power|term", c))
 
 
 @cache

@@ -72,6 +72,7 @@ class Message:
     each: Each | None = None
 
 
+BESIDE = "beside/"  # beginning of the names of tensors that are sent beside a model
 COMPARED = "compared"  # directive of ``validate``: names of the structures over which a site's figure is computed
 
 
@@ -104,6 +105,7 @@ class SiteTask:
     group_bins: int = 0  # number of bins in the histograms by group
     calibration_bins: int = 0  # number of bins of the calibration by group
     as_sent: bool = False  # for validate: measure the received model without the site's stored tensors; not sent
+    beside: dict[str, torch.Tensor] = field(default_factory=dict)  # for train: tensors that are no part of the model
 
 
 @dataclass
@@ -143,7 +145,8 @@ def encode_task(task: SiteTask) -> Message:
         "update_dtype": task.update_dtype,
         **({name: getattr(task, name) for name in OF_GROUPS} if task.groups else {}),
     }
-    state = None if task.each is not None else clean_state(task.state) or None
+    beside = {BESIDE + name: tensor for name, tensor in task.beside.items()}
+    state = None if task.each is not None else clean_state({**task.state, **beside}) or None
     by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))
     return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=by_site, each=task.each)
 
@@ -186,9 +189,11 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         raise VersionError(
             f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
         )
+    came = clean_state(message.params or {})
     return SiteTask(
         name=name,
-        state=clean_state(message.params or {}),
+        state={key: tensor for key, tensor in came.items() if not key.startswith(BESIDE)},
+        beside={key.removeprefix(BESIDE): tensor for key, tensor in came.items() if key.startswith(BESIDE)},
         current_round=int(meta["current_round"]),
         num_rounds=int(meta["num_rounds"]),
         seed=int(meta["seed"]),

@@ -18,7 +18,7 @@ from fairflare.federation.site.replies import COUNTS, MAX_REASON, STATS
 from fairflare.federation.site.sampling import SAMPLING
 from fairflare.methods.base.catalog import Method, all_methods
 from fairflare.methods.base.reports import Field
-from fairflare.methods.base.rule import anchor_fields
+from fairflare.methods.base.rule import SendsBeside, anchor_fields
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.parts.fine_tuning import DIRECTIVE
 
@@ -208,6 +208,11 @@ def _directives() -> list[Row]:
         for name, doc in method.rule.directive_docs.items():
             told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
     rows: list[Row] = [(", ".join(names), *directive) for directive, names in told.items()]
+    rows += [
+        (f"`{m.name}`", "tensors `beside/*`", m.rule.beside_doc)
+        for m in all_methods().values()
+        if issubclass(m.rule, SendsBeside)
+    ]
     own = "each site fine-tunes a model of its own, and tests it"
     return [
         *rows,

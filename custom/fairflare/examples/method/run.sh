@@ -6,7 +6,7 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 python -c "import setuptools; setuptools.setup()" -q egg_info
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 
-fairflare describe fed_avg_m beta
-fairflare run fed_avg_m --in-process --sites 3 --rounds 2 --overwrite \
-  --set beta=0.5 --set image_size=[32,32] --set features=[4,4,8,8,8,4] --set phantom_cases=0.3
-fairflare export fed_avg_m --preinstalled --out jobs --overwrite
+fairflare describe term t
+fairflare run term --in-process --sites 3 --rounds 2 --overwrite \
+  --set t=0.5 --set image_size=[32,32] --set features=[4,4,8,8,8,4] --set phantom_cases=0.3
+fairflare export term --preinstalled --out jobs --overwrite

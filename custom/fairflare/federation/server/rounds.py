@@ -45,7 +45,7 @@ from fairflare.federation.server.first_model import first_model
 from fairflare.federation.server.personalisation import own_models
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
-from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts, State, TwoPhase
+from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import by_group
 from fairflare.reporting.results import PhaseRecord, RoundRecord
@@ -303,6 +303,8 @@ class Rounds:
         if name == TASK_VALIDATE and self.test.footing.differs:
             told = {**told, COMPARED: BySite({site: self.test.footing.compared(site) for site in sites})}
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
+        if name == TASK_TRAIN and isinstance(rule, SendsBeside):
+            task_of["beside"] = dict(rule.beside())
         task_of["update_dtype"] = self.settings.update_dtype
         return self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)
 

@@ -274,6 +274,7 @@ class SiteWorker:
             num_rounds=request.num_rounds,
             seed=round_seed(request.seed, self.site, request.current_round),
             directives=request.directives,
+            beside=request.beside,
             store=store,
             scratch=store.scratch,
             settings=self.settings,

@@ -286,6 +286,17 @@ class SendsParts(SeesModel):
         """
 
 
+class SendsBeside(Rule):
+    """Let a rule send all sites tensors of its own beside the model that they train."""
+
+    #: Description of these tensors, and what they reveal about other sites; for ``docs/privacy.md``.
+    beside_doc: ClassVar[str]
+
+    @abstractmethod
+    def beside(self) -> State:
+        """Return the tensors, by name, that each site is sent with this round's model; empty: none."""
+
+
 @runtime_checkable
 class FollowsNumRounds(Protocol):
     """Describe rules, trainings and parts whose behaviour in a round depends on the run's number of rounds."""

@@ -1,0 +1,166 @@
+r"""Define SCAFFOLD, whose control variates correct each site's gradients by their difference to those of all sites.
+
+Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, option II.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from fairflare.base.settings import BelowOne, settings
+from fairflare.core.weighting import uniform_weights
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import NO_IMAGES, Field
+from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, Weighing
+from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.fed_prox import JOB
+
+CONTROL = "control"  # name under which a site stores its control variate
+
+
+@dataclass
+class _Controls:
+    """Store one task's received parameters, c - c_k by name, and the sum of the learning rates of its steps."""
+
+    moving: ClassVar = ("rate_sum",)
+    received: dict[str, torch.Tensor]
+    push: dict[str, torch.Tensor]
+    rate_sum: float = 0.0
+
+
+@settings
+class ControlledTraining(LocalTraining):
+    r"""Train with corrected gradients, and renew the site's control variate (SCAFFOLD, option II).
+
+    .. math:: y \leftarrow y - \eta (g - c_k + c), \qquad c_k \leftarrow c_k - c + \frac{x - y}{\sum \eta}
+
+    over the trained parameters that travel, with x the received and y the trained model, and the sum of the learning
+    rates of all steps of the round. c_k stays at the site and begins with 0. Weight decay and the clipping of gradients
+    act on g, so that c_k contains them.
+
+    Raises:
+        ValueError: another optimizer than SGD, or momentum: (x - y) over the rates is then no mean gradient.
+    """
+
+    optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
+    momentum: BelowOne = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd" or self.momentum:
+            raise ValueError(
+                f"SCAFFOLD's control variates are mean gradients of plain SGD, got optimizer={self.optimizer!r} and "
+                f"momentum={self.momentum!r}: set optimizer='sgd' and momentum=0"
+            )
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        stays = {*self.home.stays(model)}
+        trained = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}
+        kept = (run.store.load_before(CONTROL, run.current_round) if run.beside else None) or {}
+        push = {name: run.beside[name].to(x) for name, x in trained.items() if name in run.beside}
+        for name, own in kept.items():
+            if name in push and own.shape == push[name].shape:
+                push[name] = push[name] - own.to(push[name])
+        run.own = _Controls(trained, push)
+
+    def step(
+        self,
+        run: SiteRun,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], torch.Tensor],
+    ) -> torch.Tensor:
+        loss, own = closure(), run.own
+        for name, parameter in model.named_parameters():
+            if name in own.push:  # also of a parameter without a gradient here, whose c_k would else drift
+                push = own.push[name]
+                parameter.grad = push.clone() if parameter.grad is None else parameter.grad.add_(push)
+        optimizer.step()
+        own.rate_sum += optimizer.param_groups[0]["lr"]
+        return loss
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        own = run.own
+        control = {}
+        for name, parameter in model.named_parameters():
+            if name in own.received and own.rate_sum:
+                control[name] = (own.received[name] - parameter.detach()) / own.rate_sum
+                control[name] = (control[name] - own.push.get(name, 0)).cpu()
+        run.store.save(CONTROL, run.current_round, control)
+        return {"rate_sum": own.rate_sum}
+
+
+@settings
+class Scaffold(SendsBeside):
+    r"""Average the sites' models, each site counting alike, and move the common control variate c (SCAFFOLD).
+
+    .. math:: w \leftarrow w^r + \frac{1}{|P|} \sum_P \Delta_k, \qquad
+              c \leftarrow c + \frac1N \sum_P (c_k^+ - c_k)
+                = c - \frac1N \sum_P \Big(c + \frac{\Delta_k}{\sum \eta}\Big)
+
+    with P the sites of the round and N all sites seen so far. The second form needs no c_k: a site sends the sum of its
+    rates in place of a second model. Batch norm's statistics are a plain mean and have no c.
+
+    Source:
+        Karimireddy et al., Algorithm 1, with a global step of 1.
+    """
+
+    report_fields = (
+        Field(
+            "rate_sum", low=1e-9, high=1e9,
+            doc="the sum of the learning rates of the round's steps: with the update it gives the change of the "
+            "site's control variate, its mean gradient",
+            reveals="with the job's learning rate and batch size the number of images", of=NO_IMAGES,
+        ),
+    )  # fmt: skip
+    beside_doc: ClassVar[str] = (
+        "the common control variate, one number for each trained one: the mean gradient of all sites over the rounds"
+    )
+    only_mean: ClassVar[str] = "its control variate is a sum of all sites' changes"
+
+    _outlive = ("control", "sites")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._control: dict[str, torch.Tensor] = {}
+        self._sites: list[str] = []
+
+    @property
+    def weighs(self) -> bool:
+        return False  # the reports serve the control variate, not the weights
+
+    def beside(self) -> State:
+        return dict(self._control)
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        self._sites = sorted({*self._sites, *inputs.asked, *inputs.sites})
+        told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
+        rates, start = inputs.moderated(told, "rate_sum"), inputs.start(self)
+        assert start is not None, "a stock controller is refused"
+        for name in (n for n in inputs.states[inputs.sites[0]] if n in inputs.parameters):
+            received = start[name].double()
+            before = self._control.get(name, torch.zeros_like(received)).double()
+            moved = torch.zeros_like(received)
+            for site in inputs.sites:
+                moved -= before + (inputs.states[site][name].double() - received) / rates[site]
+            self._control[name] = (before + moved / len(self._sites)).to(start[name].dtype)
+        return Weighing(sites=uniform_weights(inputs.sites))
+
+
+METHODS = [
+    Method(
+        name="scaffold",
+        title="SCAFFOLD",
+        summary="control: gradients are corrected by control variates against the sites' drift; fair to nobody",
+        rule=Scaffold,
+        training=ControlledTraining,
+        source="Karimireddy et al., ICML 2020",
+        site={"learning_rate": 0.1},
+        keeps=("optimizer", "momentum"),
+        **JOB,
+    )
+]

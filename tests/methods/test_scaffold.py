@@ -1,0 +1,161 @@
+"""Test SCAFFOLD: worked numbers, absent sites, what travels, frozen and unused parameters, and a run that is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.base.settings import values_of
+from fairflare.exchange.messages import BESIDE, Message
+from fairflare.federation.server.rounds import Stopped
+from fairflare.flare.aggregator import FairAggregator
+from fairflare.methods.scaffold import ControlledTraining, Scaffold
+from tests.federation.network import Run
+
+from .own import SITES, Plane, Points, Sites, run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TARGETS = {"site-1": 0.0, "site-2": 4.0}
+HALF: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.0, "batch_size": 1, "keep_optimizer_state": False}
+
+
+class Target(Points):
+    """Hold one number, twice: the minimum of the site's loss (x - t)^2 / 2."""
+
+    def __init__(self, site: str) -> None:
+        self.inputs = torch.full((2, 1), TARGETS[site], dtype=torch.float64)
+        self.targets = torch.zeros(2, dtype=torch.long)
+
+
+class Mover(torch.nn.Module):
+    """Return the distance to the input; ``extra`` is used where the target is 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.extra = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        apart = self.x - inputs
+        return torch.cat([apart, apart + self.extra - self.extra.detach()]) if bool((inputs > 3).all()) else apart
+
+
+class Quadratic(Plane):
+    """Learn x with the loss of :class:`Target`; at site-2 ``extra`` has the gradient 3 - what it gained."""
+
+    def build_model(self) -> torch.nn.Module:
+        return Mover()
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        own = outputs[:1].square().mean() / 2
+        return own if len(outputs) == len(targets) else own + outputs[1:].mean() - outputs[1:].mean().detach() * 0
+
+    def evaluate(self, model: Any, batches: Iterable[Any], device: Any) -> dict[str, float]:
+        return {"accuracy": 0.5, "loss": 0.0}
+
+    def open_site(self, site: str, settings: Any) -> Target:
+        return Target(site)
+
+
+class Plain(Quadratic):
+    """Learn x alone; ``extra`` is frozen."""
+
+    def build_model(self) -> torch.nn.Module:
+        model = Mover()
+        model.extra.requires_grad_(False)
+        return model
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return outputs[:1].square().mean() / 2
+
+
+def test_worked_numbers(tmp_path: Path) -> None:
+    """Check two rounds: x 1.19 and 1.3439, c_k (.95, -2.85) and (1.2255, -2.7645), c -.95 and -.7695."""
+    for rounds, x, controls, common in ((1, 1.19, (0.95, -2.85), -0.95), (2, 1.3439, (1.2255, -2.7645), -0.7695)):
+        rule = Scaffold()
+        made, sites = run(
+            tmp_path / str(rounds), ControlledTraining(**HALF), task=Plain(), rule=rule, num_rounds=rounds
+        )
+        assert float(made.model()["model"]["x"]) == pytest.approx(x, abs=1e-12)
+        for site, control in zip(SITES, controls, strict=True):
+            kept = sites.kept(site, "control", rounds - 1)
+            assert list(kept) == ["x"]  # none of what is frozen
+            assert float(kept["x"]) == pytest.approx(control, abs=1e-12)
+        assert float(rule.beside()["x"]) == pytest.approx(common, abs=1e-12)
+
+
+def test_an_absent_site_keeps_its_own_and_counts_in_the_common_one(tmp_path: Path) -> None:
+    def answer(site: str, name: str, message: Message) -> Any:
+        return "gone" if (site, name, message.current_round) == ("site-2", "train", 1) else None  # no answer to use
+
+    rule = Scaffold()
+    made, sites = run(
+        tmp_path, ControlledTraining(**HALF), task=Plain(), rule=rule, num_rounds=2, min_sites=1, answer=answer
+    )
+    y = 1.19
+    for _ in range(2):
+        y -= 0.1 * (y - 0.0 - 0.95 - 0.95)
+    assert float(made.model()["model"]["x"]) == pytest.approx(y, abs=1e-12)
+    new = 0.95 + 0.95 + (1.19 - y) / 0.2
+    assert float(sites.kept("site-2", "control", 0)["x"]) == pytest.approx(-2.85)
+    assert float(rule.beside()["x"]) == pytest.approx(-0.95 + (new - 0.95) / 2, abs=1e-12)
+
+
+def test_a_parameter_without_a_gradient_at_a_site_has_no_control_there(tmp_path: Path) -> None:
+    _, sites = run(tmp_path, ControlledTraining(**HALF), task=Quadratic(), rule=Scaffold(), num_rounds=3)
+    for current_round in range(3):
+        assert float(sites.kept("site-1", "control", current_round)["extra"]) == pytest.approx(0, abs=1e-12)
+        assert float(sites.kept("site-2", "control", current_round)["extra"]) == pytest.approx(1, abs=1e-12)
+
+
+def test_the_common_control_travels_in_training_alone(tmp_path: Path) -> None:
+    made, _ = run(tmp_path, ControlledTraining(**HALF), task=Plane(), rule=Scaffold(), num_rounds=2)
+    assert [name for name, _ in made.net.asked][:3] == ["train", "train", "validate"]
+    beside = [{n for n in task.params if n.startswith(BESIDE)} for task in made.net.tasks[:3]]
+    trained = {f"{BESIDE}{name}" for name, _ in Plane().build_model().named_parameters()}
+    assert beside == [set(), trained, set()]  # of no buffer
+    out = [phase["bytes_out"] for record in made.results["rounds"] for phase in record["phases"] if phase["asked"]]
+    assert out[1] - out[0] == 2 * sum(4 * p.numel() for p in Plane().build_model().parameters())
+
+
+def test_what_stays_at_a_site_has_no_control(tmp_path: Path) -> None:
+    half = ControlledTraining(**HALF, personalise="keep:^3")
+    _, sites = run(tmp_path, half, task=Plane(), rule=Scaffold(), num_rounds=2)
+    assert {name.split(".")[0] for name in sites.kept("site-1", "control", 1)} == {"0", "1"}
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"momentum": 0.9}])
+def test_what_has_no_mean_gradient_is_refused(settings: Any) -> None:
+    with pytest.raises(ValueError, match="set optimizer='sgd' and momentum=0"):
+        ControlledTraining(**settings)
+    with pytest.raises(ValueError, match="Scaffold sends the sites more than the model"):
+        FairAggregator(rule=Scaffold())
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    half, task = ControlledTraining(**{**HALF, "batch_size": 8}), Plane()
+    whole, _ = run(tmp_path / "whole", half, task=task, rule=Scaffold(), num_rounds=4)
+
+    def part(answer: Any = None) -> Run:
+        sites = Sites(tmp_path / "cut" / "state", half, task, answer)
+        made = Run(
+            tmp_path / "cut", sites, sites=SITES, task=task, site_half=values_of(half), rule=Scaffold(), num_rounds=4,
+            experiment="e",
+        )  # fmt: skip
+        made.net.ready = lambda site, message: sites.perform(site, "check", message)
+        return made
+
+    def stop(site: str, name: str, message: Message) -> None:
+        cut.net.abort = message.current_round == 2
+
+    cut = part(stop)
+    with pytest.raises(Stopped):
+        cut()
+    rest = part()()
+    assert [name for name, _ in rest.net.asked] == ["train", "train", "validate"]
+    found = whole.model()["model"]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Name of a test list of images that belong to no site alone: the common model is measured on this list once.
 SPLIT_GLOBAL = "test_global"
+#: Name of a list of images without labels; see ``docs/unlabelled.md``.
+UNLABELLED = "unlabelled"
 
 
 class Batches(Protocol):
@@ -56,6 +58,7 @@ class SiteData(ABC):
         attributes: names of the groups of people, by attribute (such as sex); the last group of each is ``unknown``.
         annotated: numbers of the structures or classes that the site's file says are annotated; ``None``: it says
             nothing.
+        lists: all lists (splits) that the data have.
     """
 
     synthetic: bool = False
@@ -67,9 +70,13 @@ class SiteData(ABC):
     attributes: Mapping[str, tuple[str, ...]] = {}
     annotated: tuple[int, ...] | None = None
 
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return "training", "validation", *self.test_splits
+
     @abstractmethod
     def num_samples(self, split: str) -> int:
-        """Return the number of samples of ``"training"``, ``"validation"`` or one of ``test_splits``."""
+        """Return the number of samples of one of ``lists``."""
 
     def class_counts(self, split: str) -> torch.Tensor | None:
         """Return the number of samples of each class, (classes,) int64; ``None`` where samples have no class."""

@@ -50,6 +50,9 @@ class Task(ABC):
     #: Whether each sample has exactly one of several classes; ``None``: this is not known.
     has_classes: ClassVar[bool | None] = None
 
+    #: How the task learns from images without labels: ``"teacher"`` or ``"fixmatch"``; empty: it cannot.
+    consistency: ClassVar[str] = ""
+
     @property
     def classes(self) -> int | None:
         """Return the number of classes that the network predicts; ``None``: there is none, or it is unknown."""

@@ -21,6 +21,7 @@ import pandas as pd
 
 from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few, first_of
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
@@ -224,6 +225,8 @@ class _Looker:
             data: Any = self.task.open_listed(self.report.site, self.own, alone)
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             picture, found.target = flat_pair(image, target)
+            if sample.label is None:
+                return found
             structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: pixels to ignore
             found.empty = not (structures > 0).any()
             found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
@@ -254,13 +257,15 @@ class _Looker:
             return
         if found.content is None:
             self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
-        is_class = self.task.class_labels
+        is_class = self.task.class_labels and sample.label is not None
         self.features += found.features
         self.report.counts[split][int(found.target) if is_class else None] += 1
         number = "" if sample.slice is None else f" slice {sample.slice}"
         place = f"'{sample.image}'{number} ({self.report.site}, {split})"
-        masked = (found.empty and not is_class, found.full)
-        self.seen.append((self.report.site, split, place, sample.patient, found.content, found.target_hash, *masked))
+        masked = (found.empty and not self.task.class_labels, found.full)
+        self.seen.append(
+            (self.report.site, split, place, sample.patient, found.content, found.target_hash or None, *masked)
+        )
         self.report.labelled.update(self.names[k] for k in found.labelled if split != SPLIT_GLOBAL)
 
     def finish(self, split: str) -> None:
@@ -324,7 +329,7 @@ def _silent(
     reports: Sequence[SiteReport], classes: bool, numbers: Mapping[str, Sequence[int]], file: str
 ) -> Iterator[Problem]:
     """Yield a question for each site without a structure or class that others have, if the site's file is silent."""
-    seen = [report for report in reports if any(found.total() for found in report.counts.values())]
+    seen = [r for r in reports if any(found.total() for split, found in r.counts.items() if split != UNLABELLED)]
     told = {report.site: [name for name, count in report.labelled.items() if count] for report in seen}
     explained = [report.site for report in reports if report.annotated is not None]
     for site, lacking in unexplained(told, explained).items():

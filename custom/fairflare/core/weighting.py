@@ -71,6 +71,27 @@ def normalise(
     return normalise(fallback)
 
 
+def ramp(current_round: int, num_rounds: int) -> float:
+    r"""Return the share of their full weight that unlabelled images have in a round, in (0, 1].
+
+    .. math:: \lambda(t) = \exp(-5 (1 - \min(t, R) / R)^2), \quad R = \lceil 0.3 T \rceil
+
+    Args:
+        current_round: number t of the round, from 0.
+        num_rounds: number T of rounds.
+
+    Source:
+        Tarvainen and Valpola, NeurIPS 2017; R as in FedIRM's code (Liu et al., MICCAI 2021): 30 of 100 rounds.
+    """
+    rising = max(1, math.ceil(0.3 * num_rounds))
+    return math.exp(-5 * (1 - min(current_round, rising) / rising) ** 2)
+
+
+def counted_samples(labelled: float, unlabelled: float, share: float) -> float:
+    """Return the number of samples that a site is weighed by: an unlabelled one counts half of ``share``."""
+    return labelled + share * 0.5 * unlabelled
+
+
 def layer_weights(
     cka: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
 ) -> dict[str, dict[str, float]]:

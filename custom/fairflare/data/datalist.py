@@ -12,7 +12,8 @@ classes, ``"class_groups"`` has groups of classes by number (``{"head": [0, 2], 
 ``test_<name>`` (a corrupted copy of the test images, those of one skin tone, ...) are optional; their images may be in
 ``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``. ``test_global`` is the
 test list of all sites together: the same list at each site, or each site's share; the common model is measured on
-``test_global`` once, for all sites.
+``test_global`` once, for all sites. A list ``unlabelled`` has images alone; where it has some, a site without labels
+leaves ``training`` empty, and perhaps ``validation`` and ``test``.
 
 Paths are relative to the folder, and links may not leave it unless the site allows that. An image is a PNG, JPEG, BMP
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
@@ -36,6 +37,7 @@ from typing import Any
 
 from fairflare.base import checks
 from fairflare.base.disk.files import lies_in, real_folders, write_whole
+from fairflare.base.site_data import UNLABELLED
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
 from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
@@ -103,7 +105,7 @@ def write_datalist(
     path: str | os.PathLike[str], splits: Mapping[str, Sequence[Mapping[str, Any]]], **extra: Any
 ) -> None:
     """Write a datalist file atomically; ``extra`` keys (such as ``name``) are written before the splits."""
-    more = sorted(split for split in splits if EXTRA_NAME.fullmatch(split))
+    more = sorted(split for split in splits if split == UNLABELLED or EXTRA_NAME.fullmatch(split))
     for split in splits:
         checks.choice("split", split, (*SPLITS, *more))
     content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}}

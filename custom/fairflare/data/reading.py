@@ -113,7 +113,7 @@ def read_image(
     try:
         opened = _open(sample.image, "image", *where)
     except DataError as error:
-        if error.misfit is None or error.misfit.cause != TWO_FORMS or isinstance(sample.label, int):
+        if error.misfit is None or error.misfit.cause != TWO_FORMS or not isinstance(sample.label, Path):
             raise
         opened = open_pair(sample, *where)[0]  # the mask decides between the two forms of the image's header
     return _image(opened, sample.slice, max_bytes, how)
@@ -270,7 +270,7 @@ def open_pair(
         DataError: image or mask cannot be read, or the mask does not fit the image.
     """
     file = sample.label
-    if isinstance(file, int):
+    if not isinstance(file, Path):
         raise DataError(
             f"site '{site}': image '{sample.image}' of split '{split}' is labelled with a class, it has no mask",
             f"site '{site}': an image of split '{split}' has no mask",
@@ -299,7 +299,7 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
     Empty texts stand for no note.
     """
     image = _facts(image_file(sample.image)).grid
-    if isinstance(sample.label, int):
+    if not isinstance(sample.label, Path):
         return [image.note]
     mask = _facts(image_file(sample.label), True).grid
     found = fit(image, mask, how.drawn_on, how.orientation)

@@ -129,12 +129,23 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
     notes = [text for text, holds in told.items() if holds]
     notes += [f"In doubt: {doubt}." for doubt in best.doubts]
     notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
-    notes += global_notes(results)
+    notes += global_notes(results) + _unlabelled(results)
     notes += [f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []
     notes += _missing(results, metrics, "", results.test)
     return notes + [
         line for name, test in other_models(results) for line in _missing(results, metrics[:1], f", {name}", test)
     ]
+
+
+def _unlabelled(results: Results) -> list[str]:
+    """Return a sentence on the sites that learned from images without labels, and from how many of these answers."""
+    sites = [
+        f"{site} ({of['kept']:.0%} of its pseudo-labels counted"
+        f"{', alone: it has no label' if of.get('without_labels') else ''})"
+        for site, of in sorted(results.rounds[-1].train.items() if results.rounds else ())
+        if of.get("kept") is not None
+    ]
+    return [f"Unlabelled images were learned from, in the last round by {', '.join(sites)}."] if sites else []
 
 
 def _missing(results: Results, metrics: Sequence[str], heading: str, test: Metrics) -> Iterator[str]:

@@ -407,6 +407,10 @@ class ListedData(SiteData):
         """Return ``split``, or raise ``ValueError`` if the datalist has no split of this name."""
         return checks.choice("split", split, tuple(self.datalist.splits))
 
+    @property
+    def lists(self) -> tuple[str, ...]:
+        return tuple(self.datalist.splits)
+
     def num_samples(self, split: str) -> int:
         return len(self.datalist.splits[self.check_split(split)])
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Flag, Fraction, PositiveInt, settings
+from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import SPLITS, Datalist, Sample
 from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
@@ -125,7 +126,7 @@ class FolderData(FolderImages):
 
         samples = [self.datalist.splits[split][index] for index in indices]
         own_size = self.task.evaluate_at == "image"
-        if not own_size and all(sample.part_of is None for sample in samples):
+        if split == UNLABELLED or (not own_size and all(sample.part_of is None for sample in samples)):
             return None
         whole = [partial(self._whole, split, sample) if own_size else None for sample in samples]
         # The spacing is the size of the file's pixels. It is valid at the image's own size, not at the network's.

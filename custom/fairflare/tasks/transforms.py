@@ -56,7 +56,10 @@ class Read(Transform):
     def __call__(self, sample: Sample) -> Item:
         label: Any
         where: dict[str, Any] = {"site": self.site, "split": self.split, "max_bytes": self.max_bytes, "how": self.how}
-        if self.class_of is None:
+        if sample.label is None:  # nobody reads the target of an image without a label
+            image = read_image(sample, **where)
+            label = np.zeros(image.shape[:2], np.int64) if self.class_of is None else torch.tensor(0)
+        elif self.class_of is None:
             image, label = read_pair(sample, **where)
         else:
             image = read_image(sample, **where)
@@ -98,8 +101,14 @@ class Structured(MapTransform):
     def __call__(self, item: Mapping[Hashable, Any]) -> Item:
         changed = dict(item)
         for key in self.key_iterator(changed):
-            changed[key] = self.structures(changed[key], str(item["sample"].label))
+            changed[key] = self.of(item["sample"], changed[key])
         return changed
+
+    def of(self, sample: Sample, mask: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Return the structures of a sample's mask; without a label, zeros that nobody reads."""
+        if sample.label is None:
+            return torch.zeros(len(self.labels), *mask.shape, dtype=torch.uint8)
+        return self.structures(mask, str(sample.label))
 
     def structures(self, mask: npt.NDArray[np.int64], file: str) -> torch.Tensor:
         own = {0} if self.ignore is None else {0, self.ignore}

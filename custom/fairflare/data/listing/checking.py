@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.disk.files import lies_in
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import SUFFIXES, kind_of
@@ -99,14 +100,15 @@ class CheckedList:
         found: dict[str, tuple[Sample, ...]] = {}
         images: dict[Path, list[str]] = {}
         patients: dict[str, list[str]] = {}
-        for split in (*SPLITS, *sorted(key for key in content if key.startswith(EXTRA_TEST))):
+        more = [UNLABELLED] if UNLABELLED in content else []
+        for split in (*SPLITS, *sorted(key for key in content if key.startswith(EXTRA_TEST)), *more):
             samples = []
             entries: list[Any] = []
             with self.noted():
                 entries = self.entries(content, split)
             for number, entry in enumerate(entries):
                 with self.noted():
-                    samples.append(sample := self.sample(entry, f"entry {number} of '{split}'"))
+                    samples.append(sample := self.sample(entry, f"entry {number} of '{split}'", split))
                     self.one_split(images, sample.image.resolve(), split, f"image '{sample.image}'", "an image")
             for patient in dict.fromkeys(sample.patient for sample in samples if sample.patient is not None):
                 with self.noted():
@@ -115,12 +117,16 @@ class CheckedList:
         return found
 
     def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
-        """Raise ``DataError`` for an image or patient that is in two splits, unless both splits are test lists."""
+        """Raise ``DataError`` for an image or patient that is in two splits.
+
+        Both may be test lists; and training may share patients, and volumes of slices, with ``unlabelled``.
+        """
         splits = seen.setdefault(key, [split])
         if split in splits:
             return
         splits.append(split)
-        other = next((s for s in splits if not (s.startswith("test") and split.startswith("test"))), None)
+        alike = "test" if split.startswith("test") else ("training", UNLABELLED) if split == UNLABELLED else split
+        other = next((s for s in splits if not s.startswith(alike)), None)
         if other is not None:
             raise self.bad(
                 f"{what} is in both '{other}' and '{split}'; keep each image, and each patient, in one split",
@@ -128,7 +134,7 @@ class CheckedList:
             )
 
     def entries(self, content: dict[str, Any], split: str) -> list[Any]:
-        if split not in SPLITS and not EXTRA_NAME.fullmatch(split):
+        if split not in (*SPLITS, UNLABELLED) and not EXTRA_NAME.fullmatch(split):
             raise self.bad(
                 f"'{split}' must be 'test_' and a name of letters, digits, '-' and '_'",
                 "the name of a further test list is not usable",
@@ -141,27 +147,34 @@ class CheckedList:
         entries = content[split]
         if not isinstance(entries, list):
             raise self.bad(f"'{split}' must be a list, got {_kind(entries)}", f"'{split}' is not a list")
-        if not entries:
+        # Without any label at the site, nothing can be validated or tested there either.
+        nothing = split != UNLABELLED and content.get(UNLABELLED) and content.get("training") == []
+        if not entries and not nothing:
             raise self.bad(
                 f"split '{split}' is empty; every split needs at least one image with its label",
                 f"split '{split}' is empty",
             )
         return entries
 
-    def sample(self, entry: Any, where: str) -> Sample:
+    def sample(self, entry: Any, where: str, split: str) -> Sample:
         check_stop()  # checking each file can take long on a network drive
         if not isinstance(entry, dict):
             raise self.bad(
                 f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
                 f"{where} is not an object",
             )
-        for key in ("image", "label"):
+        for key in ("image",) if split == UNLABELLED else ("image", "label"):
             if key not in entry:
                 raise self.bad(
                     f"{where} has no key '{key}'; every entry needs 'image' and 'label'", f"{where} has no key '{key}'"
                 )
-        image, label = self.path(entry, "image", where), entry["label"]
-        if not self.class_labels:
+        image, label = self.path(entry, "image", where), entry.get("label")
+        if split == UNLABELLED:
+            if label is not None:
+                raise self.bad(
+                    f"{where} has a 'label'; move it to 'training', or take the label out", f"{where} has a 'label'"
+                )
+        elif not self.class_labels:
             label = self.path(entry, "label", where)
         elif not _is_count(label):
             masks = "these labels are masks: use --task segmentation; " if isinstance(label, str) else ""

@@ -41,13 +41,15 @@ class DataError(ValueError):
 class Sample:
     """Represent an image with its mask (a file) or its class; ``slice`` picks one slice when the files are volumes.
 
+    ``label`` is ``None`` in the list ``unlabelled``.
+
     ``patient`` and ``volume`` are identifiers that the site gave to a person, and to a volume of which each slice is a
     file of its own; they appear in no message except the site's own log. ``spacing`` is the size of a pixel in mm.
     ``groups`` is the index of the image's group, by the name of the attribute.
     """
 
     image: Path
-    label: Path | int
+    label: Path | int | None
     slice: int | None = None
     volume: str | None = field(default=None, repr=False)
     patient: str | None = field(default=None, repr=False)
@@ -90,7 +92,7 @@ class Datalist:
         volumes would take as long as a round.
         """
         marks = sorted(
-            (sample.image.name, _mark(sample.image), sample.slice, label if isinstance(label, int) else _mark(label))
+            (sample.image.name, _mark(sample.image), sample.slice, _mark(label) if isinstance(label, Path) else label)
             for sample in self.splits[split]
             for label in [sample.label]
         )

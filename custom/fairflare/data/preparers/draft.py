@@ -46,7 +46,9 @@ class Draft:
     def put(self, folder: str, item: Item) -> Item:
         """Write image and mask into the folder of a site; return the item with their paths below that folder."""
         image, mask = (
-            source if isinstance(source, int) else self._put(folder, f"{kind}/{item.name}", source, item.shared)
+            source
+            if source is None or isinstance(source, int)
+            else self._put(folder, f"{kind}/{item.name}", source, item.shared)
             for kind, source in (("images", item.image), ("masks", item.mask))
         )
         return replace(item, image=image, mask=mask)

@@ -30,7 +30,8 @@ class Item:
         name: file name of the image, without ending.
         group: name of the image's group (patient); images of one group stay in one split and at one site.
         image: source of the pixels; a path is copied unchanged.
-        mask: source of the mask, or the number of the class; before classes are numbered, the name of the class.
+        mask: source of the mask, or the number of the class; before classes are numbered, the name of the class. None:
+            the image has no label.
         patient: identifier of the patient for the datalist; None: not known.
         site: name of the site that the source gives.
         splits: splits that the source gives; empty: the split is drawn.
@@ -47,7 +48,7 @@ class Item:
     name: str
     group: str
     image: Any  # a Source; after writing, the path below the folder of the site
-    mask: Any  # a Source, path, class number (int) or class name (str)
+    mask: Any  # a Source, path, class number (int), class name (str) or None
     patient: str | None = None
     site: str = ""
     splits: tuple[str, ...] = ()

@@ -120,6 +120,10 @@ CSV = option(
     "csv", str | None, "Table of the images: below SOURCE, or as seen from the working folder.", None, metavar="FILE"
 )
 CLASSES = option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME")
+UNLABELLED_IN = option(
+    "unlabelled", list[str] | None, "Folder of images without labels. Repeatable; SITE= where there are several sites.",
+    None, metavar="(SITE=)FOLDER",
+)  # fmt: skip
 LEAVE_OUT = option("leave_out", bool, "Go on without what cannot be used.", False, "--leave-out")
 COLUMNS = option(
     "columns", list[str] | None, "What the columns are called, where not image, label (or mask), site, patient, split.",

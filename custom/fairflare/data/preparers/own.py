@@ -53,6 +53,8 @@ def write_own(
     """
     notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
     cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
+    if vars(dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
+        raise ValueError("--unlabelled needs images as the sites have them; leave the options of dealing out")
     names, labels = _labels(cases, classes, what)
     if attributes and cases and not any(case.row for case in cases):
         raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
@@ -85,9 +87,9 @@ def write_own(
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
         writing["record"] = {**writing.get("record", {}), **kind, "volumes": _in_figures(good)}
     if not names:
-        marked = {case.site: Counter[int]() for case, _ in good}
+        marked = {case.site: Counter[int]() for case, _ in good if case.mask is not None}
         for case, seen in good:
-            marked[case.site].update(seen.values)
+            marked.get(case.site, Counter()).update(seen.values)
         writing["record"] = {**writing.get("record", {}), "marked": marked}
     form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
     return write_pool(items, out_dir, dealing, settings, form, **writing)
@@ -111,11 +113,13 @@ def _labels(cases: Sequence[Item], classes: Sequence[str] | None, what: str) -> 
         ValueError: classes are given although the images have masks.
     """
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
-    if len(texts) not in (0, len(cases)):
+    if len(texts) not in (0, sum(case.mask is not None for case in cases)):
         raise DataError(f"some {what}s have masks and some have classes; prepare them one by one")
     if classes and not texts:
         raise ValueError("--classes are those of a table of classes; masks have structures")
-    return classes_of(texts, classes) if texts else (None, [case.mask for case in cases])
+    names, numbers = classes_of(texts, classes) if texts else (None, [c.mask for c in cases if c.mask is not None])
+    left = iter(numbers)
+    return names, [None if case.mask is None else next(left) for case in cases]
 
 
 def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:

@@ -22,13 +22,14 @@ from fairflare.data.preparers.options import (
     DRAWN_ON,
     GROUP,
     LEAVE_OUT,
+    UNLABELLED_IN,
     Preparer,
     option,
     parse_pairs,
     sites_of,
 )  # fmt: skip
 from fairflare.data.preparers.own import write_own
-from fairflare.data.preparers.trees import add_known, class_folders, listed, of_site, paired_sites
+from fairflare.data.preparers.trees import add_known, add_unlabelled, class_folders, listed, of_site, paired_sites
 from fairflare.data.preparers.writing import Writing
 
 
@@ -138,6 +139,7 @@ def prepare_folders(
     attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
     leave_out: bool = False,
+    unlabelled: Sequence[str] | None = None,
     group: Groups = None,
     mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
@@ -154,6 +156,7 @@ def prepare_folders(
         csv: table with more facts on the images of all sites: ``image``, perhaps ``site``, ``patient``, ``split``, and
             the columns of ``attributes``.
         columns, attributes, classes: as in :func:`prepare_images`.
+        unlabelled: folders of images without labels, see :func:`fairflare.data.preparers.trees.add_unlabelled`.
         leave_out: skip files that cannot be used or have no partner, and report them.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
@@ -183,6 +186,7 @@ def prepare_folders(
     }
     if csv is not None:
         add_known(trees, {name: images for name, (images, _) in places.items()}, csv, called, attributes)
+    add_unlabelled(trees, unlabelled, pictures=True)
     return write_own(
         trees, partial(look_at_picture, drawn_on=mask_drawn_on), out_dir, Dealing(), writing, attributes=attributes,
         classes=classes, group=group, leave_out=leave_out, mask_drawn_on=mask_drawn_on,
@@ -213,6 +217,6 @@ PREPARERS = (
     ),
     Preparer(
         "folders", "images with masks or classes, in folders that are named site by site (--site)", prepare_folders,
-        (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON), has_source=False,
+        (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNLABELLED_IN, LEAVE_OUT, DRAWN_ON), has_source=False,
     ),
 )  # fmt: skip

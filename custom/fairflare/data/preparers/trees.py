@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.checks import nearest
+from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
 from fairflare.data.dicom_seg import file_in
@@ -320,6 +321,33 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
         for text, path, own in zip(texts, seen.images, parts, strict=True)
     ]
     return Tree(cases, notes=seen.notes())
+
+
+def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures: bool = False) -> None:
+    """Add the images of folders without labels to their sites; a site that has no other images is a new one.
+
+    Args:
+        trees: images of each site.
+        given: ``SITE=FOLDER`` of each folder, or ``FOLDER`` where there is one site.
+        pictures: whether the images are pictures; else NIfTI volumes and DICOM series.
+
+    Raises:
+        ValueError: a folder does not say of which site it is.
+        DataError: a folder does not exist or has no image.
+    """
+    for text in given or ():
+        site, equals, place = text.partition("=")
+        if not equals:
+            if len(trees) != 1:
+                raise ValueError(f"--unlabelled takes SITE=FOLDER where there are {len(trees)} sites, got {text!r:.80}")
+            site, place = next(iter(trees)), text
+        folder = existing_folder(Path(place))
+        found, notes = _below(folder, pictures)
+        if not found:
+            raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
+        tree = trees.setdefault(site, Tree([]))
+        tree.cases += [Item(f"unlabelled/{k}", k, path, None, text=k, splits=(UNLABELLED,)) for k, path in found]
+        tree.notes += notes
 
 
 # ------------------------------------------------------------------------------------------------------ tables

@@ -21,12 +21,13 @@ from fairflare.data.preparers.options import (
     DRAWN_ON,
     GROUP,
     LEAVE_OUT,
+    UNLABELLED_IN,
     Preparer,
     option,
     sites_of,
 )  # fmt: skip
 from fairflare.data.preparers.own import write_own
-from fairflare.data.preparers.trees import listed, of_site, trees_of
+from fairflare.data.preparers.trees import add_unlabelled, listed, of_site, trees_of
 from fairflare.data.preparers.writing import Writing
 
 Plane = Literal["axial", "coronal", "sagittal"]
@@ -44,6 +45,7 @@ def prepare_volumes(
     slices: Plane | None = None,
     keep_empty: bool = False,
     leave_out: bool = False,
+    unlabelled: Sequence[str] | None = None,
     suffix: str | None = None,
     mask_drawn_on: DrawnOn | None = None,
     group: Groups = None,
@@ -70,6 +72,7 @@ def prepare_volumes(
         classes: names of the classes in the order of their numbers.
         slices: list slices of this plane instead of whole volumes.
         keep_empty: with ``slices``, also list slices in which the mask is 0.
+        unlabelled: folders of images without labels, see :func:`fairflare.data.preparers.trees.add_unlabelled`.
         leave_out: skip volumes that cannot be used, and report them.
         suffix: suffix of the images of a BIDS tree, such as ``T1w``.
         mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
@@ -103,6 +106,7 @@ def prepare_volumes(
         trees = trees_of(Path(source_dir or ""), suffix, attributes)
     else:
         trees = {"": listed(Path(source_dir or ""), csv, columns or {}, "", attributes, classes)}
+    add_unlabelled(trees, unlabelled)
     look = partial(look_at_volume, plane=plane, keep_empty=keep_empty, drawn_on=mask_drawn_on)
     return write_own(
         trees, look, out_dir, dealing, writing, "volume", plane, attributes=attributes, classes=classes, group=group,
@@ -122,7 +126,7 @@ OPTIONS = (
     option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes.", None),
     option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
     option("suffix", str | None, "Of the images of a BIDS tree, such as T1w.", None),
-    CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, LEAVE_OUT, DRAWN_ON,
+    CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNLABELLED_IN, LEAVE_OUT, DRAWN_ON,
 )  # fmt: skip
 PREPARERS = (
     Preparer(

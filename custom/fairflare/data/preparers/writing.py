@@ -18,6 +18,7 @@ from fairflare.base.cases.census import KEYS
 from fairflare.base.checks import whole
 from fairflare.base.disk.files import csv_text, sha256_of
 from fairflare.base.for_types import Unpack
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
@@ -217,7 +218,7 @@ class _Result:
         self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
         written = [item for own in items.values() for item in own]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
-        if len(numbers) == len(written):
+        if numbers and len(numbers) == sum(item.mask is not None for item in written):
             self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
         people = [item.patient for item in written if not item.shared]
         self.notes = list(form.notes)
@@ -248,7 +249,7 @@ class _Result:
                 self.counts.setdefault(site, {s: Counter(map(self._counted, own)) for s, own in entries[site].items()})
 
     def _counted(self, entry: Mapping[str, Any]) -> str:
-        return self.classes[entry["label"]] if self.classes else "images"
+        return self.classes[entry["label"]] if self.classes and "label" in entry else "images"
 
     def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
@@ -287,7 +288,11 @@ class _Result:
                 encoding="utf-8",
             )
             counts = self.counts[site]
-            rows += [(name, split, c, own[c]) for split, own in counts.items() for c in self.classes or ["images"]]
+            rows += [
+                (name, split, c, own[c])
+                for split, own in counts.items()
+                for c in (["images"] if split == UNLABELLED else self.classes) or ["images"]
+            ]
             classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ import torch
 
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Metric
 from fairflare.core.aggregation.low_rank import Products
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 from fairflare.core.statistics.footing import Footing
+from fairflare.core.weighting import counted_samples, normalise, ramp
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.exchange.tensor_file import layout_of
@@ -45,6 +47,7 @@ from fairflare.federation.site.replies import (
 from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
+from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import short_step
 
@@ -197,6 +200,11 @@ class Collector:
         return sorted(self._round.trained)
 
     @property
+    def labelled(self) -> list[str]:
+        """Return the names of the accepted sites that have labels, sorted; only these the rule weighs."""
+        return [site for site in self.accepted if not self._round.trained[site].stats[WITHOUT_LABELS]]
+
+    @property
     def rejected(self) -> dict[str, str]:
         """Return why a site's model is not in the round, by site."""
         return self._round.rejected
@@ -232,14 +240,16 @@ class Collector:
         if not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
         stats = read_stats(site, meta)
-        report = _report(site, meta, stats, self.rule.report_fields)
+        alone = stats[WITHOUT_LABELS] is True  # such a site trains without the method's terms, and reports nothing
+        report = {} if alone else _report(site, meta, stats, self.rule.report_fields)
         said = read_report(meta, COUNTS, site)
         counts = {name: None if count is None else int(count) for name, count in said.items()}
-        report = self.rule.check_report(report, site, counts["num_steps"])
-        self._hold(site, report, counts["num_samples"])
+        if not alone:
+            report = self.rule.check_report(report, site, counts["num_steps"])
+            self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
         state = read_state(self._shape, message, site, self.staging)
-        told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics}
+        told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics and not alone}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
         if not state.moved and not counts["num_steps"]:
             raise ReportError(f"site {site!r}: it {SENT_BACK} and counts no step; it does not count as trained")
@@ -302,7 +312,7 @@ class Collector:
 
     def screen(self) -> dict[str, str]:
         """Drop sites whose report differs in a field that must be alike at all sites; return the reasons by site."""
-        reports = {site: self._round.trained[site].report for site in self.accepted}
+        reports = {site: self._round.trained[site].report for site in self.labelled}
         alike = [declared for declared in self.rule.report_fields if declared.alike]
         odd = {site: why for declared in alike for site, why in misfits(reports, declared).items()}
         for site, reason in odd.items():
@@ -320,9 +330,9 @@ class Collector:
 
     def anchor_model(self) -> dict[str, torch.Tensor]:
         """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
-        share = 1.0 / len(self.accepted)
+        sites = self.labelled
         plain = Movement(lambda change: change, {}, lambda: None, products=self.products)
-        return weighted_average(self._states(), dict.fromkeys(self.accepted, share), movement=plain)
+        return weighted_average(self._states(sites), dict.fromkeys(sites, 1.0 / len(sites)), movement=plain)
 
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         """Return the next global model (or the aggregated update) and the weights that the rule gave.
@@ -341,7 +351,7 @@ class Collector:
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
         with one_thread():  # one thread, so that every server computes the same bits; the long sums come in the average
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
-            weighing = self._influence.weighed(decided)
+            weighing = self._influence.weighed(self._with_unlabelled(decided, inputs.sites))
         if not weighing.reports:
             weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
         layout = layout_of(self._first()).items()
@@ -349,11 +359,11 @@ class Collector:
         movement = Movement(self._moved, types, partial(inputs.start, rule), weighing.buffers, self.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         if weighing.layers is not None:
-            state = layerwise_average(inputs.states, weighing.layers, inputs.owner, **form)
+            state = layerwise_average(self._states(), weighing.layers, inputs.owner, **form)
         elif weighing.sites is not None:
             shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
             log.info("round %d, weights: %s", self._round.number, shown)
-            state = weighted_average(inputs.states, weighing.sites, **form)
+            state = weighted_average(self._states(), weighing.sites, **form)
         else:
             raise RuntimeError(f"{type(rule).__name__}.weigh() gave neither site nor layer weights")
         self._round.step = movement.length
@@ -369,12 +379,15 @@ class Collector:
 
     def inputs(self) -> RoundInputs:
         """Return the inputs of the rule for this round."""
-        sites, trained, owner = self.accepted, self._round.trained, layers_of(self._first())
-        given = self._round.counts
+        sites, trained, owner = self.labelled, self._round.trained, layers_of(self._first())
+        if not sites:
+            raise QuorumError(f"{type(self.rule).__name__}, round {self._round.number}: no site has labels")
+        every, given = self.accepted, self._round.counts
         if not given:
             told = {site: trained[site].num_samples for site in sites}
             given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
-        self._round.counts = Counts(self._influence.samples({site: given[site] for site in sites}), given.odd)
+        bounded = self._influence.samples({site: given[site] for site in sites})
+        self._round.counts = Counts({site: self._samples(site, bounded.get(site, 0)) for site in every}, given.odd)
         by_name = frozenset(name for name in owner if not is_statistic(name))
         kinds = {field.name: field.measures for field in self.rule.report_fields if field.measures}
         metrics = self.footing.on_one({site: trained[site].metrics for site in sites})
@@ -385,9 +398,9 @@ class Collector:
             num_samples=self._round.counts,
             reports=self.footing.reports({site: trained[site].report for site in sites}, kinds, metrics),
             anchor_reports=self._round.anchor_reports,
-            states=self._states(),
+            states=self._states(sites),
             owner=owner,
-            asked=self._round.asked or sites,
+            asked=[site for site in self._round.asked if site in sites or site not in every] or sites,
             received=self._round.received,
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
@@ -399,13 +412,44 @@ class Collector:
             suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
         )
 
+    def _samples(self, site: str, labelled: float) -> float:
+        """Return the number that a site is weighed by: its labelled samples, and a part of its unlabelled ones."""
+        unlabelled = self.said.get(site, {}).get(UNLABELLED, 0)
+        if self._round.trained[site].stats[SHARE] is None or not unlabelled:
+            return labelled or 1
+        found = counted_samples(labelled, unlabelled, ramp(self._round.number, self._round.num_rounds))
+        return min(found, self.bounds.max_samples or found)
+
+    def _with_unlabelled(self, decided: Weighing, labelled: Sequence[str]) -> Weighing:
+        """Give sites without labels the weights of their samples, as if the method found them like the others' mean.
+
+        What they sent has no running statistics of their own images, so in these they do not count.
+        """
+        others = [site for site in self.accepted if site not in labelled]
+        if not others:
+            return decided
+        shares = normalise(self._round.counts)
+        rest = sum(shares[site] for site in labelled)
+
+        def joined(weights: Mapping[str, float]) -> dict[str, float]:
+            return {site: shares[site] if site in others else rest * weights[site] for site in self.accepted}
+
+        buffers, none = decided.buffers or decided.sites, dict.fromkeys(others, 0.0)
+        return replace(
+            decided,
+            sites=decided.sites and joined(decided.sites),
+            layers=decided.layers and {layer: joined(of) for layer, of in decided.layers.items()},
+            buffers=buffers and dict(sorted({**buffers, **none}.items())),
+        )
+
     def count_by(self, counts: Counts) -> None:
         """Set the numbers by which the sites of this round are weighed, in place of their reported samples."""
         self._round.counts = counts
 
-    def _states(self) -> dict[str, State]:
+    def _states(self, sites: Sequence[str] | None = None) -> dict[str, State]:
         """Return the local models within the bounds, by site; a tensor is read when it is asked for."""
-        return self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
+        every = self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
+        return every if sites is None else {site: every[site] for site in sites}
 
     def _first(self) -> State:
         """Return the model of the first accepted site, as an example: all sites' models have the same tensors."""

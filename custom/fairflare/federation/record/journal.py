@@ -23,6 +23,7 @@ from fairflare.federation.site.facts import OTHER_IMAGES
 from fairflare.federation.site.replies import AT_HOME, RESAMPLED, printable
 from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
+from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
@@ -118,6 +119,7 @@ class Journal:
             "num_steps": found.num_steps,
             "seconds": found.stats["seconds"],
         }
+        said |= {name: found.stats[name] for name in (SHARE, WITHOUT_LABELS) if found.stats[name] is not None}
         if lost := printable(found.stats["state_lost"] or ""):
             said["state_lost"] = lost
             self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)

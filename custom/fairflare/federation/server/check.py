@@ -34,7 +34,7 @@ MAX_LISTS = 100  # largest number of lists of images that a site may have
 MAX_WORDS = 100_000  # largest number of characters of all names in a report together
 #: Fields that a site reports in its answer to ``check``. A site with the user's own script may omit all of them.
 FIELDS = (
-    Field("splits", "names", required=False, doc="names of its lists: training, validation, test, `test_<name>`"),
+    Field("splits", "names", required=False, doc="its lists: training, validation, test, `test_<name>`, unlabelled"),
     Field("suppressed", "names", required=False, doc="names of those of its lists with fewer cases than `min_cases`"),
     Field("min_cases", "whole", low=1, required=False, doc="the number that is in force there"),
     Field(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.features.adapting import products_of
 from fairflare.exchange.anchor_forms import MODEL, lighter
@@ -107,6 +108,7 @@ class Rounds:
             current_round, state = self._start()
             self.check.run(current_round)
             self.collector.said, self.test.facts = self.check.said, self.check.facts
+            self._say_unused()
             self.collector.footing = self.test.footing = self.check.footing
             while current_round < self.settings.rounds_in_all + 1:
                 try:
@@ -125,6 +127,12 @@ class Rounds:
             self.collector.clear()
             self.collector.staging.close()
             self.experiment.close()
+
+    def _say_unused(self) -> None:
+        """Say that unlabelled images lie unused, where the server knows the sites' settings and how many there are."""
+        half, unused = self.place.site_half, sum(of.get(UNLABELLED, 0) for of in self.check.said.values())
+        if unused and half is not None and not half.get("args", {}).get("unlabelled"):
+            self.transport.say(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
 
     def _start(self) -> tuple[int, State]:
         """Return the first round to do, and the initial or the checkpointed model."""
@@ -198,7 +206,7 @@ class Rounds:
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
             raise self.asking.too_few(train)
-        if asks_again and len(record.accepted) > 1:
+        if asks_again and len(self.collector.labelled) > 1:
             self._ask_about_anchor(record, state)
         next_state = self._aggregate(record, state, train)
         if self.settings.tests(current_round):
@@ -221,9 +229,10 @@ class Rounds:
         """Run the ``anchor`` phase of a round, and free the anchor model's memory afterwards."""
         number, form, timeout = record.current_round, self.settings.anchor_as, self.settings.anchor_timeout
         anchor = lighter(clean_state(self.collector.anchor_model()), received, form)
-        sites = self.roster.willing(record.accepted, TASK_ANCHOR, number)
+        asked = self.collector.labelled  # the others have no report
+        sites = self.roster.willing(asked, TASK_ANCHOR, number)
         phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor, anchor_as=form)
-        phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, record.accepted)
+        phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, asked)
         self.journal.left_out(phase, record)
 
     def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:

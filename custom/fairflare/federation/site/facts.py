@@ -8,6 +8,7 @@ import torch
 
 from fairflare.base.cases.census import Census
 from fairflare.base.cases.floor import Floor
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
 from fairflare.federation.site.sampling import STRUCTURE_SUPPORT, STRUCTURES
 
@@ -32,8 +33,9 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
     """
     splits = ["training", "validation", *data.test_splits]
     if not data.synthetic:
-        for split in splits:
+        for split in splits:  # an empty list of a site without labels has no batch
             next(iter(data.batches(split, batch_size=1)), None)
+    splits += [UNLABELLED] if UNLABELLED in data.lists else []
     told = [split for split in splits if floor.holds(split)]
     groups = None if data.class_groups is None else data.class_groups.items()
     # Without class names, num_classes reveals that the site has the last class: send it only if that is allowed.
@@ -65,7 +67,7 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     names = task.outcome_names()
     facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
     own = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
-    if None in own:
+    if None in own or not any(own):  # without any label there is nothing to count
         return facts
     told = Census(mark for of in own for mark in of or ()).told(names, floor.least) if sends_classes else {}
     return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}

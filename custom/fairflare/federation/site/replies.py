@@ -10,6 +10,7 @@ from typing import Any
 
 from fairflare import __version__
 from fairflare.base.checks import first_of
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
@@ -26,6 +27,7 @@ from fairflare.methods.base.reports import (
     read_report,
     shortened,
 )
+from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
 
 #: Prefix of the names of the last model's metrics on the validation split. No test list can have this name.
 VALIDATED = "validation.split/"
@@ -76,6 +78,15 @@ STATS = (
         doc="with `bootstrap`: the primary metric on so many draws of the test patients or images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
         keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
+    ),
+    Field(
+        SHARE, low=0, high=1, required=False,
+        doc="with `unlabelled=consistency`: share of the pseudo-labels that counted; 1 with a mean teacher",
+        reveals="how sure the model is of the unlabelled images", of=(UNLABELLED,),
+    ),
+    Field(
+        WITHOUT_LABELS, "flag", required=False,
+        doc="with `unlabelled=consistency`: there, and true, of a site without a labelled training image", of=NO_IMAGES,
     ),
     *SAMPLING,
     *groups.FIELDS,

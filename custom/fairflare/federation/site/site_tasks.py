@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairflare.base.cases.resampling import units_of
 from fairflare.base.disk.files import write_whole
@@ -40,6 +40,7 @@ from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL
 from fairflare.methods.base.reports import TOO_FEW
 from fairflare.methods.base.training import SiteError, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
+from fairflare.methods.parts.consistency import Consistency, TrainedOn, check_unlabelled, has_labels
 from fairflare.methods.parts.fine_tuning import FineTuning
 
 LISTS = "lists"  # file of a run's folder: checksums of the lists that the site's first round was trained on
@@ -53,6 +54,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``check``: open the site's data, and report facts about them and about the site."""
     run = worker.run(request, store)
     check_names(worker.site, [metric.name for metric in worker.task.declared_metrics()])
+    check_unlabelled(worker.training, worker.task, run.data, worker.site)
     model = worker.network.of(worker.task, request)
     answers = worker.training.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
@@ -71,7 +73,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 def _lists(data: SiteData) -> str:
     """Return the checksums of a site's lists of images as lines of text; they are saved at the site and not sent."""
-    return "".join(f"{split} {data.fingerprint(split)}\n" for split in ("training", "validation", *data.test_splits))
+    return "".join(f"{split} {data.fingerprint(split)}\n" for split in data.lists)
 
 
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -89,6 +91,9 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         model.load_state_dict(of_site(worker.task, received, worker.settings))
         training = ClassifierRetraining.told(worker.training, run.directives)
         training = FineTuning.told(training, run.directives, shares=worker.settings.get(SUBMITS, False) is True)
+        run.unlabelled = Consistency.of(training, run, model) if training is worker.training else None
+        if alone := run.unlabelled is not None and run.unlabelled.alone:
+            training, run.data = run.unlabelled.half_alone(training), TrainedOn(run.data)  # type: ignore[assignment]
         trained = training.train(run, model)
         trained.check_moved(run, model, received)
         local = clean_state(model.state_dict())
@@ -106,7 +111,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             metrics=metrics,
             report=report,
             stats=stats,
-            num_samples=trained.num_samples,
+            num_samples=None if alone else trained.num_samples,
             num_steps=trained.num_steps,
         )
     except BaseException as error:  # the server does not count this round for the site: remove its files
@@ -145,9 +150,10 @@ def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``norms``: report the moments of the inputs of the next group of batch norms."""
     state = norm_moments.with_kept(request, store, worker.site)
     run, model = worker.open(replace(request, state=state), store)
+    data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
     with plainly(model):
-        report = norm_moments.report(run, model, worker.training.batch_size)
-    return SiteReply(STATUS_OK, report=report, num_samples=run.data.num_samples("training"))
+        report = norm_moments.report(replace(run, data=data), model, worker.training.batch_size)
+    return SiteReply(STATUS_OK, report=report, num_samples=data.num_samples("training"))
 
 
 def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -162,7 +168,9 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         further[VALIDATED] = "validation"
     for prefix, split in further.items():
         metrics |= {prefix + name: value for name, value in worker.evaluate(model, run, split).items()}
-    reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
+    reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test") or None)
+    if reply.num_samples is None:
+        return reply
     task = _comparing(worker, request)
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.

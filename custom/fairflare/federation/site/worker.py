@@ -27,8 +27,9 @@ from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.base.settings import NonNegative, PositiveInt
+from fairflare.base.site_data import UNLABELLED
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
-from fairflare.base.task import SPLIT_GLOBAL, Proxy, SiteData, Task
+from fairflare.base.task import LOSS, SPLIT_GLOBAL, Proxy, SiteData, Task
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import (
     SPLIT_TEST,
@@ -180,7 +181,9 @@ class SiteWorker:
 
     def _floor(self, request: SiteTask) -> int:
         """Return the least number of cases behind a value that may leave the site; a job can only raise the number."""
-        return max(self.min_cases, request.min_cases)
+        data = self._data  # only with unlabelled images may a list be empty
+        empty = data is not None and UNLABELLED in data.lists and not all(map(data.num_samples, data.lists))
+        return max(self.min_cases, request.min_cases, 1 + empty)
 
     def _perform(self, request: SiteTask) -> SiteReply:
         if request.name not in TASKS:
@@ -217,6 +220,10 @@ class SiteWorker:
 
         Metrics that the server would refuse after a round of training are refused here, before the training.
         """
+        if UNLABELLED in run.data.lists and not run.data.num_samples(
+            split
+        ):  # a site without labels has nothing to measure; the gate says so
+            return dict.fromkeys((self.task.primary_metric, LOSS.name), math.nan)
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
         declared = self.task.by_name()

@@ -106,6 +106,8 @@ class HalfDone:
                 vars(mine).update(value)
             else:
                 setattr(run.own, name, value)
+        if run.unlabelled is not None:
+            run.unlabelled.load_state(kept["unlabelled"])
         self._random = kept["random"]
         at = Position(**kept["position"])
         self._kept = (at.epoch, at.steps)
@@ -145,6 +147,7 @@ class HalfDone:
             "scale": None if run.scale is None else run.scale.scaler.state_dict(),
             "skipped_steps": run.skipped_steps,
             "own": {name: vars(part) if hasattr(part, "__dict__") else part for name, part in moving.items()},
+            "unlabelled": None if run.unlabelled is None else run.unlabelled.state(),
             "random": random,
             "position": {**vars(at), "total": float(at.total)},
         }

@@ -29,6 +29,10 @@ LOWEST_SHARE = 1e-3  # share of the learning rate at a cosine schedule's end, as
 MOMENTS = "optimizer"  # name under which a site stores the optimizer's state
 
 
+class NothingSure(Overflow):
+    """Report that no pseudo-label of a batch counts, so that its step is left out."""
+
+
 @dataclass
 class Trained:
     """Store what :meth:`LocalLoop.train` returns besides the trained model: losses, steps and samples."""
@@ -108,6 +112,7 @@ class LocalLoop:
     run: SiteRun
     model: torch.nn.Module
     optimizer: Any = None
+    unsure: int = 0  # steps that were left out for lack of a pseudo-label
 
     def begin(self) -> None:
         """Seed the random numbers, and call the site half's ``begin_round`` with the received model."""
@@ -154,15 +159,21 @@ class LocalLoop:
         # every later round, or (a square that overflowed) stop the update of its weights for good.
         if half.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
-        made = num_steps - run.skipped_steps
+        made = num_steps - run.skipped_steps - self.unsure
         idle = "" if made else "its training images gave no batch"
-        return Trained(losses, made, run.data.num_samples("training"), idle)
+        found = Trained(losses, made, run.data.num_samples("training"), idle)
+        return found if run.unlabelled is None else run.unlabelled.told(found)
 
     def one_pass(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run a forward and a backward pass of a batch on the run's device; return the loss, detached."""
         run = self.run
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.half.loss(run, self.model, inputs, targets)
+        beside = run.unlabelled
+        loss = inputs.new_zeros(()) if beside and beside.alone else self.half.loss(run, self.model, inputs, targets)
+        if beside is not None:
+            loss = loss + beside.term(self.model, inputs)
+            if beside.alone and not bool(beside.counts.any()):  # neither a label nor a pseudo-label
+                raise NothingSure(loss.detach())
         run.first_pass = False
         # A NaN loss is not backpropagated: the caller stops with a message. On a GPU the loss is checked only later.
         if run.device.type != "cpu" or torch.isfinite(loss):
@@ -206,10 +217,16 @@ class LocalLoop:
         closure = partial(self.one_pass, run.on_device(inputs), run.on_device(targets))
         run.first_pass = True
         try:
-            return self.half.step(run, self.model, optimizer, closure)
+            loss = self.half.step(run, self.model, optimizer, closure)
+        except NothingSure as found:
+            self.unsure += 1
+            return found.loss
         except Overflow as overflow:
             run.skipped_steps += 1
             return overflow.loss
+        if run.unlabelled is not None:
+            run.unlabelled.stepped(self.model)
+        return loss
 
     def _check_losses(self, total: torch.Tensor | float, step: int) -> None:
         """Raise :class:`NotFinite` if the losses so far are not finite, or if gradients exceed float16's range."""

@@ -181,6 +181,7 @@ class SiteRun:
     #: model in memory. The attribute ``moving`` of this object names its attributes that change from step to step:
     #: numbers, lists, tensors, or objects of these.
     own: Any = None
+    unlabelled: Any = None  # the term of images without labels (methods/parts/consistency.py); None: there is none
     sent: SentTensors | None = None  # tensors of the model that the site sends; ``None``: all tensors
     min_cases: int = 1  # least number of cases of a split or class whose values are reported
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that the server sent beside the model

@@ -60,6 +60,8 @@ class LocalTraining:
             ``finetune:all``: behind the method's rounds each site trains this part of the common
             model on; ``"keep:REGEX"``: tensors whose names the expression finds stay at the site in all rounds
             (FedPer). Empty: none. See ``docs/personal_models.md``.
+        unlabelled: ``"consistency"``: learn from the site's list ``unlabelled`` too: segmentation by a mean teacher,
+            classification by FixMatch; also at sites without any label. Empty: not. See ``docs/unlabelled.md``.
         precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
             scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three.
         channels_last: another order of images and kernels in memory, faster for most convolutions.
@@ -97,6 +99,7 @@ class LocalTraining:
     lowest_rate: Positive | None = None
     norm_statistics: Literal["average", "recalibrated", "site"] = "average"
     personalise: Annotated[str, Field(pattern=r"^(finetune(:(head|norms|all))?|keep:.*)?$")] = ""
+    unlabelled: Literal["", "consistency"] = ""
     precision: Precision = "fp32"
     channels_last: Flag = False
     compile: Flag = False
@@ -163,7 +166,8 @@ class LocalTraining:
 
     def follows_num_rounds(self) -> list[str]:
         """Return the settings whose effect depends on the number of rounds; a run cannot resume with another number."""
-        return [] if self.schedule == "constant" else ["schedule"]
+        found = {"schedule": self.schedule != "constant", "unlabelled": bool(self.unlabelled)}
+        return [name for name, there in found.items() if there]
 
     # -- in a round
 

@@ -69,7 +69,8 @@ class FineTuning(LocalTraining):
         """Fine-tune ``model`` in place, and test it; a training that was interrupted goes on behind its last pass."""
         common, before = deepcopy(model.state_dict()), run.metrics.get(run.task.primary_metric, math.nan)
         sign = 1 if run.task.primary.higher_is_better else -1
-        enough = run.data.num_cases("validation") >= FEWEST and math.isfinite(before)
+        labelled = run.data.num_samples("training") > 0
+        enough = labelled and run.data.num_cases("validation") >= FEWEST and math.isfinite(before)
         store = replace(run.store, prefix=PREFIX)
         with only(model, tuned_part(self.personalise)):
             kept = store.load_at(PROGRESS, 0)

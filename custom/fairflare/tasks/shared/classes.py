@@ -15,6 +15,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.cases.floor import cases_of_classes
 from fairflare.base.cases.sampling import SHARES
 from fairflare.base.settings import Flag, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
@@ -93,6 +94,7 @@ class ClassTask(MeasuresClasses, ImageTask):
     site_settings: ClassVar[type[SiteSettings]] = ClassSite
     class_labels: ClassVar[bool] = True
     has_classes: ClassVar[bool | None] = True
+    consistency: ClassVar[str] = "fixmatch"
     drawn_classes: ClassVar[tuple[str, ...]] = ()  # names of the classes of the synthetic data
     drawn_groups: ClassVar[Mapping[str, Sequence[int]]] = {}  # class numbers of each group, synthetic data
     acts: ClassVar[dict[str, OnlyWith | None]] = {
@@ -258,13 +260,17 @@ class LabelledImages(FolderImages):
     ) -> None:
         super().__init__(task, datalist, coding, **memory)
         # All labels are read here, so that a wrong label is found before the first round, not during it.
-        found = {split: [self.class_of(s, split) for s in samples] for split, samples in datalist.splits.items()}
+        found = {
+            split: [self.class_of(sample, split) for sample in samples]
+            for split, samples in datalist.splits.items()
+            if split != UNLABELLED
+        }
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
         self._cases = {split: cases_of_classes(self.cases(split), own, task.classes) for split, own in found.items()}
         self.class_names = datalist.class_names if coding is None else None
         self.class_groups = datalist.class_groups if coding is None else None
         known = [*coding.values()] if coding else [number for numbers in found.values() for number in numbers]
-        self.num_classes = len(self.class_names) if self.class_names else max(known) + 1
+        self.num_classes = len(self.class_names) if self.class_names else max(known, default=task.classes - 1) + 1
 
     def class_of(self, sample: Sample, split: str) -> int:
         """Return the class of a sample, in the task's numbers."""

@@ -115,6 +115,7 @@ class StructureTask(ImageTask):
     primary_metric: ClassVar[str] = "dice"
     site_settings: ClassVar[type[SiteSettings]] = SegmentationSite
     has_classes: ClassVar[bool | None] = False  # an image may show several structures at once
+    consistency: ClassVar[str] = "teacher"
     uncounted: ClassVar[bool] = False  # whether targets may have pixels outside the image, which do not count
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "augmentation": only_with("augment"),

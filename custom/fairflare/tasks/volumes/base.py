@@ -125,7 +125,7 @@ class FolderVolumes(VolumeData, FolderImages):
 
         def read(sample: Sample) -> dict[str, Any]:
             whole = read_whole(
-                sample, masked=not self.task.class_labels, site=self.site, split=split,
+                sample, masked=isinstance(sample.label, Path), site=self.site, split=split,
                 max_bytes=self.max_image_bytes, how=self.reading,
             )  # fmt: skip
             return self.prepared(whole, sample, split)

@@ -94,7 +94,10 @@ class FolderVolumeClasses(FolderVolumes, LabelledImages):
         from fairflare.tasks.placing import plain
 
         image = self.task.placed(whole, sample.image.name, self.site)
-        return {"image": plain(image), "label": torch.tensor(self.class_of(sample, split))}
+        return {
+            "image": plain(image),
+            "label": torch.tensor(0 if sample.label is None else self.class_of(sample, split)),
+        }
 
 
 class PhantomVolumeClasses(PhantomVolumes):

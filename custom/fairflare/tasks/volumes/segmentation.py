@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import BelowOne, Fraction, PositiveInt, settings
+from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from fairflare.tasks.transforms import Structured
 
 RARE = -2.0  # initial bias of the outputs, as structures cover few voxels (Lin et al., focal loss, ICCV 2017, 3.3)
+CUT = ("training", UNLABELLED)  # lists whose samples are patches
 STEP = 16  # divisor of a side, which the network's poolings halve four times
 Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
 Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
@@ -132,13 +136,13 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         found: MetaTensor = DivisiblePad(STEP)(SpatialPad(self.patch_size)(image))
         return found
 
-    def targets(self, whole: Whole, structured: Structured, name: str, site: str) -> torch.Tensor:
+    def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
         """Return the targets of a volume, (structures, x, y, z) int8: 0, 1, or -1 where a voxel does not count."""
         import torch
 
-        assert whole.mask is not None
-        found = structured.structures(whole.mask, name).float()
-        placed = self._resampled(found.numpy(), whole.affine, "nearest", name, site)
+        mask = np.zeros(whole.image.shape, np.int64) if whole.mask is None else whole.mask
+        found = structured.of(sample, mask).float()
+        placed = self._resampled(found.numpy(), whole.affine, "nearest", str(sample.label), site)
         # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.
         return (self.fitted(placed + 1).as_tensor() - 1).round().to(torch.int8)
 
@@ -158,7 +162,7 @@ class _Patches(VolumeData):
 
     def num_samples(self, split: str) -> int:
         count = super().num_samples(split)  # type: ignore[safe-super]
-        return count * self.task.patches if split == "training" else count
+        return count * self.task.patches if split in CUT else count
 
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
@@ -167,9 +171,9 @@ class _Patches(VolumeData):
 
         checks.whole("batch_size", batch_size)
         order = self.order(self.check_split(split), shuffle_seed)
-        if split != "training":
+        if split not in CUT:
             return _Volumes(self, split, order)
-        batches = _Cut(self, order, batch_size, shuffle_seed or 0)
+        batches = _Cut(self, split, order, batch_size, shuffle_seed or 0)
         if not augment or not self.task.augmentation:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
@@ -195,8 +199,8 @@ class _Volumes:
 class _Cut:
     """Iterate over batches of random patches, which are the same for the same seed whatever the batch size."""
 
-    def __init__(self, data: _Patches, order: Sequence[int], batch_size: int, seed: int) -> None:
-        self.data, self.order, self.batch_size, self.seed = data, order, batch_size, seed
+    def __init__(self, data: _Patches, split: str, order: Sequence[int], batch_size: int, seed: int) -> None:
+        self.data, self.split, self.order, self.batch_size, self.seed = data, split, order, batch_size, seed
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.batch_size)
@@ -206,9 +210,10 @@ class _Cut:
         from monai.transforms import RandCropByPosNegLabeld
 
         task = self.data.task
+        inside = 0 if self.split == UNLABELLED else task.foreground
         crop = RandCropByPosNegLabeld(
             keys=("image", "label"), label_key="any", spatial_size=task.patch_size,
-            pos=task.foreground, neg=1 - task.foreground,
+            pos=inside, neg=1 - inside,
         )  # fmt: skip
         crop.set_random_state(seed=self.seed % 2**32)
         for start in range(0, len(self.order), self.batch_size):
@@ -219,7 +224,7 @@ class _Cut:
     def _patch(self, crop: Any, index: int) -> Mapping[str, torch.Tensor]:
         from fairflare.tasks.placing import plain
 
-        item = self.data.item("training", index)
+        item = self.data.item(self.split, index)
         anything = (item["label"] > 0).any(0, keepdim=True)
         patch = crop({"image": item["image"], "label": item["label"], "any": anything})[0]
         return {key: plain(patch[key]) for key in ("image", "label")}
@@ -241,14 +246,14 @@ class FolderPatches(_Patches, FolderVolumes):
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
         """Repeat each volume's value for its training patches; in other splits a volume is one sample."""
-        return [value for value in values for _ in range(self.task.patches)] if split == "training" else values
+        return [value for value in values for _ in range(self.task.patches)] if split in CUT else values
 
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
         from fairflare.tasks.placing import plain
 
         structured = self.task.structured(self.coding, self.site, split)
         image = self.task.placed(whole, sample.image.name, self.site)
-        targets = self.task.targets(whole, structured, str(sample.label), self.site)
+        targets = self.task.targets(whole, structured, sample, self.site)
         return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
 
 
@@ -266,7 +271,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
         structured = Structured("label", labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
         image = self.task.placed(whole, "phantom", self.site)
-        targets = self.task.targets(whole, structured, "phantom", self.site)
+        targets = self.task.targets(whole, structured, Sample(Path("phantom"), Path("phantom")), self.site)
         return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
 
 

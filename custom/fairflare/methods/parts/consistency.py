@@ -1,0 +1,184 @@
+"""Define how a site learns from images without labels beside its labelled ones (``unlabelled=consistency``).
+
+Segmentation has a mean teacher, classification FixMatch; the method's own loss, steps and reports stay as they are. A
+site without any labelled training image trains by this alone. ``docs/unlabelled.md`` says what it gains.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from fairflare.base.settings import field_names
+from fairflare.base.site_data import UNLABELLED, Proxy, SiteData
+from fairflare.base.task import Task
+from fairflare.core.features.norms import norms_of
+from fairflare.core.weighting import ramp
+from fairflare.methods.base.local_loop import Trained
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+
+SHARE, WITHOUT_LABELS = "kept", "without_labels"  # keys in a reply's stats
+LARGEST, SMOOTHING = 1.0, 0.99  # weight of the teacher's term after the ramp; of its exponential mean
+CERTAIN, MORE = 0.95, 7  # FixMatch: least probability of a pseudo-label; unlabelled images for each labelled one
+
+
+def has_labels(data: SiteData) -> bool:
+    """Return whether a site has a labelled training image."""
+    return UNLABELLED not in data.lists or data.num_samples("training") > 0
+
+
+def check_unlabelled(training: LocalTraining, task: Task, data: SiteData, site: str) -> None:
+    """Refuse a site without labels where nothing is learned from them, and a task that cannot learn from them.
+
+    Raises:
+        SiteError: names the setting and what to do.
+    """
+    if training.unlabelled and not task.consistency:
+        raise SiteError(
+            f"site {site!r}: unlabelled={training.unlabelled!r} does not work with {type(task).__name__}; take a task "
+            "of segmentation or classification of FairFlare's own, or leave the setting out"
+        )
+    if not training.unlabelled and not has_labels(data):
+        raise SiteError(
+            f"site {site!r}: it has no labelled training image; set unlabelled=consistency, or leave the site out"
+        )
+
+
+@contextmanager
+def still_statistics(model: torch.nn.Module) -> Iterator[None]:
+    """Normalise by the batch, and leave the running statistics of batch norms as they are, inside the context."""
+    norms: list[Any] = [m for m in model.modules() if isinstance(m, norms_of("batch")) and m.track_running_stats]
+    with ExitStack() as stack:
+        for norm in norms:
+            norm.track_running_stats = False
+            stack.callback(setattr, norm, "track_running_stats", True)
+        yield
+
+
+class TrainedOn(Proxy):
+    """Show the unlabelled images of a site without labels as its training images; their targets mean nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name not in ("num_samples", "batches", "order", "cases", "num_cases"):
+            return found
+        return lambda split, *args, **more: found(UNLABELLED if split == "training" else split, *args, **more)
+
+
+class Consistency:
+    """Compute the consistency term of one round at one site.
+
+    The mean teacher starts as the received model and follows the trained one after each step; it sees the images with
+    noise. FixMatch takes the model's own sure answers on the images as labels of strongly changed copies. Both views of
+    an image have the same flips and turns, and no unlabelled image changes running statistics of batch norms.
+
+    Attributes:
+        alone: whether the site has no labelled training image, so that there is no other term.
+        seen, sure: number of pseudo-labels so far, and of those that count.
+
+    Source:
+        Mean teacher: Tarvainen and Valpola, NeurIPS 2017; noise: Yu et al., MICCAI 2019 (UA-MT, code). FixMatch: Sohn
+        et al., NeurIPS 2020, with changes of contrast and brightness, noise and cutout as its strong view.
+    """
+
+    def __init__(self, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
+        self.half, self.run = half, run
+        self.alone, self.fixmatch = not has_labels(run.data), run.task.consistency == "fixmatch"
+        self.weight = 1.0 if self.fixmatch else LARGEST * ramp(run.current_round, run.num_rounds)
+        self.teacher = None if self.fixmatch else deepcopy(model).train().requires_grad_(False)
+        self.steps = self.seen = self.sure = 0
+        self._stream = self._batches()
+
+    @classmethod
+    def of(cls, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
+        """Return the term of this round; ``None``: it is off, or the site has no unlabelled image."""
+        return cls(half, run, model) if half.unlabelled and UNLABELLED in run.data.lists else None
+
+    def half_alone(self, half: LocalTraining) -> LocalTraining:
+        """Return the site half: the method's own, or one without its terms where the site has no labels."""
+        return LocalTraining(**{n: getattr(half, n) for n in field_names(LocalTraining)}) if self.alone else half
+
+    def _batches(self) -> Iterator[torch.Tensor]:
+        size = self.half.batch_size * (MORE if self.fixmatch else 1)
+        for number in itertools.count():
+            how: Any = {"shuffle_seed": self.run.seed + number, "augment": self.half.augment}
+            yield from (inputs for inputs, _ in self.run.data.batches(UNLABELLED, batch_size=size, **how))
+
+    def term(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the weighted term of a step; ``inputs`` are the batch where the site is ``alone``.
+
+        A further pass of the same step (SAM) has the same images, noise and targets.
+        """
+        if self.run.first_pass:
+            self._draw(model, inputs if self.alone else self.run.on_device(next(self._stream)))
+        with still_statistics(model):
+            outputs: torch.Tensor = model(self.view)
+        if self.fixmatch:
+            each = functional.cross_entropy(outputs, self.target, reduction="none")
+            return torch.mean(each * self.counts) * self.weight
+        return torch.mean((outputs.sigmoid() - self.target).square()) * self.weight
+
+    @torch.no_grad()
+    def _draw(self, model: torch.nn.Module, inputs: torch.Tensor) -> None:
+        """Make the views and targets of a step's images."""
+        judge = model if self.teacher is None else self.teacher
+        noisy = inputs + (0.1 * torch.randn_like(inputs)).clamp(-0.2, 0.2)
+        with still_statistics(judge):
+            outputs = judge(inputs if self.fixmatch else noisy)
+        if self.fixmatch:
+            likely, self.target = outputs.softmax(1).max(1)
+            self.view, self.counts = strong(noisy), (likely >= CERTAIN).to(outputs.dtype)
+        else:
+            self.view, self.target, self.counts = inputs, outputs.sigmoid(), torch.ones(len(inputs))
+        self.seen, self.sure = self.seen + len(inputs), self.sure + int(self.counts.sum())
+
+    @torch.no_grad()
+    def stepped(self, model: torch.nn.Module) -> None:
+        """Let the teacher follow the model after a step."""
+        self.steps += 1
+        share = min(1 - 1 / (self.steps + 1), SMOOTHING)
+        for own, new in zip(self.teacher.parameters() if self.teacher else (), model.parameters(), strict=False):
+            own.mul_(share).add_(new, alpha=1 - share)
+
+    def state(self) -> dict[str, Any]:
+        """Return what changes from step to step, so that an interrupted round continues with it."""
+        return {
+            "teacher": None if self.teacher is None else self.teacher.state_dict(),
+            "steps": self.steps, "seen": self.seen, "sure": self.sure,
+        }  # fmt: skip
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`state`, and go on behind the images of the steps that are done."""
+        self.steps, self.seen, self.sure = state["steps"], state["seen"], state["sure"]
+        if self.teacher is not None:
+            self.teacher.load_state_dict(state["teacher"])
+        for _ in range(0 if self.alone else self.steps):
+            next(self._stream)
+
+    def told(self, trained: Trained) -> Trained:
+        """Return a training's result with what the server is told of the unlabelled images."""
+        trained.more |= {SHARE: self.sure / max(self.seen, 1), **({WITHOUT_LABELS: True} if self.alone else {})}
+        if self.alone and not trained.num_steps:
+            raise SiteError(
+                f"site {self.run.site!r}: it made no step in round {self.run.current_round}: the model is sure of none "
+                f"of its {self.seen} unlabelled images (probability {CERTAIN})", skipped=True,
+            )  # fmt: skip
+        return trained
+
+
+def strong(images: torch.Tensor) -> torch.Tensor:
+    """Return images (n, channels, ...) in other contrast and brightness, each with one box of half its sides at 0.5."""
+    shape = (len(images), *[1] * (images.ndim - 1))
+    factor, shift = (torch.empty(shape, device=images.device).uniform_(*of) for of in ((0.5, 1.5), (-0.2, 0.2)))
+    changed = ((images - 0.5) * factor + 0.5 + shift).clamp(0.0, 1.0)
+    for image in changed:
+        corners = [int(torch.randint(side - side // 2 + 1, ())) for side in image.shape[1:]]
+        box = [slice(at, at + side // 2) for at, side in zip(corners, image.shape[1:], strict=True)]
+        image[(slice(None), *box)] = 0.5
+    return changed

@@ -169,6 +169,38 @@ def test_a_site_without_the_right_encoder(kind: str, poc: PocSystem, files: dict
     assert "the part of the network that is not sent (exchange='trainable') is another one" in out["reason"]
 
 
+def test_a_job_of_several_findings_an_image(poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
+    """Check that labels with findings, some not known, give the figures of a run in one process."""
+    settings = {
+        **CLASSES, "phantom": "fundus", "findings": ["none", "mild", "moderate", "severe", "proliferative"],
+        "phantom_test": 64, "phantom_own_test": 60, "local_epochs": 1,
+    }  # fmt: skip
+    give(poc, all=files["classification"])
+    recipe = FairRecipe(
+        "fed_lwr",
+        task="classification",
+        sites=SITES,
+        packaging="preinstalled",
+        settings=settings,
+        num_rounds=1,
+        min_sites=2,
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    job = poc.submit(tmp_path / "jobs" / recipe.name)
+    assert "FINISHED:COMPLETED" in poc.wait(job, 300)
+    results = results_of(poc.download(job))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        here = run_local(recipe.plan, tmp_path / "here", {"initial_weights": files["classification"]})
+    finally:
+        torch.set_num_threads(threads)
+    document = json.loads((here / "results.json").read_text())
+    assert results["test"] == document["test"]
+    assert results["clinical"] == document["clinical"]
+    assert all(0 <= own["auc"] <= 1 for own in results["test"].values())
+
+
 def test_the_statistics_job(poc: PocSystem, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert CliRunner().invoke(app, ["phantom", "prostate", "--sites", "2", "-o", str(data)]).exit_code == 0

@@ -68,6 +68,7 @@ RANGES: dict[str, str] = {
     "a list, each entry a number in [0, 1], not empty": "mu_policy.actions",
     "a list, each entry a number in [0, 1], not empty or nothing": "mu_policy.actions",
     "a list, each entry a text, not empty": "groups",
+    "a list, each entry a text, not empty or nothing": "findings",
     "a multiple of 2 >= 2": "adapters.rank",
     "a number >= 1 or nothing": "max_update_norm",
     "a number in (0, 0.5) or nothing": "trim",

@@ -494,8 +494,8 @@ def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
         "window": [40, 400], "resize": "crop", "patch_size": 8, "freeze": "encoder", "initial_keys": {"^a": "b"},
     }  # fmt: skip
     defaults = inspect.signature(ClassificationTask).parameters
-    # A cosine classifier does not go with the one; the other is no plain value.
-    assert {*given, "retrained_head", "adapters"} == set(defaults)
+    # A cosine classifier does not go with the first, nor num_classes with the second; the last is no plain value.
+    assert {*given, "retrained_head", "findings", "adapters"} == set(defaults)
     assert all(value != defaults[name].default for name, value in given.items())
     task = ClassificationTask(**json.loads(json.dumps(given)))
     back = ClassificationTask(**{name: getattr(task, name) for name in given})

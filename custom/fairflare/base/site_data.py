@@ -59,6 +59,7 @@ class SiteData(ABC):
         annotated: numbers of the structures or classes that the site's file says are annotated; ``None``: it says
             nothing.
         lists: all lists (splits) that the data have.
+        known: numbers of the findings that any label speaks of; ``None``: the data are not labelled with findings.
     """
 
     synthetic: bool = False
@@ -69,6 +70,7 @@ class SiteData(ABC):
     test_splits: tuple[str, ...] = ("test",)
     attributes: Mapping[str, tuple[str, ...]] = {}
     annotated: tuple[int, ...] | None = None
+    known: tuple[int, ...] | None = None
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -104,7 +106,8 @@ class SiteData(ABC):
     def class_cases(self, split: str) -> torch.Tensor | None:
         """Return the number of different cases of each class, (classes,) int64.
 
-        ``None``: samples have no class, or the numbers of this split are not known.
+        Of a finding it is the number of cases with or without it, whichever is less. ``None``: samples have no class,
+        or the numbers of this split are not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
 

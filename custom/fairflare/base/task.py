@@ -47,6 +47,8 @@ class Task(ABC):
     shown_metrics: ClassVar[tuple[str, ...]] = ()
     #: Whether the task has its own optimizer, which local training uses with ``optimizer="task"``.
     has_optimizer: bool = False
+    #: Names of findings, of which an image may have several, and its label may leave some out; None: there are none.
+    findings: list[str] | None = None
     #: Whether each sample has exactly one of several classes; ``None``: this is not known.
     has_classes: ClassVar[bool | None] = None
 

@@ -145,6 +145,8 @@ def check_sites(
         for _ in looker.look():
             before += 1
             done(before, total)
+        if task.findings and looker.report.annotated is None:
+            looker.report.annotated = looker.left_open()
         seen += looker.seen
         problems += looker.problems
     frame = pd.DataFrame(seen, columns=COLUMNS)
@@ -227,12 +229,13 @@ class _Looker:
             picture, found.target = flat_pair(image, target)
             if sample.label is None:
                 return found
-            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: pixels to ignore
+            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: does not count
             found.empty = not (structures > 0).any()
             found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
             found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
             found.target_hash = _hash(found.target)
-            regions = {int(target): features_of(picture)} if not target.ndim else regions_of(found.target)
+            regions = {int(target): features_of(picture)} if not target.ndim else {}  # of findings: nothing
+            regions |= regions_of(found.target) if target.ndim > 1 else {}
             found.features = [(features, number) for number, features in regions.items()]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             self._values.add(sample)
@@ -259,14 +262,25 @@ class _Looker:
             self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
         is_class = self.task.class_labels and sample.label is not None
         self.features += found.features
-        self.report.counts[split][int(found.target) if is_class else None] += 1
+        one = is_class and not self.task.findings
+        self.report.counts[split][int(found.target) if one else None] += 1
         number = "" if sample.slice is None else f" slice {sample.slice}"
         place = f"'{sample.image}'{number} ({self.report.site}, {split})"
-        masked = (found.empty and not self.task.class_labels, found.full)
+        masked = (found.empty and not self.task.class_labels, found.full and not self.task.class_labels)
         self.seen.append(
             (self.report.site, split, place, sample.patient, found.content, found.target_hash or None, *masked)
         )
         self.report.labelled.update(self.names[k] for k in found.labelled if split != SPLIT_GLOBAL)
+
+    def left_open(self) -> tuple[int, ...] | None:
+        """Return the numbers of the findings whose labels are known; ``None``: all are, or one that no image has."""
+        rows = (sample.label for own in self.listed.splits.values() for sample in own)
+        told = {name for row in rows if isinstance(row, tuple) for name, value in
+                zip(self.listed.class_names or (), row, strict=False) if value >= 0}  # fmt: skip
+        known = tuple(k for k, name in enumerate(self.names) if name in told)
+        return (
+            known if len(known) < len(self.names) and all(self.report.labelled[self.names[k]] for k in known) else None
+        )
 
     def finish(self, split: str) -> None:
         """Add the problems to the site that are known only after all images of a split were checked.

@@ -7,7 +7,8 @@ Decathlon, as MONAI uses it::
      "validation": [...],
      "test":       [...]}
 
-For classification ``label`` is the number of the class, from 0; a list ``"class_names"`` beside the splits names all
+For classification ``label`` is the number of the class, from 0, or a list with 1 (there), 0 (not there) or null (not
+known) for each finding in ``"class_names"``; a list ``"class_names"`` beside the splits names all
 classes, ``"class_groups"`` has groups of classes by number (``{"head": [0, 2], "tail": [1]}``). Further lists named
 ``test_<name>`` (a corrupted copy of the test images, those of one skin tone, ...) are optional; their images may be in
 ``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``. ``test_global`` is the

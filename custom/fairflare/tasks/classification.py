@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field
 
 from fairflare.base import checks
@@ -18,6 +19,7 @@ from fairflare.data.sources import source
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preprocessing, Size
 from fairflare.tasks.scores.class_scores import OUTSIDE
+from fairflare.tasks.scores.finding_scores import cases_of_findings, known_findings
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_error
 
@@ -95,8 +97,8 @@ class ClassificationTask(Preprocessing, ClassTask):
     """
 
     shown_metrics: ClassVar[tuple[str, ...]] = (
-        "balanced_accuracy", "accuracy", "auc_ovo", "f1_macro", "head", "medium", "tail", "all", OUTSIDE,
-        "common/balanced_accuracy", "clean/balanced_accuracy", "corrupted/balanced_accuracy",
+        "balanced_accuracy", "accuracy", "auc_ovo", "auc", "pr_auc", "f1_macro", "head", "medium", "tail", "all",
+        OUTSIDE, "common/balanced_accuracy", "clean/balanced_accuracy", "corrupted/balanced_accuracy",
         "light/balanced_accuracy", "dark/balanced_accuracy",
     )  # fmt: skip
 
@@ -210,10 +212,14 @@ class PhantomClasses(PhantomImages):
         super().__init__(task, site)
         self._drawn = source("classes").class_site(plan, index)
         self._arrays: dict[str, Batch] = {}
+        self._findings: dict[str, npt.NDArray[np.int64]] = {}
         self.test_splits = tuple(sorted(split for split in self._drawn.labels if split.startswith("test")))
         self.attributes = {plan.kind.called: (*plan.kind.attributes, UNKNOWN)} if plan.attributes else {}
         sizes = {split: len(labels) for split, labels in self._drawn.labels.items()}
         wrong = f"; {plan.label_noise:.0%} of the training labels are wrong" if plan.has_label_noise(index) else ""
+        if task.findings is not None:
+            self._findings = {split: self._drawn_findings(split) for split in self._drawn.labels}
+            self.known, self.class_names = known_findings(self._findings.values()), tuple(task.findings)
         self.describe(f"{phantom_of(plan.phantom).title} (site {index + 1} of {plan.num_sites}{wrong})", sizes)
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
@@ -222,9 +228,28 @@ class PhantomClasses(PhantomImages):
     def num_samples(self, split: str) -> int:
         return len(self._drawn.labels[self.check_split(split)])
 
-    def class_counts(self, split: str) -> torch.Tensor:
+    def _drawn_findings(self, split: str) -> npt.NDArray[np.int64]:
+        """Return the classes of both halves of each picture as findings; every fifth label of them is not known."""
+        own = np.eye(self.task.classes, dtype=np.int64)[np.array(self._drawn.labels[split])]
+        found = own | np.roll(own, 1, axis=0)
+        found.reshape(-1)[2::5] = -1
+        return found
+
+    def marks(self, split: str) -> list[tuple[Hashable, Collection[int]]] | None:
+        rows = self._findings.get(self.check_split(split))
+        return None if rows is None else [(k, np.flatnonzero(row > 0).tolist()) for k, row in enumerate(rows)]
+
+    def class_cases(self, split: str) -> torch.Tensor | None:
         import torch
 
+        rows = self._findings.get(self.check_split(split))
+        return super().class_cases(split) if rows is None else torch.tensor(cases_of_findings(range(len(rows)), rows))
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
+        import torch
+
+        if self._findings:
+            return None
         labels = self._drawn.labels[self.check_split(split)]
         return torch.from_numpy(np.bincount(labels, minlength=self.task.classes))
 
@@ -240,6 +265,10 @@ class PhantomClasses(PhantomImages):
             if self.task.in_channels == 1:
                 pictures = luminance(pictures).round().to(torch.uint8)
             pictures = smooth(pictures.float(), self.task.image_size).round().clamp(0, 255).to(torch.uint8)
+            if split in self._findings:
+                middle = pictures.shape[3] // 2
+                pictures = torch.cat([pictures[..., :middle], pictures.roll(1, 0)[..., middle:]], 3)
+                labels = torch.from_numpy(self._findings[split])
             self._arrays[split] = pictures, labels
         return self._arrays[split]
 

@@ -207,6 +207,8 @@ class ImageTask(Intensities, Fitted, Task):
         """Write the site's best, median and worst test image with the model's predictions into a folder."""
         from fairflare.tasks.scores import examples
 
+        if self.findings:
+            return False
         chosen = examples.of_classification if self.class_labels else examples.of_segmentation
         examples.write(chosen(self, model, data, batch_size, device), folder, self.names(), title)  # type: ignore[arg-type]
         return True

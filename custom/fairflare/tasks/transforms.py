@@ -35,7 +35,8 @@ class Read(Transform):
     Args:
         site, split: names for messages.
         max_bytes: largest number of bytes that a decoded file may take.
-        class_of: function that returns the class of a sample; ``None``: a sample has a mask of the image's size.
+        class_of: function that returns the class, or the findings, of a sample; ``None``: a sample has a mask of the
+            image's size.
         how: settings for reading files (orientation, intensities).
     """
 
@@ -44,7 +45,7 @@ class Read(Transform):
         site: str,
         split: str,
         max_bytes: int,
-        class_of: Callable[[Sample, str], int] | None = None,
+        class_of: Callable[[Sample, str], int | tuple[int, ...]] | None = None,
         how: Reading = PLAIN,
     ) -> None:
         self.site = site

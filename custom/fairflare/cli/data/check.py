@@ -91,10 +91,12 @@ def make_task(
     from fairflare.federation.plan.plan import make_plan
     from fairflare.tasks.images import ImageTask
 
-    labels, names = _labels(sites)
+    labels, names, findings = _labels(sites)
     if kind is None and task_file is None:
-        kind = (data and manifest_of(data).get("kind")) or ("classification" if labels else "segmentation")
-    if kind in ("classification", "volume_classification") and "num_classes" not in settings and (labels or names):
+        kind = (data and manifest_of(data).get("kind")) or ("classification" if labels or findings else "segmentation")
+    if findings:
+        settings.setdefault("findings", findings)
+    elif kind in ("classification", "volume_classification") and "num_classes" not in settings and (labels or names):
         settings["num_classes"] = max(2, len(names) if names else max(labels) + 1)
         _tell(
             f"num_classes={settings['num_classes']}: {'as the datalists name them' if names else 'the highest label'}"
@@ -108,21 +110,25 @@ def make_task(
     return made, names if made.class_labels else None
 
 
-def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None]:
-    """Return all labels that are class numbers, and the class names, from the datalists that can be read."""
+def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None, list[str]]:
+    """Return all labels that are class numbers, the class names, and the findings, from datalists that can be read."""
     numbers: list[int] = []
+    findings: dict[str, None] = {}
     names = None
     for own in sites.values():
         try:
             file = Path(own["data_root"]) / own.get("datalist", "datalist.json")
             content = json.loads(file.read_bytes())
             entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
-            found = (entry.get("label") for entry in entries if isinstance(entry, Mapping))
+            found = [entry.get("label") for entry in entries if isinstance(entry, Mapping)]
+            if any(isinstance(label, list) for label in found):
+                findings |= dict.fromkeys(content["class_names"])
             numbers += [number for number in found if type(number) is int and number >= 0]
             names = content.get("class_names") or names
         except (KeyError, TypeError, AttributeError, OSError, ValueError):
             continue  # a datalist's problem is reported when the list is read
-    return numbers, names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+    named = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
+    return numbers, named, list(findings)
 
 
 # ------------------------------------------------------------------------------------------------ printing
@@ -170,7 +176,7 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
             f"{name}: {count if k in every else 'not annotated'}"
             for k, (name, count) in enumerate(report.labelled.items())
         ]
-        _tell(f"  masks that mark {', '.join(marked)}")
+        _tell(f"  {'masks that mark' if names is None else 'labels that have'} {', '.join(marked)}")
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)

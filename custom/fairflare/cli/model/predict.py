@@ -327,11 +327,12 @@ def _classify(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> T
     for found in predictor(image):
         values = found.probabilities.tolist()
         order = sorted(range(len(values)), key=lambda k: -values[k])
-        first, second = (predictor.names[k] for k in order[:2])
-        row = {"image": str(image), "slice": "" if found.slice is None else found.slice, "class": first}
+        first, second = (predictor.names[k] for k in (order * 2)[:2])
+        row: dict[str, Any] = {"image": str(image), "slice": "" if found.slice is None else found.slice}
+        row |= {} if predictor.task.findings else {"class": first}
         rows.append(row | {f"p_{part}": repr(value) for part, value in zip(predictor.names, values, strict=True)})
         where = str(image) if found.slice is None else f"{image}, slice {found.slice}"
-        lines.append((where, first, f"{values[order[0]]:.3f}", f"{second} {values[order[1]]:.3f}"))
+        lines.append((where, first, f"{values[order[0]]:.3f}", f"{second} {values[(order * 2)[1]]:.3f}"))
     return rows, lines
 
 

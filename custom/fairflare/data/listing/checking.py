@@ -38,6 +38,7 @@ class CheckedList:
     listed: dict[Path, list[Path]] = field(default_factory=dict)
     problems: list[DataError] | None = None  # list to which problems are added; None: the first problem is raised
     attributes: dict[str, Attribute] = field(default_factory=dict)
+    names: list[Any] = field(default_factory=list)  # ``class_names`` of the list, perhaps not yet checked
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -97,6 +98,7 @@ class CheckedList:
                 self.attributes.update(read_declared(content.get("attributes", {})))
             except ValueError as error:
                 raise self.bad(str(error), f"'attributes' must give each attribute as {FORM}") from error
+        self.names.extend(named if isinstance(named := content.get("class_names"), list) else ())
         found: dict[str, tuple[Sample, ...]] = {}
         images: dict[Path, list[str]] = {}
         patients: dict[str, list[str]] = {}
@@ -176,6 +178,8 @@ class CheckedList:
                 )
         elif not self.class_labels:
             label = self.path(entry, "label", where)
+        elif isinstance(label, list) and self.names:
+            label = self.findings(label, where)
         elif not _is_count(label):
             masks = "these labels are masks: use --task segmentation; " if isinstance(label, str) else ""
             raise self.bad(
@@ -194,6 +198,22 @@ class CheckedList:
         except UndeclaredValue as error:
             raise self.bad(f"{where}: {error}", f"{where}: {error.public}") from error
         return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
+
+    def findings(self, label: list[Any], where: str) -> tuple[int, ...]:
+        """Return a label with findings: 1, 0, or -1 where the datalist has null."""
+        if odd := [value for value in label if value is not None and (isinstance(value, bool) or value not in (0, 1))]:
+            raise self.bad(
+                f"'label' of {where} must hold 1 (there), 0 (not there) or null (not known) for each finding, got "
+                f"{odd[0]!r:.80}",
+                f"'label' of {where} holds other values than 1, 0 and null",
+            )
+        if set(label) <= {None} or len(label) != len(self.names):
+            raise self.bad(
+                f"'label' of {where} must say of the {len(self.names)} findings in 'class_names', at least of one, "
+                f"whether they are there, got {label!r:.80}; correct it or take the entry out",
+                f"'label' of {where} has no value, or not one for each finding",
+            )
+        return tuple(-1 if value is None else int(value) for value in label)
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
         """Return an entry's identifier of a patient or volume as text; ``None``: the entry has no such key."""

@@ -39,7 +39,9 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class Sample:
-    """Represent an image with its mask (a file) or its class; ``slice`` picks one slice when the files are volumes.
+    """Represent an image with its mask (a file), its class, or 1, 0 or -1 (not known) for each finding.
+
+    ``slice`` picks one slice when the files are volumes.
 
     ``label`` is ``None`` in the list ``unlabelled``.
 
@@ -49,7 +51,7 @@ class Sample:
     """
 
     image: Path
-    label: Path | int | None
+    label: Path | int | tuple[int, ...] | None
     slice: int | None = None
     volume: str | None = field(default=None, repr=False)
     patient: str | None = field(default=None, repr=False)

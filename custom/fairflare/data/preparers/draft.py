@@ -47,7 +47,7 @@ class Draft:
         """Write image and mask into the folder of a site; return the item with their paths below that folder."""
         image, mask = (
             source
-            if source is None or isinstance(source, int)
+            if source is None or isinstance(source, int | tuple)
             else self._put(folder, f"{kind}/{item.name}", source, item.shared)
             for kind, source in (("images", item.image), ("masks", item.mask))
         )

@@ -8,9 +8,10 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fairflare.base.checks import nearest
 from fairflare.data.datalist import SPLITS, DataError
@@ -34,6 +35,8 @@ WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 MOST_CLASSES = 1000  # largest class number; a higher number in a label column may be a patient's number or a date
 ONE_PATIENT = 3  # least number of images that can be split into training, validation and test
 
+Uncertain = Literal["ignore", "zero", "one"]
+Blank = Literal["zero", "missing"]
 Groups = str | Sequence[str] | Mapping[str, str] | None
 
 
@@ -209,6 +212,48 @@ def split_name(text: str, row: Row) -> str:
     if text and text.lower() not in SPLIT_NAMES:
         raise DataError(f"{row.where}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
     return SPLIT_NAMES.get(text.lower(), "")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Say what a table of findings means where a cell is no 1 and no 0.
+
+    Attributes:
+        uncertain: what -1 becomes, ``"ignore"`` (not known), ``"zero"`` or ``"one"``; in test images it is not known.
+        blank: what an empty cell becomes, ``"zero"`` or ``"missing"`` (not known).
+    """
+
+    uncertain: Uncertain | None = None
+    blank: Blank | None = None
+
+    def labels(self, item: Item) -> tuple[int, ...]:
+        """Return of each finding 1, 0 or -1 (not known), from the cells of an image's row.
+
+        An uncertain label that is to become 0 or 1 is -2 or -3, until it is known whether the image is for the test.
+
+        Args:
+            item: the image, with the cells by finding as its mask.
+
+        Raises:
+            DataError: a cell is none of 1, 0, -1 and nothing, or means what was not answered.
+        """
+        return tuple(self._label(item, name, text) for name, text in item.mask.items())
+
+    def _label(self, item: Item, name: str, text: str) -> int:
+        plain = by_value([text])[0]
+        if plain in ("0", "1"):
+            return int(plain)
+        blank = not text or text.lower() in NO_VALUE
+        if not blank and plain != "-1":
+            raise DataError(
+                f"{item.row.where}: column '{name}' has '{text}'; a finding is 1 (there), 0 (not there), -1 (uncertain)"
+                " or empty. Correct it, or take the column out of --classes"
+            )
+        answer = self.blank if blank else self.uncertain
+        if answer is None:
+            asked = "--blank zero (looked for, not there) or missing" if blank else "--uncertain ignore, zero or one"
+            raise DataError(f"{item.row.where}: column '{name}' has '{text}', and what that means is not said: {asked}")
+        return {"zero": 0 if blank else -2, "one": -3}.get(answer, -1)
 
 
 def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tuple[list[str], list[int]]:

@@ -124,6 +124,18 @@ UNLABELLED_IN = option(
     "unlabelled", list[str] | None, "Folder of images without labels. Repeatable; SITE= where there are several sites.",
     None, metavar="(SITE=)FOLDER",
 )  # fmt: skip
+UNCERTAIN = option(
+    "uncertain",
+    Literal["ignore", "zero", "one"] | None,
+    "What -1 in a column of findings becomes: not known, 0 or 1.",
+    None,
+)
+BLANK = option(
+    "blank",
+    Literal["zero", "missing"] | None,
+    "What an empty cell in a column of findings becomes: 0, or not known.",
+    None,
+)
 LEAVE_OUT = option("leave_out", bool, "Go on without what cannot be used.", False, "--leave-out")
 COLUMNS = option(
     "columns", list[str] | None, "What the columns are called, where not image, label (or mask), site, patient, split.",

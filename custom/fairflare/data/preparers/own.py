@@ -15,6 +15,7 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
+    Answers,
     Groups,
     attributes_of,
     classes_of,
@@ -33,6 +34,7 @@ def write_own(
     what: str = "image", plane: str | None = None, *, attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None, group: Groups = None, leave_out: bool | None = None,
     mask_values: Mapping[str, int | str] | None = None, mask_drawn_on: DrawnOn | None = None,
+    answers: Answers | None = None,
 ) -> dict[str, Path]:  # fmt: skip
     """Check all images and masks of a user's source, and write those that can be used.
 
@@ -43,6 +45,7 @@ def write_own(
         what: word for the images in messages, ``"image"`` or ``"volume"``.
         plane: plane of the slices to list; None: files are listed whole.
         attributes, classes, group, leave_out, mask_values, mask_drawn_on: options of the commands.
+        answers: what cells of findings mean.
 
     Returns:
         Folder of each site.
@@ -55,15 +58,18 @@ def write_own(
     cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
     if vars(dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
         raise ValueError("--unlabelled needs images as the sites have them; leave the options of dealing out")
-    names, labels = _labels(cases, classes, what)
+    findings = any(isinstance(case.mask, dict) for case in cases)
+    names, labels = _labels(cases, classes, what, answers)
     if attributes and cases and not any(case.row for case in cases):
         raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
     declared, people = attributes_of(attributes, [case.row for case in cases])
     expressions = groups_by_site(group, {case.site for case in cases})
     cases = [replace(c, mask=label, attributes=own) for c, label, own in zip(cases, labels, people, strict=True)]
     found = list(zip(cases, looks_of(cases, look), strict=True))
-    good = [(case, seen) for case, seen in found if isinstance(seen, Look)]
+    silent = {case.image for case in cases if findings and max(case.mask) < 0}
+    good = [(case, seen) for case, seen in found if isinstance(seen, Look) and case.image not in silent]
     bad: list[tuple[str, str | Misfit]] = [problem for tree in trees.values() for problem in tree.alone]
+    bad += [(shown(path), "no finding of it is known for certain") for path in sorted(silent)]
     bad += [(shown(case.image), problem) for case, problem in found if not isinstance(problem, Look)]
     if said := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", leave_out, notes):
         notes.append(said)
@@ -73,6 +79,7 @@ def write_own(
     called = {value: name for tree in trees.values() for value, name in tree.names.items()}
     values = {value for seen in looks for value in seen.values}
     task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values)
+    task |= {"findings": names} if findings else {}
     if not all(seen.own_plane for seen in looks):
         task["orientation"] = plane
     if mask_drawn_on is not None:
@@ -91,7 +98,7 @@ def write_own(
         for case, seen in good:
             marked.get(case.site, Counter()).update(seen.values)
         writing["record"] = {**writing.get("record", {}), "marked": marked}
-    form = Form(names, stratified=names is not None, task=task, attributes=declared, notes=notes)
+    form = Form(names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes)
     return write_pool(items, out_dir, dealing, settings, form, **writing)
 
 
@@ -105,13 +112,18 @@ def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
     )  # fmt: skip
 
 
-def _labels(cases: Sequence[Item], classes: Sequence[str] | None, what: str) -> tuple[list[str] | None, list[Any]]:
-    """Return the names of the classes (None: there are masks), and the class number, or the mask, of each image.
+def _labels(
+    cases: Sequence[Item], classes: Sequence[str] | None, what: str, answers: Answers | None
+) -> tuple[list[str] | None, list[Any]]:
+    """Return the names of the classes (None: there are masks), and the class, the findings, or the mask of each image.
 
     Raises:
         DataError: some images have masks and some have classes, or a class is none of the given ones.
         ValueError: classes are given although the images have masks.
     """
+    if any(isinstance(case.mask, dict) for case in cases):
+        told = answers or Answers()
+        return list(classes or ()), [case.mask and told.labels(case) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if len(texts) not in (0, sum(case.mask is not None for case in cases)):
         raise DataError(f"some {what}s have masks and some have classes; prepare them one by one")

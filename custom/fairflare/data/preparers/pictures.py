@@ -12,16 +12,18 @@ from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn
 from fairflare.data.preparers.contents import contents
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.listed import Groups
+from fairflare.data.preparers.listed import Answers, Blank, Groups, Uncertain
 from fairflare.data.preparers.looking import look_at_picture
 from fairflare.data.preparers.options import (
     ATTRIBUTES,
+    BLANK,
     CLASSES,
     COLUMNS,
     CSV,
     DRAWN_ON,
     GROUP,
     LEAVE_OUT,
+    UNCERTAIN,
     UNLABELLED_IN,
     Preparer,
     option,
@@ -41,7 +43,10 @@ def prepare_images(
     columns: Mapping[str, str] | None = None,
     attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
+    uncertain: Uncertain | None = None,
+    blank: Blank | None = None,
     group: Groups = None,
+    leave_out: bool = False,
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
@@ -60,6 +65,9 @@ def prepare_images(
             after a colon are the inner edges of bins; an attribute without edges is a category.
         classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
             that occur, numbers by size, names by the alphabet.
+        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.Answers`; a table without
+            the column ``label`` whose columns ``classes`` names is one of findings, a column each.
+        leave_out: skip images that cannot be used, or of which no finding is known, and report them.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
         dealing: rule by which the images are dealt to sites; default: the sites that the source names.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
@@ -78,7 +86,7 @@ def prepare_images(
         tree = listed(source, csv, columns or {}, "label", attributes, classes, pictures=True)
     return write_own(
         {"": tree}, look_at_picture, out_dir, dealing or Dealing(), writing, attributes=attributes, classes=classes,
-        group=group,
+        group=group, leave_out=leave_out, answers=Answers(uncertain, blank),
     )  # fmt: skip
 
 
@@ -138,6 +146,8 @@ def prepare_folders(
     columns: Mapping[str, str] | None = None,
     attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None,
+    uncertain: Uncertain | None = None,
+    blank: Blank | None = None,
     leave_out: bool = False,
     unlabelled: Sequence[str] | None = None,
     group: Groups = None,
@@ -155,7 +165,7 @@ def prepare_folders(
         out_dir: folder to write to.
         csv: table with more facts on the images of all sites: ``image``, perhaps ``site``, ``patient``, ``split``, and
             the columns of ``attributes``.
-        columns, attributes, classes: as in :func:`prepare_images`.
+        columns, attributes, classes, uncertain, blank: as in :func:`prepare_images`.
         unlabelled: folders of images without labels, see :func:`fairflare.data.preparers.trees.add_unlabelled`.
         leave_out: skip files that cannot be used or have no partner, and report them.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
@@ -190,6 +200,7 @@ def prepare_folders(
     return write_own(
         trees, partial(look_at_picture, drawn_on=mask_drawn_on), out_dir, Dealing(), writing, attributes=attributes,
         classes=classes, group=group, leave_out=leave_out, mask_drawn_on=mask_drawn_on,
+        answers=Answers(uncertain, blank),
     )  # fmt: skip
 
 
@@ -209,7 +220,7 @@ SITE = option(
 PREPARERS = (
     Preparer(
         "images", "any images with classes: folders, or a CSV file", prepare_images,
-        (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES), dealing=Dealing(),
+        (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNCERTAIN, BLANK, LEAVE_OUT), dealing=Dealing(),
     ),
     Preparer(
         "masks", "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file",
@@ -217,6 +228,7 @@ PREPARERS = (
     ),
     Preparer(
         "folders", "images with masks or classes, in folders that are named site by site (--site)", prepare_folders,
-        (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNLABELLED_IN, LEAVE_OUT, DRAWN_ON), has_source=False,
+        (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNCERTAIN, BLANK, UNLABELLED_IN, LEAVE_OUT, DRAWN_ON),
+        has_source=False,
     ),
 )  # fmt: skip

@@ -408,12 +408,16 @@ def listed(
     of = of or ("mask" if columns.get("mask", "mask") in read_table(file, notes=[])[0] else "label")
     remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
     notes: list[str] = []
-    table, called = _rows(file, columns, ("image", of), attributes, notes, remedy)
+    there = read_table(file, notes=[])[0]
+    findings = of == "label" and columns.get(of, of) not in there and {*(classes or ())} & {*there}
+    if absent := sorted({*(classes or ())}.difference(there)) if findings else ():
+        raise DataError(f"'{file}' has no column for the finding {listing(absent)}; --classes names the columns")
+    table, called = _rows(file, columns, ("image",) if findings else ("image", of), attributes, notes, remedy)
     series = [] if pictures else [path for _, path in _below(source, pictures)[0] if path.is_dir()]
     images = Images(source, SUFFIXES if pictures else NIFTI, series)
     paths = images.all([row[called["image"]] for row in table], file)
-    texts = [row[called[of]] for row in table]
-    for row, label in zip(table, texts, strict=True):
+    texts = [row[called[of]] for row in table if not findings]
+    for row, label in zip(table, texts, strict=False):
         if not label:
             raise DataError(f"{row.where}: the {of} is missing")
         if of == "label" and label.lower() in NO_VALUE and label not in (classes or ()):
@@ -423,14 +427,15 @@ def listed(
             )
         if site and row.get(called["site"], "") not in ("", site):
             raise DataError(f"{row.where}: the site is '{row[called['site']]}', in the table of site '{site}'")
-    labels: Sequence[Path | str] = images.all(texts, file) if of == "mask" else texts
+    cells = [{name: row[name] for name in classes or ()} for row in table] if findings else []
+    labels: Sequence[Any] = images.all(texts, file) if of == "mask" else cells or texts
     cases = []
     for row, path, target in zip(table, paths, labels, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else without_ending(text)
         cases.append(Item(name, text, path, target, text=text if pictures else name, **_told(row, called)))
     notes = [*images.contents.notes(), *notes]
-    taken = {*paths, *labels}
+    taken = {*paths, *(label for label in labels if isinstance(label, Path))}
     if others := [path.name for path in images.paths if path not in taken]:
         notes.append(
             f"{len(others)} of {len(images.paths)} images in '{source}' are not in the table '{file}' and are left "

@@ -218,7 +218,8 @@ class _Result:
         self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
         written = [item for own in items.values() for item in own]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
-        if numbers and len(numbers) == sum(item.mask is not None for item in written):
+        self.findings = bool(form.task.get("findings"))
+        if self.findings or (numbers and len(numbers) == sum(item.mask is not None for item in written)):
             self.classes = list(form.class_names or [f"class_{n}" for n in range(max(numbers) + 1)])
         people = [item.patient for item in written if not item.shared]
         self.notes = list(form.notes)
@@ -235,7 +236,9 @@ class _Result:
             if form.global_test:
                 lists = self._with_global_test(lists)
             entries = {
-                site: {split: [entry for item in items for entry in _entries(item)] for split, items in own.items()}
+                site: {
+                    split: [entry for item in items for entry in _entries(item, split)] for split, items in own.items()
+                }
                 for site, own in lists.items()
             }
             more: dict[str, Any] = {"synthetic": True} if form.synthetic else {}
@@ -249,7 +252,11 @@ class _Result:
                 self.counts.setdefault(site, {s: Counter(map(self._counted, own)) for s, own in entries[site].items()})
 
     def _counted(self, entry: Mapping[str, Any]) -> str:
-        return self.classes[entry["label"]] if self.classes and "label" in entry else "images"
+        return self.classes[entry["label"]] if "label" in entry and self.classes and not self.findings else "images"
+
+    @property
+    def _counts(self) -> Sequence[str]:
+        return ["images"] if self.findings or not self.classes else self.classes
 
     def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
@@ -268,6 +275,8 @@ class _Result:
 
     def _classes(self, entries: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
         """Return the keys ``class_names`` and ``class_groups`` of a datalist, as far as they are known."""
+        if self.findings:
+            return {"class_names": self.classes}
         trained = Counter(entry["label"] for own in entries.values() for entry in own["training"])
         groups = self.form.class_groups
         if groups is None:
@@ -291,7 +300,7 @@ class _Result:
             rows += [
                 (name, split, c, own[c])
                 for split, own in counts.items()
-                for c in (["images"] if split == UNLABELLED else self.classes) or ["images"]
+                for c in (["images"] if split == UNLABELLED else self._counts)
             ]
             classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
             sites[name] = {
@@ -300,7 +309,7 @@ class _Result:
                 "patients": len({item.patient for item in self.items[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
                 **({"label_noise": form.label_noise[site]} if site in form.label_noise else {}),
-                **({"classes": classes} if self.classes else {}),
+                **({"classes": classes} if self.classes and not self.findings else {}),
             }  # fmt: skip
         (new / COUNTS).write_text(csv_text(rows), encoding="utf-8")
         content = {
@@ -308,7 +317,8 @@ class _Result:
             **record,
             "folds": form.folds,
             "task": {
-                **({"num_classes": len(self.classes)} if form.class_names and self.classes else {}), **form.task
+                **({"num_classes": len(self.classes)} if form.class_names and self._counts == self.classes else {}),
+                **form.task
             },
             "notes": self.notes,
             "versions": {
@@ -342,10 +352,14 @@ def _by_split(items: Sequence[Item], splits: Sequence[tuple[str, ...]]) -> Split
     }
 
 
-def _entries(item: Item) -> list[dict[str, Any]]:
+def _entries(item: Item, split: str) -> list[dict[str, Any]]:
     """Return the datalist entries of a written image: one entry, or one for each listed slice."""
+    label: Any = item.mask
+    if isinstance(label, tuple):  # of findings; -2 and -3: uncertain, and to be 0 or 1 where that is not tested
+        assumed = {} if split.startswith("test") else {-2: 0, -3: 1}
+        label = [value if value >= 0 else assumed.get(value) for value in label]
     entry = {
-        "image": item.image, "label": item.mask, "patient": item.patient, "volume": item.volume,
+        "image": item.image, "label": label, "patient": item.patient, "volume": item.volume,
         "spacing": item.spacing and list(item.spacing), "attributes": item.attributes or None,
     }  # fmt: skip
     known = {key: value for key, value in entry.items() if value is not None}

@@ -123,6 +123,7 @@ class FinalTest:
         say: writes a line to the server's log.
         metrics, primary: the metrics that sites may measure, by name; the name of the primary one.
         parts: number of classes or structures, where the task has outcomes of single images.
+        findings: names of the findings, where the task has any.
     """
 
     def __init__(
@@ -134,9 +135,10 @@ class FinalTest:
         metrics: Mapping[str, Metric],
         primary: str,
         parts: int = 0,
+        findings: Sequence[str] | None = None,
     ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
-        self.metrics, self.primary, self.parts = metrics, primary, parts
+        self.metrics, self.primary, self.parts, self.findings = metrics, primary, parts, findings
         #: Facts that each site reported about its data before the first round.
         self.facts: Mapping[str, Mapping[str, Any]] = {}
         self.footing = Footing({})  # compares sites that annotate different structures; known after the check
@@ -242,7 +244,7 @@ class FinalTest:
         refuse_if(site, {printable(odd): bool(kept) and (named is not None or not run.groups)})
         of = run.groups, self.parts, run.group_bins, run.calibration_bins
         stats[BY_GROUP] = read_groups(site, stats, *of, declared=named, images=images)
-        stats[CLINICAL] = read_clinical(site, stats, self.parts, images)
+        stats[CLINICAL] = read_clinical(site, stats, self.parts, images, self.findings)
         phase.stats[site] = stats
         return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
 

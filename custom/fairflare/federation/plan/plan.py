@@ -235,7 +235,7 @@ def make_plan(
         by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}
         by_user = route_settings(by_user, chosen, task_class)[1]
         alone = build(chosen.training, {**own, **by_user, **brought, **of_rule})
-    what = f"method {chosen.name!r} cannot learn {kind}"
+    what = f"method {chosen.name!r} cannot learn {kind}{' of several findings an image' if made.findings else ''}"
     check = partial(_check_together, what, made, parts, of_plan, alone, shown=shown)
     if apart and of_plan.exchange != ALL:
         in_child(check, before=brings(made))

@@ -22,7 +22,7 @@ from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
-from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARKED_CASES, OTHER_IMAGES
+from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARKED_CASES, MEASURED, OTHER_IMAGES
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
@@ -87,6 +87,12 @@ FIELDS = (
         keep="leave `structures` and `classes` out of the site's file",
     ),
     Field(
+        MEASURED, "names", required=False,
+        doc="names of the findings that it measures: enough of its validation and test cases have and lack them",
+        reveals="which findings occur at the site",
+        keep=f"{BY_CLASS}; of one that fewer cases have, or lack, `min_cases`",
+    ),
+    Field(
         MARKED, "names", required=False,
         doc="names of the structures or classes that its labels have, in training, validation and its test lists",
         reveals="which structures or classes occur at the site",
@@ -112,7 +118,9 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     meta = read_head(site, message, current_round)
     found = read_report(meta.get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    of_classes = [found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON, ANNOTATED, MARKED)]
+    of_classes = [
+        found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
+    ]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
@@ -123,7 +131,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None: not asked for, or the site reports nothing about its labels.
-    of_labels = (NAMES, ACTED_ON, ANNOTATED, MARKED, MARKED_CASES)
+    of_labels = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES)
     found = {key: value for key, value in found.items() if value is not None or key not in of_labels}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
@@ -235,7 +243,8 @@ class Check:
         of, support = {}, {}
         for site, found in sorted(self.facts.items()):
             every = frozenset(map(printable, self.task.suited_to(_Said(found)).outcome_names()))
-            of[site] = every if found.get("annotated") is None else frozenset(found["annotated"])
+            told = (frozenset(found[key]) for key in (MEASURED, ANNOTATED) if found.get(key) is not None)
+            of[site] = next(told, every)
             if found.get("marked") and found["min_cases"] is None and self.task.has_classes is False:
                 support[site] = dict.fromkeys(of[site].difference(found["marked"]), 0)
         return Footing(of, self.task.primary_metric).without(support)
@@ -319,7 +328,7 @@ class Check:
             site = next(iter(asked))
             task = self.task.suited_to(_Said(self.facts[site]))
             numbers = dict(zip(task.outcome_names(), getattr(task, "structures", ()), strict=False))
-            text = question(asked, bool(task.has_classes), numbers)
+            text = question(asked, bool(task.has_classes or task.findings), numbers)
             if together:
                 yield text
             else:

@@ -88,7 +88,9 @@ class Rounds:
         rule.memory_folder = self.experiment.memory
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
         parts = len(task.outcome_names())
-        self.test = FinalTest(self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts)
+        self.test = FinalTest(
+            self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts, task.findings
+        )
         self.check = Check(task, run, self.asking, self.journal, self.metrics)
         self.at_home = AtHome()
         self.recalibration = Recalibration(task, run, self.asking, self.journal)

@@ -70,7 +70,7 @@ class ClinicalTable:
 
     Attributes:
         splits: for ``test`` and ``validation`` the classes (n,) and probabilities (n, classes) of the images, and the
-            number of each image's case (n,).
+            number of each image's case (n,); of findings the labels 1, 0 or -1 (not known), (n, findings).
         annotated: numbers of the classes that the site's images can have; the figures of others are NaN; ``None``: all.
     """
 
@@ -85,6 +85,8 @@ class ClinicalTable:
             by_class: whether figures by class may be sent.
         """
         labels, scores, cases = self.splits["test"]
+        if labels.ndim == 2:
+            return self._of_findings(least, by_class)
         sums = sums_of(labels, scores, np.ones(len(labels), bool), 1, BINS, cases)
         told = {OVER_ALL: [*sums[CALIBRATION].reshape(-1).tolist(), float(sums[BRIER])]}
         if not by_class:
@@ -101,6 +103,25 @@ class ClinicalTable:
         ]
         kept = [f"clinical {split}/class {label}" for split, labels in hidden.items() for label in sorted(labels)]
         return told | {OF_CLASSES: [float(value) for row in rows for value in row]}, kept
+
+    def _of_findings(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
+        """Return the result of :meth:`sent` for findings: each is told from its known labels, as of two classes."""
+        rows: list[float] = []
+        kept: list[str] = []
+        bins = np.zeros(3 * BINS + 1)
+        for number in range(self.splits["test"][0].shape[1]):
+            own = {}
+            for split, (labels, scores, cases) in self.splits.items():
+                known = labels[:, number] >= 0
+                sides = np.stack([1 - scores[known, number], scores[known, number]], 1)
+                own[split] = (labels[known, number], sides, cases[known])
+            told: dict[str, Any] = {OVER_ALL: 0.0, OF_CLASSES: [np.nan] * len(COLUMNS)}
+            if all(len(of) for of, _, _ in own.values()):
+                told, held = ClinicalTable(own).sent(least, by_class)
+                kept += [f"{name.partition('/')[0]}/finding {number}" for name in held[:1]]
+            bins += np.asarray(told[OVER_ALL])
+            rows += told.get(OF_CLASSES, [])
+        return {OVER_ALL: bins.tolist()} | ({OF_CLASSES: rows} if by_class else {}), kept
 
     def _of_class(self, label: int, sums: Sums, without: frozenset[int]) -> list[float]:
         """Return the :data:`COLUMNS` of a class; ``without``: classes that have no threshold."""
@@ -126,7 +147,9 @@ def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.d
     return ClinicalTable(splits, data.annotated)
 
 
-def read_clinical(site: str, stats: Mapping[str, Any], classes: int, images: float | None) -> dict[str, Any] | None:
+def read_clinical(
+    site: str, stats: Mapping[str, Any], classes: int, images: float | None, findings: Sequence[str] | None = None
+) -> dict[str, Any] | None:
     """Return the checked figures of a reply by class and name; ``None``: the reply has none.
 
     Args:
@@ -134,6 +157,7 @@ def read_clinical(site: str, stats: Mapping[str, Any], classes: int, images: flo
         stats: the reply's ``stats``, checked field by field.
         classes: number of classes of the task.
         images: number of images in the site's test split; ``None``: not known.
+        findings: names of the findings, each known of some of the images; ``None``: the task has classes.
 
     Returns:
         ``calibration``, ``brier`` and ``ece`` of all classes together under :data:`ALL`, and :data:`COLUMNS` of each
@@ -144,8 +168,8 @@ def read_clinical(site: str, stats: Mapping[str, Any], classes: int, images: flo
     """
     if stats[OVER_ALL] is None:
         return None
-    rows, labels = stats[OF_CLASSES], positives(classes)
-    names: Sequence[str] = stats[CLASSES] or [f"class {number}" for number in range(classes)]
+    rows, labels = stats[OF_CLASSES], positives(classes) if findings is None else range(classes)
+    names: Sequence[str] = findings or stats[CLASSES] or [f"class {number}" for number in range(classes)]
     lengths = {
         OVER_ALL: (stats[OVER_ALL], 3 * BINS + 1), CLASSES: (names, classes),
         OF_CLASSES: (rows or [], 0 if rows is None else len(labels) * len(COLUMNS)),
@@ -155,16 +179,19 @@ def read_clinical(site: str, stats: Mapping[str, Any], classes: int, images: flo
         for name, (values, size) in lengths.items()
     })  # fmt: skip
     sums = {CALIBRATION: np.reshape(stats[OVER_ALL][:-1], (BINS, 3)), BRIER: np.asarray(stats[OVER_ALL][-1])}
-    count = np.asarray(sums[CALIBRATION][:, 0].sum() if images is None else images)
+    told = sums[CALIBRATION][:, 0].sum()
+    count = np.asarray(told if images is None or findings is not None else images)
+    most = count if images is None else images
     table = np.reshape(rows or [], (-1, len(COLUMNS)))
     cases, cells, areas, points = np.split(table, [4, 8, 11], axis=1)
     cells = np.stack([cells, *points.reshape(-1, len(OPERATING), 5)[..., 1:].swapaxes(0, 1)])
     sides = cells[..., :2] + cells[..., 2:]  # images with the class, and without it
     odd = [
-        np.abs(sides - sides[0]), np.abs(sides[0].sum(-1) - count), areas - 1, cases[:, ::2] - sides[0],
-        cases[:, 1::2] - sides[0] ** 2,
+        np.abs(sides - sides[0]), sides[0].sum(-1) - most, areas - 1, cases[:, ::2] - sides[0],
+        cases[:, 1::2] - sides[0] ** 2, *([] if findings else [most - sides[0].sum(-1)]),
     ]  # fmt: skip
     refuse_if(site, {
+        f"field {OVER_ALL!r} is of {told:.0f} labels, more than {images} images have": told > most * classes,
         f"field {OVER_ALL!r} cannot be of {count:.0f} images": bool(impossible({IMAGES: count, **sums})),
         f"field {OF_CLASSES!r} cannot be of {count:.0f} images": any((values > 1e-6).any() for values in odd),
     })  # fmt: skip

@@ -14,7 +14,7 @@ from fairflare.federation.site.sampling import STRUCTURE_SUPPORT, STRUCTURES
 
 GLOBAL_LIST = "global_list"
 OTHER_IMAGES = "other_images"
-ANNOTATED, MARKED, MARKED_CASES = "annotated", "marked", "marked_cases"
+ANNOTATED, MEASURED, MARKED, MARKED_CASES = "annotated", "measured", "marked", "marked_cases"
 
 
 def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: Floor) -> dict[str, Any]:
@@ -66,11 +66,28 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     """
     names = task.outcome_names()
     facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
+    measured = measured_in(data, floor)
+    if measured is not None and sends_classes:
+        facts[MEASURED] = [names[k] for k in measured]
     own = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
     if None in own or not any(own):  # without any label there is nothing to count
         return facts
     told = Census(mark for of in own for mark in of or ()).told(names, floor.least) if sends_classes else {}
+    silent = {*names}.difference(names[k] for k in data.known or range(len(names)))
+    if silent and sends_classes and {*names} <= {*told, *silent}:  # all that its labels do not have, they leave open
+        facts.setdefault(ANNOTATED, [name for name in names if name not in silent])
     return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}
+
+
+def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
+    """Return the findings that enough cases have and enough others lack, in validation and test, to measure them.
+
+    ``None``: the data are not labelled with findings.
+    """
+    cases = [floor.data.class_cases(split) for split in ("validation", "test")]
+    if data.known is None or None in cases:
+        return None
+    return tuple(k for k in data.known if min(int(of[k]) for of in cases if of is not None) >= max(floor.least, 1))
 
 
 def support_of(task: Task, data: SiteData, floor: Floor) -> dict[str, Any]:

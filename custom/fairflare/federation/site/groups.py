@@ -103,7 +103,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
             "'attributes' of the datalist, or take it out of groups",
             public=f"site {site!r}: the run asks for groups={unknown[0]!r}, which its data do not declare",
         )
-    if asked and not task.outcome_names():
+    if asked and (task.findings or not task.outcome_names()):
         raise SiteError(f"site {site!r}: groups needs a task that tells of each image; {type(task).__name__} does not")
 
 

@@ -175,7 +175,9 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
         reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
-    told = bool(worker.task.has_classes) and bool(worker.task.outcome_names())  # a user's own task may tell none
+    told = bool(worker.task.has_classes or worker.task.findings) and bool(
+        worker.task.outcome_names()
+    )  # a user's own task may tell none
     if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:

@@ -42,6 +42,7 @@ from fairflare.exchange.messages import (
     SiteTask,
 )
 from fairflare.federation.site.examples import examples_folder
+from fairflare.federation.site.facts import measured_in
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate, safely_named
 from fairflare.federation.site.site_file import (
     DECODED,
@@ -271,6 +272,8 @@ class SiteWorker:
                 of_task.setdefault(DECODED, str(self.decoded.absolute()))
             opened = self.task.open_site(self.site, of_task)
             self.task, self._data = self.task.suited_to(opened), opened
+            measured = measured_in(opened, Floor(opened, self._floor(request)))
+            self.task = self.task.annotating(measured) if measured else self.task
             log.info("site %s: %s", self.site, opened.description)
         return SiteRun(
             site=self.site,

@@ -39,10 +39,10 @@ def check_unlabelled(training: LocalTraining, task: Task, data: SiteData, site: 
     Raises:
         SiteError: names the setting and what to do.
     """
-    if training.unlabelled and not task.consistency:
+    if training.unlabelled and (not task.consistency or task.findings):
         raise SiteError(
             f"site {site!r}: unlabelled={training.unlabelled!r} does not work with {type(task).__name__}; take a task "
-            "of segmentation or classification of FairFlare's own, or leave the setting out"
+            "of segmentation or classification (one class an image) of FairFlare's own, or leave the setting out"
         )
     if not training.unlabelled and not has_labels(data):
         raise SiteError(

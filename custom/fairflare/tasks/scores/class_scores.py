@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base import checks
 from fairflare.tasks.base import evaluating
+from fairflare.tasks.scores.finding_scores import finding_losses, finding_metrics, image_losses
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -28,9 +29,10 @@ BATCH = 64  # number of images in a batch where no result depends on this number
 
 
 class MeasuresClasses(ABC):
-    """Define loss and metrics of a task with class numbers as targets and a network that gives logits, (n, classes)."""
+    """Define loss and metrics of a network that gives logits, (n, classes); targets are class numbers, or findings."""
 
     primary_metric: ClassVar[str]
+    findings: list[str] | None = None
     outputs: ClassVar[Any]  # method that returns the network's outputs for whole inputs, in evaluation
     annotated: ClassVar[tuple[int, ...] | None] = None  # classes that a site's data can have; None: all
 
@@ -47,7 +49,7 @@ class MeasuresClasses(ABC):
 
         Its logit is minus infinity, so the softmax is over the others, and nothing pushes the class down.
         """
-        if self.annotated is None:
+        if self.annotated is None or self.findings:  # what is not known of a finding, its targets say
             return values
         return values.index_fill(-1, self._unseen.to(values.device), -math.inf)
 
@@ -59,26 +61,38 @@ class MeasuresClasses(ABC):
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the cross-entropy, the mean over the samples."""
-        from torch.nn.functional import cross_entropy
-
-        return cross_entropy(self.chosen(outputs), targets)
+        return self.sample_losses(outputs, targets).mean() if self.findings else self._entropy(outputs, targets)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return image_losses(outputs, targets) if self.findings else self._entropy(outputs, targets, "none")
+
+    def _entropy(self, outputs: torch.Tensor, targets: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(self.chosen(outputs), targets, reduction="none")
+        return cross_entropy(self.chosen(outputs), targets, reduction=reduction)
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the probability of each class, (n, classes) float64 on the CPU; rows sum to 1."""
+        """Return the probability of each class, (n, classes) float64 on the CPU; but of findings, rows sum to 1."""
         import torch
 
+        if self.findings:
+            return outputs.to("cpu", torch.float64).sigmoid()
         return torch.softmax(self.chosen(outputs.to("cpu", torch.float64)), 1)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
-        """Evaluate the model: the metrics of :func:`.metrics.classification_metrics`, and ``loss`` (cross-entropy)."""
+        """Evaluate the model: the metrics of :func:`.metrics.classification_metrics`, and ``loss`` (cross-entropy).
+
+        Of findings: those of :func:`.finding_scores.finding_metrics`, with the loss of each measured finding.
+        """
         from fairflare.tasks.scores.metrics import classification_metrics
 
         logits, labels = self._outputs(model, batches, device)
+        if self.findings:
+            losses, known = (values.sum(0).tolist() for values in finding_losses(logits, labels))
+            own = {f"loss_{self.findings[k]}": losses[k] / known[k] for k in self._measured if known[k]}
+            sure = self.probabilities(logits).numpy()
+            metrics = finding_metrics(labels.numpy(), sure, self.findings, self._measured)
+            return {**metrics, **own, "loss": float(self.loss(logits, labels))}
         metrics = classification_metrics(
             labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
         )
@@ -101,6 +115,9 @@ class MeasuresClasses(ABC):
         """Return the primary metric of the images with the chosen indices; NaN if the metric is not defined on them."""
         from fairflare.tasks.scores.metrics import classification_metrics
 
+        if self.findings:
+            labels, scores = (values[chosen] for values in told)
+            return finding_metrics(labels, scores, self.findings, self._measured)[self.primary_metric]
         found = classification_metrics(
             *(values[chosen] for values in told), class_names=self.names(), groups=self.groups(),
             areas=self.primary_metric.startswith("auc"),
@@ -122,6 +139,10 @@ class MeasuresClasses(ABC):
         from fairflare.base.cases import sampling
 
         targets, probabilities = told = self.outcomes(model, data, "test", device)
+        if self.findings:
+            error = sampling.jackknife(partial(self._primary, told), len(targets), data.cases("test"))
+            cases_of: dict[str, Any] = {"test_cases": sampling.num_cases(len(targets), data.cases("test"))}
+            return cases_of | ({"standard_error": error} if math.isfinite(error) else {})
         names, cases, metric = self.names(), data.cases("test"), self.primary_metric
         support = np.bincount(targets, minlength=len(names))
         right = (probabilities.argmax(1) == targets).astype(float)
@@ -137,6 +158,10 @@ class MeasuresClasses(ABC):
             said = {"test_cases": sampling.num_cases(len(targets), cases)}
             said |= {"standard_error": error} if math.isfinite(error) else {}
         return {**said, "classes": names, "class_support": support.tolist()}
+
+    @property
+    def _measured(self) -> Sequence[int]:
+        return range(len(self.findings or ())) if self.annotated is None else self.annotated
 
     def _outputs(
         self, model: torch.nn.Module, batches: Iterable[Batch], device: Device

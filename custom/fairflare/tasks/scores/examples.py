@@ -91,8 +91,8 @@ def place_of(inside: npt.NDArray[Any]) -> tuple[Any, ...]:
 
 def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return an image and its target (a mask of the same shape, or a class) in 2D; for a volume one slice of both."""
-    place = place_of(target if target.ndim else image)
-    return image[place], target[place] if target.ndim else target
+    place = place_of(target if target.ndim > 1 else image)
+    return image[place], target[place] if target.ndim > 1 else target
 
 
 def of_segmentation(

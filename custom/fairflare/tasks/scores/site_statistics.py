@@ -165,7 +165,8 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
     shape: tuple[int, ...] = ()
     more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
     for plane in planes:
-        image, mask = (read_image(plane, **more), None) if isinstance(plane.label, int) else read_pair(plane, **more)
+        of_class = isinstance(plane.label, int | tuple)
+        image, mask = (read_image(plane, **more), None) if of_class else read_pair(plane, **more)
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
         shape = image.shape
         if mask is not None:
@@ -174,6 +175,8 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
     if isinstance(sample.label, int):
         coding = getattr(own, "class_numbers", None) or {}
         labels[coding.get(sample.label, sample.label)] += 1
+    elif isinstance(sample.label, tuple):
+        labels.update(number for number, value in enumerate(sample.label) if value == 1)
     else:
         labels = _coded(labels, getattr(own, "mask_values", None))
         if not any(count for number, count in labels.items() if number):

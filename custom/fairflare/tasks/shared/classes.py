@@ -20,6 +20,7 @@ from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.tasks.base import LOSS, Metric, SiteData
 from fairflare.tasks.images import Coding, FolderImages, ImageTask, Momentum, one_for_each_class
 from fairflare.tasks.scores.class_scores import OUTSIDE, MeasuresClasses
+from fairflare.tasks.scores.finding_scores import cases_of_findings, declared_findings, known_findings
 from fairflare.tasks.scores.metrics import MEANINGS, NAMES, REVEALS
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_of
 
@@ -53,22 +54,25 @@ class ClassSite(SiteSettings):
 
     Args:
         class_numbers: ``{own number: class}``; default: the task's numbers.
-        classes: numbers of the task's classes that the site's data can have, such as ``[0, 1]``, or ``"all"``: what no
-            label is did not occur. Default: the site says nothing, and is asked where only others have a class.
+        classes: numbers of the task's classes that the site's data can have, such as ``[0, 1]``, or of the findings
+            that were looked for; ``"all"``: what no label is did not occur. Default: the site says nothing, and is
+            asked where only others have a class.
     """
 
     class_numbers: Coding | None = None
-    classes: Literal["all"] | Annotated[list[NonNegativeInt], Field(min_length=2)] | None = None
+    classes: Literal["all"] | Annotated[list[NonNegativeInt], Field(min_length=1)] | None = None
 
 
 @settings
 class ClassTask(MeasuresClasses, ImageTask):
-    """Define the base class of classification tasks: an image belongs to exactly one of several classes.
+    """Define the base class of classification tasks: an image belongs to one of several classes, or has findings.
 
     Args:
         network: the name of one; each task says which it knows.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
+        findings: names of findings, of which an image may have several or none, each with a probability of its own;
+            labels may leave some out. Default: an image belongs to exactly one class.
         num_classes: number of classes. Default: the phantom's.
         class_names: names of the classes for the metrics ``recall_<name>``. Default: the phantom's; of own images
             those of the datalist, or ``class_0``, ...
@@ -107,6 +111,7 @@ class ClassTask(MeasuresClasses, ImageTask):
     network: str = "resnet18"
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
     max_pool: Flag = False
+    findings: Annotated[list[str], Field(min_length=1)] | None = None
     num_classes: Annotated[int, Field(strict=True, ge=2)] | None = None
     class_names: list[str] | None = None
     class_groups: dict[str, Annotated[list[NonNegativeInt], Field(min_length=1)]] | None = None
@@ -122,6 +127,11 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.findings is not None:
+            one_for_each_class("findings", self.findings, self.classes, different=True)
+            if (self.num_classes, self.class_names, self.class_groups) != (None, None, None):
+                raise ValueError("findings name themselves; take num_classes, class_names and class_groups out")
+            vars(self).update(has_classes=False, primary_metric="auc")
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.classes, different=True)
         self.check_groups(self.class_groups or {})
@@ -138,11 +148,15 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     @property
     def classes(self) -> int:
-        """Return the number of classes."""
+        """Return the number of classes, or of findings."""
+        if self.findings is not None:
+            return len(self.findings)
         return self.num_classes if self.num_classes is not None else len(self.drawn_classes)
 
     def names(self) -> list[str]:
-        """Return the names of the classes."""
+        """Return the names of the classes, or of the findings."""
+        if self.findings is not None:
+            return self.findings
         if self.class_names is not None:
             return self.class_names
         own = self.drawn_classes
@@ -152,7 +166,7 @@ class ClassTask(MeasuresClasses, ImageTask):
         """Return the groups of classes, such as head, medium, tail."""
         if self.class_groups is not None:
             return self.class_groups
-        own = self.classes == len(self.drawn_classes)
+        own = self.findings is None and self.classes == len(self.drawn_classes)
         return {name: list(members) for name, members in self.drawn_groups.items()} if own else {}
 
     def build_model(self) -> Classifier:
@@ -187,6 +201,8 @@ class ClassTask(MeasuresClasses, ImageTask):
         Means of groups are declared as by class if a group has one class, or if exactly one class has no group: the
         recall of this single class could then be computed from the means.
         """
+        if self.findings is not None:
+            return declared_findings(self.findings)
         groups = {group: set(members) for group, members in self.groups().items()}
         every = tuple(range(self.classes))  # the mean over all classes also reveals classes outside a group
         alone = self.classes - len(set().union(*groups.values())) == 1 or any(len(m) == 1 for m in groups.values())
@@ -219,7 +235,7 @@ class ClassTask(MeasuresClasses, ImageTask):
         the task has none.
         """
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
-        if drawn or (self.class_names is not None and self.class_groups is not None):
+        if drawn or self.findings is not None or (self.class_names is not None and self.class_groups is not None):
             return self.annotating(data.annotated)
         own = copy.copy(self.annotating(data.annotated))
         if own.class_names is None:
@@ -235,6 +251,18 @@ class ClassTask(MeasuresClasses, ImageTask):
             DataError: the datalist's class names or groups, or the site's ``class_numbers``, do not fit.
         """
         named = datalist.class_names
+        if self.findings is not None:
+            strange = ["'class_names' is missing"] if named is None else sorted({*named}.difference(self.findings))
+            if strange or own.class_numbers is not None:
+                told = f"the task has the findings {', '.join(self.findings)}"
+                raise DataError(
+                    f"site '{site}': {told}; not among them: {', '.join(strange) or 'class_numbers'} of "
+                    f"'{datalist.file}'. Name all in findings of the task, or correct the datalist",
+                    f"site '{site}': {told}, and its datalist or its file has others",
+                )
+            return
+        with setting_of(site, "classes"):
+            checks.whole("the number of classes", 2 if own.classes in (None, "all") else len(own.classes), low=2)
         if named is not None and own.class_numbers is None and len(named) != self.classes:
             told = f"the datalist names {len(named)} classes, the job has num_classes={self.classes}"
             told = f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in"
@@ -260,11 +288,17 @@ class LabelledImages(FolderImages):
     ) -> None:
         super().__init__(task, datalist, coding, **memory)
         # All labels are read here, so that a wrong label is found before the first round, not during it.
-        found = {
+        found: Any = {
             split: [self.class_of(sample, split) for sample in samples]
             for split, samples in datalist.splits.items()
             if split != UNLABELLED
         }
+        if task.findings is not None:
+            told = {split: np.reshape(rows, (len(rows), task.classes)) for split, rows in found.items()}
+            self._cases = {split: cases_of_findings(self.cases(split), rows) for split, rows in told.items()}
+            self.known = known_findings(told.values())
+            self.class_names, self.num_classes = tuple(task.findings), task.classes
+            return
         self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
         self._cases = {split: cases_of_classes(self.cases(split), own, task.classes) for split, own in found.items()}
         self.class_names = datalist.class_names if coding is None else None
@@ -272,9 +306,11 @@ class LabelledImages(FolderImages):
         known = [*coding.values()] if coding else [number for numbers in found.values() for number in numbers]
         self.num_classes = len(self.class_names) if self.class_names else max(known, default=task.classes - 1) + 1
 
-    def class_of(self, sample: Sample, split: str) -> int:
-        """Return the class of a sample, in the task's numbers."""
+    def class_of(self, sample: Sample, split: str) -> int | tuple[int, ...]:
+        """Return the class of a sample, in the task's numbers, or 1, 0 or -1 (not known) for each of its findings."""
         classes = self.task.classes
+        if isinstance(sample.label, tuple) or self.task.findings is not None:
+            return self._findings_of(sample, split)
         label = checks.whole(f"site '{self.site}': class of '{sample.image}'", sample.label, low=0)
         found = label if self.coding is None else self.coding.get(label, -1)
         if found not in (self.task.annotated or (found,)):
@@ -296,13 +332,33 @@ class LabelledImages(FolderImages):
             )
         return found
 
-    def labelled(self, sample: Sample, split: str) -> list[int]:
-        return [self.class_of(sample, split)]
+    def _findings_of(self, sample: Sample, split: str) -> tuple[int, ...]:
+        label, names, wanted = sample.label, self.datalist.class_names or (), self.task.findings or ()
+        told = dict(zip(names, label, strict=False)) if isinstance(label, tuple) else {}
+        said = [told.get(name, -1) for name in wanted]
+        silent = {*range(len(wanted))}.difference(self.task.annotated or range(len(wanted)))
+        odd = [wanted[k] for k in silent if said[k] == 1]
+        found = [-1 if k in silent else value for k, value in enumerate(said)]
+        if problem := checks.first_of({
+            "has a label for each of several findings, and the task has none; set findings of the task": not wanted,
+            f"must have a label with 1, 0 or null for each of the {len(names)} findings, got {label!r:.80}": not told,
+            f"has {', '.join(odd)}, which 'classes' in the site's fairflare.json leaves out; add it there": odd != [],
+            "has no known finding; take it out of the datalist": max(found, default=-1) < 0,
+        }):  # fmt: skip
+            raise DataError(
+                f"site '{self.site}': image '{sample.image}' of split '{split}' {problem}",
+                f"site '{self.site}': an image of split '{split}' has no label that fits the task's findings",
+            )
+        return tuple(found)
 
-    def class_counts(self, split: str) -> torch.Tensor:
+    def labelled(self, sample: Sample, split: str) -> list[int]:
+        found = self.class_of(sample, split)
+        return [k for k, value in enumerate(found) if value == 1] if isinstance(found, tuple) else [found]
+
+    def class_counts(self, split: str) -> torch.Tensor | None:
         import torch
 
-        return torch.from_numpy(self._counts[self.check_split(split)])
+        return None if self.task.findings else torch.from_numpy(self._counts[self.check_split(split)])
 
     def class_cases(self, split: str) -> torch.Tensor:
         import torch

@@ -1,0 +1,280 @@
+"""Classification of findings, of which an image may have several: labels, loss, metrics, preparing, every method."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from fairflare.base.cases.floor import Floor
+from fairflare.checking.images import check_sites
+from fairflare.data.datalist import DataError, load_datalist, write_datalist
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.listed import Answers
+from fairflare.data.preparers.pictures import prepare_images
+from fairflare.federation.collecting.phase import RoundFailed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.clinical import COLUMNS, OF_CLASSES, ClinicalTable
+from fairflare.federation.site.facts import labels_of, measured_in
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.base.catalog import all_methods
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.scores.finding_scores import finding_losses, finding_metrics
+from fairflare.tasks.volumes.classification import VolumeClassificationTask
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NAMES = ["effusion", "edema", "mass"]
+SMALL: dict[str, Any] = {
+    "findings": NAMES, "image_size": [48, 48], "in_channels": 1, "local_epochs": 1,
+}  # fmt: skip
+P = torch.tensor([[0.9, 0.2, 0.6], [0.3, 0.8, 0.5]], dtype=torch.float64)
+Y = torch.tensor([[1, -1, 0], [0, 1, 1]])
+
+
+def picture(folder: Path, name: str, of: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    image = rng.normal(100, 12, (32, 32))
+    for place, there in enumerate(of):
+        image[2 + 10 * place : 9 + 10 * place, 4:28] += 80 * (there == 1)
+    folder.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / name)
+
+
+def site(folder: Path, seed: int = 0, silent: int | None = None, zero: int | None = None) -> dict[str, Any]:
+    """Write a site with 24 images; of one finding nothing is known, or one is in no image."""
+    splits: dict[str, list[dict[str, Any]]] = {}
+    rng = np.random.default_rng(seed)
+    for split in ("training", "validation", "test"):
+        splits[split] = []
+        for k in range(8):
+            of: list[Any] = [(k >> bit) & 1 for bit in range(3)]
+            if zero is not None:
+                of[zero] = 0
+            picture(folder, f"{split}{k}.png", of, int(rng.integers(2**31)))
+            if silent is not None:
+                of[silent] = None
+            splits[split].append({"image": f"{split}{k}.png", "label": of})
+    write_datalist(folder / "datalist.json", splits, class_names=NAMES)
+    return {"data_root": str(folder)}
+
+
+def run(folder: Path, sites: dict[str, Any], method: str = "fed_avg", **more: Any) -> Any:
+    settings = {**SMALL, **more.pop("settings", {})}
+    plan = make_plan(
+        method, task="classification", sites=list(sites), settings=settings, num_rounds=1, bootstrap=0, **more
+    )
+    try:
+        run_local(plan, folder, {"sites": sites})
+    except RoundFailed as error:
+        return str(error)
+    (found,) = folder.rglob("results.json")
+    return json.loads(found.read_text())
+
+
+def test_the_loss_of_the_worked_example() -> None:
+    logits = torch.logit(P)
+    cells, known = finding_losses(logits, Y)
+    expected = [[0.105361, 0, 0.916291], [0.356675, 0.223144, 0.693147]]
+    torch.testing.assert_close(cells, torch.tensor(expected, dtype=torch.float64), atol=1e-6, rtol=0)
+    assert known.tolist() == [[True, False, True], [True, True, True]]
+    task = ClassificationTask(**{k: v for k, v in SMALL.items() if k != "local_epochs"})
+    assert float(task.loss(logits, Y)) == pytest.approx(0.467574, abs=1e-6)
+    torch.testing.assert_close(task.sample_losses(logits, Y).mean(), task.loss(logits, Y))
+    by_finding = cells.sum(0) / known.sum(0)
+    assert float(by_finding.mean()) == pytest.approx(0.419627, abs=1e-6)
+
+
+@pytest.mark.parametrize(("answer", "value", "mean"), [("zero", 0, 0.419627), ("one", 1, 0.650676)])
+def test_an_uncertain_label_becomes_what_was_answered(answer: Any, value: int, mean: float) -> None:
+    relabelled = torch.where(Y < 0, torch.tensor(value), Y)
+    assert float(finding_losses(torch.logit(P), relabelled)[0].mean()) == pytest.approx(mean, abs=1e-6)
+    item = Item("x", "x", None, {"a": "-1", "b": "", "c": "1.0"})
+    assert Answers(answer, "missing").labels(item) == (-2 - value, -1, 1)
+    assert Answers("ignore", "zero").labels(item) == (-1, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        ("2", "has '2'; a finding is"), ("yes", "has 'yes'"), ("-1", "--uncertain"), ("", "--blank zero"),
+        ("nan", "--blank"),
+    ],
+)  # fmt: skip
+def test_other_cells_are_refused_or_asked_about(cell: str, said: str) -> None:
+    with pytest.raises(DataError, match=f"column 'edema' .*{said}"):
+        Answers().labels(Item("x", "x", None, {"effusion": "1", "edema": cell}))
+
+
+def test_metrics_are_those_of_scikit_learn_over_the_known_labels() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(-1, 2, (60, 4))
+    labels[:, 3] = 0  # no image has the last one
+    scores = rng.random((60, 4)).round(1)  # with ties
+    found = finding_metrics(labels, scores, "abcd", range(4))
+    areas, precisions = [], []
+    for number, name in enumerate("abc"):
+        known = labels[:, number] >= 0
+        areas.append(roc_auc_score(labels[known, number], scores[known, number]))
+        precisions.append(average_precision_score(labels[known, number], scores[known, number]))
+        assert found[f"auc_{name}"] == pytest.approx(areas[-1])
+        assert found[f"pr_auc_{name}"] == pytest.approx(precisions[-1])
+    assert "auc_d" not in found
+    assert found["auc"] == pytest.approx(np.mean(areas))
+    assert found["pr_auc"] == pytest.approx(np.mean(precisions))
+    assert set(finding_metrics(labels, scores, "abcd", [1])) == {"auc", "auc_b", "pr_auc", "pr_auc_b"}
+
+
+def test_clinical_figures_are_over_the_known_labels() -> None:
+    rng = np.random.default_rng(1)
+    labels, scores = rng.integers(-1, 2, (80, 3)), rng.random((80, 3))
+    splits: Any = {split: (labels, scores, np.arange(80)) for split in ("test", "validation")}
+    told, kept = ClinicalTable(splits).sent(1, True)
+    rows = np.reshape(told[OF_CLASSES], (3, len(COLUMNS)))
+    for number, row in enumerate(rows):
+        own = dict(zip(COLUMNS, row, strict=True))
+        known = labels[:, number] >= 0
+        assert own["auc"] == pytest.approx(roc_auc_score(labels[known, number], scores[known, number]))
+        assert own["cases_with"] == (labels[:, number] == 1).sum()
+        assert own["tp"] + own["fp"] == (scores[known, number] > 0.5).sum()
+    assert kept == []
+    _, kept = ClinicalTable(splits).sent(60, True)
+    assert kept == [f"clinical test/finding {number}" for number in range(3)]
+
+
+def test_which_findings_a_site_measures_and_tells(tmp_path: Path) -> None:
+    task = ClassificationTask(**{k: v for k, v in SMALL.items() if k != "local_epochs"})
+    data = task.open_site("a", site(tmp_path / "a", silent=1))
+    assert data.known == (0, 2)
+    assert data.class_cases("test").tolist() == [4, 0, 4]  # type: ignore[union-attr]
+    assert measured_in(data, Floor(data, 4)) == (0, 2)
+    assert measured_in(data, Floor(data, 5)) == ()
+    facts = labels_of(task, data, True, Floor(data, 1))
+    assert (facts["annotated"], facts["measured"]) == (["effusion", "mass"], ["effusion", "mass"])
+    other = task.open_site("b", site(tmp_path / "b", zero=1))
+    facts = labels_of(task, other, True, Floor(other, 1))
+    assert "annotated" not in facts  # no image has edema: the site is asked, if others' images do
+    assert facts["measured"] == ["effusion", "mass"]
+
+
+def test_a_run_of_sites_with_different_findings(tmp_path: Path) -> None:
+    sites = {"A": site(tmp_path / "a", 1), "B": site(tmp_path / "b", 2, silent=2), "C": site(tmp_path / "c", 3)}
+    results = run(tmp_path / "r", sites)
+    assert results["status"] == "completed"
+    assert results["footing"]["shared"] == ["edema", "effusion"]
+    assert "auc_mass" not in results["test"]["B"]
+    assert {"auc_mass", "pr_auc_mass", "loss_mass"} <= set(results["test"]["A"])
+    own = results["test"]["A"]
+    assert own["auc"] == pytest.approx((own["auc_edema"] + own["auc_effusion"]) / 2)
+    assert set(results["clinical"]["A"]) == {"all classes", *NAMES}
+
+
+def test_a_finding_that_no_image_of_one_site_has_is_asked_about(tmp_path: Path) -> None:
+    sites = {"A": site(tmp_path / "a", 1), "B": site(tmp_path / "b", 2, zero=2)}
+    assert "no label of B is mass (or too few for its min_cases)" in run(tmp_path / "r", sites)
+    sites["B"]["classes"] = "all"
+    assert run(tmp_path / "r2", sites)["status"] == "completed"
+
+
+def test_columns_go_by_name_and_wrong_labels_are_named(tmp_path: Path) -> None:
+    task = ClassificationTask(**{k: v for k, v in SMALL.items() if k != "local_epochs"})
+    own = site(tmp_path / "a")
+    file = tmp_path / "a" / "datalist.json"
+    content = json.loads(file.read_text())
+    content["class_names"] = NAMES[::-1]
+    content["test"][0]["label"] = [1, 0, None]
+    file.write_text(json.dumps(content))
+    assert next(iter(task.open_site("a", own).batches("test", batch_size=1)))[1].tolist() == [[-1, 0, 1]]
+    for label, said in (
+        ([1, 0, 2], "got 2"), ([1, 0, -1], "got -1"), ([None] * 3, "at least of one"), ([1], "of the 3 findings"),
+        (1, "each of the 3"), ([1, "x", 0], "got 'x'"),
+    ):  # fmt: skip
+        file.write_text(json.dumps({**content, "test": [{**content["test"][0], "label": label}]}))
+        with pytest.raises(DataError, match=said):
+            task.open_site("a", own)
+    file.write_text(json.dumps({**content, "class_names": ["effusion", "oedema", "mass"]}))
+    with pytest.raises(DataError, match="not among them: oedema"):
+        task.open_site("a", own)
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="set findings of the task"):
+        ClassificationTask(num_classes=3).open_site("a", own)
+    with pytest.raises(DataError, match=r"'classes' in the site's fairflare\.json leaves out"):
+        task.open_site("a", {**own, "classes": [0]})
+
+
+def test_from_a_table_to_a_checked_datalist(tmp_path: Path) -> None:
+    rows = []
+    for number in range(24):
+        of = [(number >> bit) & 1 for bit in range(3)]
+        picture(tmp_path / "img", f"p{number:02d}.png", of, number)
+        cells = [str(value) for value in of]
+        cells[1] = "-1" if number < 4 else cells[1]
+        rows.append(
+            [
+                f"p{number:02d}.png",
+                "ab"[number > 11],
+                *cells[:2],
+                "" if number > 11 else cells[2],
+                ("training", "validation", "test")[number % 3],
+            ]
+        )
+    with (tmp_path / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["image", "site", *NAMES, "split"], *rows])
+    more: Any = {"csv": tmp_path / "t.csv", "classes": NAMES}
+    with pytest.raises(DataError, match="--uncertain"):
+        prepare_images(tmp_path / "img", tmp_path / "none", **more)
+    with pytest.raises(DataError, match="no column for the finding nodule"):
+        prepare_images(tmp_path / "img", tmp_path / "none", csv=tmp_path / "t.csv", classes=[*NAMES, "nodule"])
+    folders = prepare_images(tmp_path / "img", tmp_path / "out", uncertain="one", blank="missing", **more)
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["task"] == {"findings": NAMES}
+    listed = {name: load_datalist(folder, site=name, class_labels=True) for name, folder in folders.items()}
+    assert all(sample.label[2] == -1 for own in listed["b"].splits.values() for sample in own)  # type: ignore[index]
+    labels = {sample.image.name: (split, sample.label[1]) for own in listed.values()  # type: ignore[index]
+              for split, samples in own.splits.items() for sample in samples}  # fmt: skip
+    assert [labels[f"p{n:02d}.png"] for n in range(4)] == [
+        ("training", 1), ("validation", 1), ("test", -1), ("training", 1),
+    ]  # fmt: skip
+    task = ClassificationTask(**{k: v for k, v in SMALL.items() if k != "local_epochs"})
+    report = check_sites(task, {name: {"data_root": str(folder)} for name, folder in folders.items()})
+    assert report.grave == 0, [problem.text for problem in report.problems if problem.grave]
+    assert report.sites[1].annotated == (0, 1)
+
+
+def test_settings_that_contradict_findings_are_refused() -> None:
+    with pytest.raises(ValueError, match="findings name themselves"):
+        ClassificationTask(findings=["a"], num_classes=2)
+    with pytest.raises(ValueError, match="different"):
+        ClassificationTask(findings=["a", "a"])
+
+
+def test_volumes_have_findings_too() -> None:
+    task = VolumeClassificationTask(findings=["lesion", "cyst"])
+    assert task.build_model()(torch.zeros(1, 1, 32, 32, 32)).shape == (1, 2)
+    assert (task.has_classes, task.primary_metric) == (False, "auc")
+
+
+@pytest.mark.parametrize("method", list(all_methods().values()), ids=lambda method: method.name)
+def test_every_method_learns_findings_or_says_why_not(method: Any, tmp_path: Path) -> None:
+    """Check that a method either runs on findings or refuses the task where the run is planned, with its reason."""
+    sites = {"A": site(tmp_path / "a", 1), "B": site(tmp_path / "b", 2, silent=2)}
+    refusals = []
+    try:
+        results = run(tmp_path / "r", sites, method.name)
+    except ValueError as error:
+        refusals.append(str(error))
+    if refusals:  # by what the task declares (`has_classes`), when the run is planned
+        assert method.title in refusals[0] or method.name in refusals[0]
+        assert "class" in refusals[0]
+        return
+    if isinstance(results, str):  # refused before any training: the pictures have no groups of people
+        assert "its data do not declare" in results
+        return
+    assert results["status"] == "completed"
+    assert all(np.isfinite(results["test"][name]["auc"]) for name in sites)

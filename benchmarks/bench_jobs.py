@@ -30,6 +30,9 @@ WHY = {
     "fed_bn": "every site has norms of its own, which few images have trained",
     "fair_lora": "adapters of a random encoder; see docs/fair_lora.md for one that was trained before",
     "cgsv": "a model moves at most cgsv_gamma a round",
+    "moon": "five rounds hardly train its projection head",
+    "logit_adjustment": "shifted logits start slowly",
+    "ldam": "margins slow the first rounds",
     "fed_avg_m": "the server's momentum has hardly begun in three rounds",
     "fed_opt": "the server's moments have hardly begun in three rounds",
 }

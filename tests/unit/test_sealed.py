@@ -117,6 +117,7 @@ REFUSED = [
     ("$@net.load_state_dict({})", "calls"),
     ("$(lambda: 1)()", "calls|Lambda"),
     ("$lambda x, y=1: x", "Lambda"),
+    ("$len([lambda x: compile('1', 'f', 'eval')])", "'compile' in a function"),
     ("$[x for x in @roi for y in @roi]", "ListComp"),
     ("$(x := 1)", "NamedExpr"),
     ("$1 << 99", "operator LShift"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import enum
 import inspect
 import itertools
@@ -192,7 +193,11 @@ class Expression:
         raise self._refused(f"calls {ast.unparse(called)!r:.80} in a way that is not known")
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
-        """Return a function of arrays that walks the tree for each call."""
+        """Return a function of arrays that walks the tree for each call; names of Python's own are refused at once."""
+        bound = {*scope, *names, *functions()}
+        for node in ast.walk(body):
+            if isinstance(node, ast.Name) and node.id not in bound and hasattr(builtins, node.id):
+                raise self._refused(f"has {node.id!r} in a function, which is not known")
 
         def function(*values: Any) -> Any:
             numbers = sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))

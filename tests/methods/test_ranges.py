@@ -27,9 +27,9 @@ RANGES: dict[str, str] = {
     """,
     "a number > 0": """
         adapters.alpha afl_rate anchor_timeout cffl_alpha cgsv_beta cgsv_gamma check_timeout classifier_rate
-        cosine_scale dro_rate fair_max grad_clip learning_rate mu_policy.learning_rate norms_timeout temperature
-        tolerance train_timeout validate_timeout weighting.eta weighting.sigma_0 weighting.sigma_min
-        weighting.sigma_w
+        cosine_scale dro_rate fair_max grad_clip learning_rate mu_policy.learning_rate norms_timeout server_rate
+        server_tau temperature tolerance train_timeout validate_timeout weighting.eta weighting.sigma_0
+        weighting.sigma_min weighting.sigma_w
     """,
     "a number >= 0": """
         best_lambda ditto_lambda dro_adjustment fair_weight fairfed_beta feature_rate flexfair_weight gsam_alpha
@@ -42,7 +42,8 @@ RANGES: dict[str, str] = {
     "an integer >= 0": "cka_memory corrupted_sites crt_rounds feature_steps label_noise_sites phantom_seed test_every",
     "an integer >= 1 or nothing": "cka_passes local_steps max_samples neck_dim personal_epochs projector_dim width",
     "a number in (0, 1]": "adapters.own beta c_th norm_momentum",
-    "a number in [0, 1)": "cgsv_alpha drw_beta fairlora_ema momentum overlap",
+    "a number in [0, 1)": "beta beta2 cgsv_alpha drw_beta fairlora_ema momentum overlap",
+    "a number in [0, 1) or nothing": "beta1",
     "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm tau",
     "a number >= 0 or nothing": "fair_clamp floor prior_strength",
     "an integer >= 0 or nothing": "ignore mu_policy.seed warmup_rounds weighting.seed",

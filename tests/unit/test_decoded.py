@@ -165,6 +165,7 @@ def test_a_whole_run_decodes_every_volume_once(site: Path, decodings: list[Path]
 class _Request:
     current_round, num_rounds, seed, min_cases, measure = 0, 1, 0, 1, ()
     directives: dict[str, Any] = {}  # noqa: RUF012
+    beside: dict[str, Any] = {}  # noqa: RUF012
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ METHODS = [
         training=ControlledTraining,
         source="Karimireddy et al., ICML 2020",
         site={"learning_rate": 0.1},
-        keeps=("optimizer", "momentum"),
+        keeps=("optimizer", "momentum", "learning_rate"),
         **JOB,
     )
 ]

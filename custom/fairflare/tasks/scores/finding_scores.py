@@ -91,7 +91,7 @@ def finding_metrics(
         truth, own = targets[known, number] == 1, probabilities[known, number]
         if truth.any() and not truth.all():
             found["auc"][names[number]] = float(roc_auc_score(truth, own))
-            found[PR_AUC][names[number]] = float(average_precision_score(truth, own))
+            found[PR_AUC][names[number]] = min(1.0, float(average_precision_score(truth, own)))  # its sum may round up
     return {
         metric if name is None else f"{metric}_{name}": value
         for metric, of in found.items()

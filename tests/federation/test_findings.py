@@ -1,4 +1,4 @@
-"""Classification of findings, of which an image may have several: labels, loss, metrics, preparing, every method."""
+"""Test findings, of which an image may have several: labels, loss, metrics, preparing, every method."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.clinical import COLUMNS, OF_CLASSES, ClinicalTable
 from fairflare.federation.site.facts import labels_of, measured_in
 from fairflare.federation.transports.local import run_local
+from fairflare.flare.statistics import ImageStatistics
 from fairflare.methods.base.catalog import all_methods
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.finding_scores import finding_losses, finding_metrics
@@ -129,6 +130,15 @@ def test_metrics_are_those_of_scikit_learn_over_the_known_labels() -> None:
     assert found["auc"] == pytest.approx(np.mean(areas))
     assert found["pr_auc"] == pytest.approx(np.mean(precisions))
     assert set(finding_metrics(labels, scores, "abcd", [1])) == {"auc", "auc_b", "pr_auc", "pr_auc_b"}
+
+
+def test_an_average_precision_of_one_does_not_round_up() -> None:
+    """Check that a perfect model's figure stays in the metric's range, for each number of positives."""
+    for positives in range(2, 30):
+        labels = np.arange(positives + 6)[:, None] < positives
+        scores = np.linspace(1, 0, positives + 6)[:, None]
+        assert finding_metrics(labels.astype(np.int64), scores, "a", [0])["pr_auc_a"] == pytest.approx(1)
+        assert finding_metrics(labels.astype(np.int64), scores, "a", [0])["pr_auc_a"] <= 1
 
 
 def test_clinical_figures_are_over_the_known_labels() -> None:
@@ -245,6 +255,14 @@ def test_from_a_table_to_a_checked_datalist(tmp_path: Path) -> None:
     report = check_sites(task, {name: {"data_root": str(folder)} for name, folder in folders.items()})
     assert report.grave == 0, [problem.text for problem in report.problems if problem.grave]
     assert report.sites[1].annotated == (0, 1)
+
+
+def test_statistics_say_that_they_do_not_count_findings(tmp_path: Path) -> None:
+    own = site(tmp_path / "a")
+    counting = ImageStatistics()
+    counting.open("a", own)
+    with pytest.raises(DataError, match=r"site 'a': its labels are lists of findings, .* `fairflare check-data` does"):
+        counting.features()
 
 
 def test_settings_that_contradict_findings_are_refused() -> None:

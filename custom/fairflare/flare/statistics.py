@@ -259,14 +259,14 @@ class StatisticsPage(StatisticsWriter):
 
 
 def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
-    """Return ``"classification"`` if a label in the site's datalist is a number, else ``"segmentation"`` (masks).
+    """Return ``"classification"`` if a label in the site's datalist is a number or a list, else ``"segmentation"`` (masks).
 
     Errors in the datalist are ignored here; they are reported when the images are read.
     """
     try:
         content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
         entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
-        numbers = [type(entry.get("label")) is int for entry in entries if isinstance(entry, Mapping)]
+        numbers = [type(entry.get("label")) in (int, list) for entry in entries if isinstance(entry, Mapping)]
         return "classification" if any(numbers) else "segmentation"
     except (KeyError, TypeError, AttributeError, OSError, ValueError):
         return "segmentation"

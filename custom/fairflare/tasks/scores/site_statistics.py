@@ -114,7 +114,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         least: smallest number of cases behind a figure, see :class:`SiteSums`.
 
     Raises:
-        DataError: the site has no data folder, no datalist, or a datalist that cannot be read.
+        DataError: the site has no data folder, no datalist, one that cannot be read, or one of findings.
     """
     own = read_settings(SegmentationSite if kind == "segmentation" else ClassificationSite, site, settings)
     if own.data_root is None:
@@ -127,6 +127,11 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
+    if any(isinstance(sample.label, tuple) for samples in listed.splits.values() for sample in samples):
+        raise DataError(
+            f"site '{site}': its labels are lists of findings, which statistics do not count; `fairflare check-data` "
+            "does"
+        )
     said = getattr(own, KEYS[kind == "classification"])
     sums, values = (
         SiteSums(least, listed.synthetic, PARTLY if isinstance(said, list) else int(said == "all")),

@@ -202,7 +202,7 @@ def test_a_lower_limit_above_the_upper_one_is_refused():
 def test_report(tmp_path):
     """Check the data that each reported number is measured on."""
     state = start()
-    training = FairProximalTraining(batch_size=8, local_epochs=2, learning_rate=0.01)
+    training = FairProximalTraining(batch_size=8, local_epochs=4, learning_rate=0.05)
     worker, reply = train(training, tmp_path, state, {"mean_loss": 1.5})
     data = worker._data
     assert data is not None

@@ -45,3 +45,16 @@ def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     test.write_text(TEST.replace("2", "3"))
     with pytest.raises(SystemExit, match="2"):
         tool.main(["--only", "/ 2"])
+
+
+def test_every_listed_text_is_still_where_it_is_to_be_broken() -> None:
+    """Check that the list can be read, counts itself, and that no change moved a text or its tests away."""
+    import tomllib
+
+    root = Path(__file__).parents[2]
+    listed = tomllib.loads((root / "tests/mutants.toml").read_text(encoding="utf-8"))
+    assert listed["dead"] == sum(entry["dies"] for entry in listed["mutant"])
+    for entry in listed["mutant"]:
+        source = root.joinpath("custom", *entry["module"].split(".")).with_suffix(".py")
+        assert source.read_text(encoding="utf-8").count(entry["before"]) == 1, entry["name"]
+        assert all((root / test.partition("::")[0]).exists() for test in entry["tests"]), entry["name"]

@@ -259,7 +259,7 @@ class StatisticsPage(StatisticsWriter):
 
 
 def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
-    """Return ``"classification"`` if a label in the site's datalist is a number or a list, else ``"segmentation"`` (masks).
+    """Return ``"classification"`` if a label in the site's datalist is a number or a list, else ``"segmentation"``.
 
     Errors in the datalist are ignored here; they are reported when the images are read.
     """

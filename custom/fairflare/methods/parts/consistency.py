@@ -179,6 +179,6 @@ def strong(images: torch.Tensor) -> torch.Tensor:
     changed = ((images - 0.5) * factor + 0.5 + shift).clamp(0.0, 1.0)
     for image in changed:
         corners = [int(torch.randint(side - side // 2 + 1, ())) for side in image.shape[1:]]
-        box = [slice(at, at + side // 2) for at, side in zip(corners, image.shape[1:], strict=True)]
-        image[(slice(None), *box)] = 0.5
+        box = [slice(None), *(slice(at, at + side // 2) for at, side in zip(corners, image.shape[1:], strict=True))]
+        image[tuple(box)] = 0.5
     return changed

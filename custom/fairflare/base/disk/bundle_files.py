@@ -62,7 +62,8 @@ def grouped(checksum: str) -> str:
 def copy_bundle(folder: Path, target: Path) -> None:
     """Copy the files that :func:`bundle_files` lists to ``target``; what was at ``target`` is removed."""
     names = bundle_files(folder)
-    shutil.rmtree(target, ignore_errors=True)
+    if target.exists():
+        shutil.rmtree(target)
     for name in names:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, target / name)

@@ -1,4 +1,4 @@
-"""What images without labels add: 75 % of the masks removed at two sites, against dropping these images.
+"""Measure what images without labels add: 75 % of the masks removed at two sites, against dropping these images.
 
     python benchmarks/unlabelled.py FOLDER --out RUNS [--task segmentation] [--rounds 12] [--seeds 3] [--share 0.75]
 

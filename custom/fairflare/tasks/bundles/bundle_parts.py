@@ -1,4 +1,4 @@
-"""The parts of a MONAI bundle that a task needs, each by its key and of its kind; the optimizer as settings, too."""
+"""Make the parts of a MONAI bundle that a task needs, each by its key and of its kind, and the optimizer's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this job learns: the MONAI bundle in the folder beside this file."""
+"""Define what this job learns: the MONAI bundle in the folder beside this file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What this job learns: network, loss, metrics and data source. Edit it to bring your own."""
+"""Define what this job learns: network, loss, metrics and data source. Edit it to bring your own."""
 
 from fairflare.tasks.classification import ClassificationTask
 

@@ -88,7 +88,15 @@ def ramp(current_round: int, num_rounds: int) -> float:
 
 
 def counted_samples(labelled: float, unlabelled: float, share: float) -> float:
-    """Return the number of samples that a site is weighed by: an unlabelled one counts half of ``share``."""
+    """Return the number of samples that a site is weighed by: labelled + share * kappa * unlabelled, with kappa = 0.5.
+
+    Args:
+        labelled, unlabelled: numbers of images, ``>= 0``.
+        share: the round's :func:`ramp`, in (0, 1].
+
+    Source:
+        The weight is FairFlare's own; neither mean teacher nor FixMatch has one by site.
+    """
     return labelled + share * 0.5 * unlabelled
 
 

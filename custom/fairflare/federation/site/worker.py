@@ -221,9 +221,8 @@ class SiteWorker:
 
         Metrics that the server would refuse after a round of training are refused here, before the training.
         """
-        if UNLABELLED in run.data.lists and not run.data.num_samples(
-            split
-        ):  # a site without labels has nothing to measure; the gate says so
+        # A site without labels has nothing to measure; the gate says so.
+        if UNLABELLED in run.data.lists and not run.data.num_samples(split):
             return dict.fromkeys((self.task.primary_metric, LOSS.name), math.nan)
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))

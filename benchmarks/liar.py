@@ -113,6 +113,7 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
         "sharpness": 0.0125 + 0.0002 * index,
         "probe_loss": 0.7 + 0.02 * index,
         "step_norm": 10.0 + index,
+        "rate_sum": 1.0 + 0.1 * index,
         "gap": 0.02 + 0.002 * index if current_round else math.nan,
         "minus_score": 0.4 + 0.01 * index,
         "perturbed_loss": 0.7 + 0.02 * index,

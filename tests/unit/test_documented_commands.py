@@ -230,6 +230,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i, p in enumerate(sorted((folder / "images").iterdir()))
     ]
     (folder / "all.csv").write_text("\n".join(["file,diagnosis,clinic,gender,years", *people]) + "\n")
+    findings = [f"{p.name},{i % 2},{('1', '0', '-1', '')[i % 4]}" for i, p in enumerate((folder / "images").iterdir())]
+    (folder / "findings.csv").write_text("\n".join(["image,effusion,edema", *findings]) + "\n")
     known = [f"{p.stem},{'FM'[i % 2]},{30 + 4 * i}" for i, p in enumerate(sorted((folder / "a" / "images").iterdir()))]
     (folder / "people.csv").write_text("\n".join(["image,sex,age", *known]) + "\n")
     shutil.copytree(folder / "a", folder / "PAIRS")

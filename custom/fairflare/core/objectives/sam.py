@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from fairflare.base import checks
 from fairflare.core.objectives import tensors
@@ -22,20 +22,7 @@ from fairflare.core.objectives import tensors
 NORM_EPS = 1e-12  # added to the norm; keeps rho * g / |g| finite, as in the authors' code
 
 
-class _NonNegative:
-    """Define an attribute that accepts only finite numbers ``>= 0``; its value is stored under ``_<name>``."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else instance.__dict__[f"_{self.name}"]
-
-    def __set__(self, instance: Any, value: float) -> None:
-        instance.__dict__[f"_{self.name}"] = float(checks.number(self.name, value, low=0))
-
-
-class SAM(Optimizer):
+class SAM:
     r"""Wrap any optimizer for sharpness-aware minimization: step with the gradient at weights with a higher loss.
 
     .. math:: d = g_p = \nabla \ell(\theta + \epsilon), \quad \epsilon = \rho\, g / (\lVert g \rVert_2 + 10^{-12})
@@ -44,10 +31,6 @@ class SAM(Optimizer):
     a copy, bit by bit, also when the closure raises) and lets the base optimizer step with d. With ``rho`` 0, or a
     first gradient of 0, the closure is run once and the step is the base optimizer's own.
 
-    The wrapper has the base optimizer's parameter groups, state and state dict: learning-rate schedulers may be given
-    the wrapper or the base optimizer, and a checkpoint of one loads into the other. ``rho`` is a setting and not part
-    of the state dict. Hooks of state dicts belong on the base optimizer.
-
     If a loss (or, with ``rho`` above 0, a gradient) is not finite, the step is skipped: weights and the base
     optimizer's state do not change, and ``skipped_steps`` grows by one. Running statistics of norm layers include the
     batch all the same. Parameters without gradient are left out.
@@ -55,17 +38,15 @@ class SAM(Optimizer):
     Args:
         base_optimizer: optimizer whose step needs no closure. It applies its weight decay itself, which is not part of
             g.
-        rho: search distance, finite and ``>= 0``. May be set between steps (``optimizer.rho = 0.05``).
+        rho: search distance, finite and ``>= 0``.
         model: model whose batch norms (and instance norms with running statistics) update running statistics and batch
             counters in the first run of the closure alone. None: they are updated in both runs.
 
     Attributes:
-        rho: search distance of the steps to come.
         skipped_steps: number of steps skipped so far because of a non-finite loss or gradient.
 
     Raises:
-        ValueError: rho out of range, or a base optimizer that calls the closure itself (LBFGS, SAM).
-        TypeError: base_optimizer is not a torch optimizer, or model not a module.
+        ValueError: rho out of range.
 
     Source:
         Foret et al., ICLR 2021. Not the adaptive variant (ASAM).
@@ -82,24 +63,13 @@ class SAM(Optimizer):
         (2.5, [-0.024254, -3.388057])
     """
 
-    rho = _NonNegative()
-
     def __init__(self, base_optimizer: Optimizer, *, rho: float, model: nn.Module | None = None) -> None:
-        if not isinstance(base_optimizer, Optimizer):
-            raise TypeError(f"base_optimizer must be a torch.optim.Optimizer, got {type(base_optimizer).__name__}")
-        if isinstance(base_optimizer, SAM | LBFGS):
-            raise ValueError(f"base_optimizer must not call the closure itself, got {type(base_optimizer).__name__}")
-        if model is not None and not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
-        super().__init__(base_optimizer.param_groups, base_optimizer.defaults)
-        self.rho = rho
-        self.model = model
+        self.base_optimizer, self.model = base_optimizer, model
+        self.rho = checks.number("rho", rho, low=0)
         self.skipped_steps = 0
-        self.base_optimizer = base_optimizer
-        self._follow_base()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any]) -> Any:
         """Update the weights once.
 
         Args:
@@ -110,11 +80,9 @@ class SAM(Optimizer):
             What the closure returned at the unperturbed weights.
 
         Raises:
-            ValueError: no closure, or a gradient that is sparse or complex.
+            ValueError: a gradient is sparse or complex.
             TypeError: the closure returned no number.
         """
-        if closure is None:
-            raise ValueError(f"{type(self).__name__}.step needs a closure, which it runs twice")
         loss = self._run(closure)
         if not math.isfinite(_number(loss)):
             self.skipped_steps += 1
@@ -153,38 +121,6 @@ class SAM(Optimizer):
         """Zero the gradients by the base optimizer's method."""
         self.base_optimizer.zero_grad(set_to_none=set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state dict of the base optimizer."""
-        return self.base_optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state into the base optimizer."""
-        self.base_optimizer.load_state_dict(state_dict)
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the base optimizer."""
-        if "base_optimizer" in self.__dict__:
-            self.base_optimizer.add_param_group(param_group)
-        else:  # the constructor of the superclass calls this method before base_optimizer is set
-            super().add_param_group(param_group)
-
-    def __getstate__(self) -> dict[str, Any]:
-        own = {name: self.__dict__[name] for name in ("base_optimizer", "model", "skipped_steps", "_rho")}
-        return super().__getstate__() | own
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._follow_base()
-
-    def _follow_base(self) -> None:
-        def share(base: Optimizer) -> None:
-            self.defaults, self.state, self.param_groups = base.defaults, base.state, base.param_groups
-
-        share(self.base_optimizer)
-        # load_state_dict replaces the base optimizer's groups and state by new objects, even when called on it
-        # directly; so the hook shares them again.
-        self.base_optimizer.register_load_state_dict_post_hook(share)
-
     @staticmethod
     def _run(closure: Callable[[], Any]) -> Any:
         with torch.enable_grad():
@@ -192,7 +128,7 @@ class SAM(Optimizer):
 
     def _with_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the parameters that have a gradient, and their gradients."""
-        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        params = [p for group in self.base_optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [p.grad for p in params]
         for g in gradients:
             if g.layout != torch.strided or g.is_complex():
@@ -224,16 +160,11 @@ class GSAM(SAM):
         Zhuang et al., ICLR 2022; with Adam and alpha 0.1 the local training of FedISM and FedISM+ (Wu et al.).
     """
 
-    alpha = _NonNegative()
-
     def __init__(
         self, base_optimizer: Optimizer, *, rho: float, alpha: float = 0.1, model: nn.Module | None = None
     ) -> None:
         super().__init__(base_optimizer, rho=rho, model=model)
-        self.alpha = alpha
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_alpha": self.alpha}
+        self.alpha = checks.number("alpha", alpha, low=0)
 
     def _turn(self, params: Sequence[Tensor], first: Sequence[Tensor], norm: float) -> None:
         if self.alpha == 0 or norm == 0:

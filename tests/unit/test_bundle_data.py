@@ -298,7 +298,7 @@ def test_nothing_of_the_postprocessing_writes_files(tmp_path: Path, settings: di
 
 
 def test_pictures(tmp_path: Path) -> None:
-    """Check the same in two dimensions, validated in batches of images of one size."""
+    """Check the same in two dimensions."""
     config = train_config(dims=2)
     config["validate"]["dataloader"] = {"_target_": "DataLoader", "batch_size": 3}
     task = task_of(tmp_path / "b", config)
@@ -308,17 +308,21 @@ def test_pictures(tmp_path: Path) -> None:
     assert 0 <= task.evaluate(task.build_model(), data.batches("test", batch_size=2), "cpu")["dice"] <= 1
 
 
-def test_images_of_one_size_are_validated_together(tmp_path: Path) -> None:
+def test_images_are_validated_in_the_bundles_batches(tmp_path: Path) -> None:
+    """Check that they need one size, as with MONAI's own loader; else batches of one image are asked for."""
     config = train_config(dims=2)
     config["validate"]["dataloader"] = {"_target_": "DataLoader", "batch_size": 2}
     task = task_of(tmp_path / "b", config)
     folder = tmp_path / "s"
-    write_volumes(folder, size=(24, 20), counts=(1, 1, 5))
-    for number in (1, 2):  # of five sizes two are like the first now
+    write_volumes(folder, size=(24, 20), counts=(1, 1, 3))
+    data = task.open_site("s", {"data_root": str(folder)})
+    with pytest.raises(DataError, match=r"different sizes in one test batch \(1x24x20, 1x25x21\).* set batch_size=1"):
+        list(data.batches("test", batch_size=8))
+    for number in (1, 2):
         for kind in ("images", "labels"):
             (folder / kind / f"test{number}.nii").write_bytes((folder / kind / "test0.nii").read_bytes())
     data = task.open_site("s", {"data_root": str(folder)})
-    assert [len(inputs) for inputs, _ in data.batches("test", batch_size=8)] == [2, 1, 1, 1]
+    assert [len(inputs) for inputs, _ in data.batches("test", batch_size=8)] == [2, 1]
     model = task.build_model()
     together = task.evaluate(model, data.batches("test", batch_size=8), "cpu")
     assert together == pytest.approx(task.evaluate(model, data.batches("test", batch_size=1), "cpu"), abs=1e-6)

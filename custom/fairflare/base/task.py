@@ -188,7 +188,8 @@ class Task(ABC):
         import numpy as np
 
         scores = self.image_scores(model, data, device)
-        return None if scores is None else [float(np.asarray(scores)[one].mean()) for one in drawn]
+        counted = None if scores is None else np.ma.masked_invalid(scores)  # an image with NaN counts in no mean
+        return None if counted is None else [float(np.ma.filled(counted[one].mean(), np.nan)) for one in drawn]
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
         """Return the primary metric of each test image.

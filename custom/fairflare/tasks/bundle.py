@@ -8,7 +8,7 @@ from dataclasses import field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import yaml
@@ -21,7 +21,6 @@ from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
 from fairflare.tasks.bundles.bundle_config import Bundle, first_cause, read_files, telling
-from fairflare.tasks.bundles.bundle_metric import WORDS
 from fairflare.tasks.bundles.bundle_parts import BundleParts
 from fairflare.tasks.bundles.sealed import allowed_classes, shipped_classes
 from fairflare.tasks.shared.site_settings import FolderSettings, read_settings, setting_error, setting_of
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from fairflare.base.cases.resampling import Drawn
     from fairflare.base.task import Batch, Device
+    from fairflare.tasks.scores.dice_scores import BatchOf
 
 LOOKED_AT = 20  # training images whose labels are compared with the network's channels before a run
 PRED = "pred"  # key of the network's output in MONAI's engines
@@ -211,8 +210,6 @@ class MonaiBundleTask(Task):
 
         images = data.batches("training", batch_size=1)
         inputs, targets = (tensor.to(device) for tensor in next(iter(images)))
-        shapes = f"an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)}"
-        step = "network"
         try:
             with evaluating(model):
                 outputs = model(inputs)
@@ -223,12 +220,14 @@ class MonaiBundleTask(Task):
                         f"labels have values up to {most:g}, and the network has {classes} channels: 0 to {classes - 1}"
                     )
                     raise DataError(text, text)
-                step = "loss"
                 self.loss(outputs, targets)
         except (torch.cuda.OutOfMemoryError, MemoryError, DataError):
             raise
         except Exception as error:  # the bundle's code may raise anything
-            text = f"the MONAI bundle's {step} cannot do with the first training image ({shapes}): {first_cause(error)}"
+            text = (
+                "the MONAI bundle's network cannot do with the first training image, or its loss with the outputs (an "
+                f"input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)}): {first_cause(error)}"
+            )
             raise DataError(text, text) from error
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
@@ -238,78 +237,49 @@ class MonaiBundleTask(Task):
             ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each that the images have.
         """
         scores, losses = self._scores(model, batches, device)
-        metric = self.parts.kept("key_metric")
-        name, value = metric.name, metric.value(scores)
-        if np.isnan(value):
+        metric, images = self.parts.kept("key_metric"), scores.mean(axis=1).compressed()
+        if not len(images):
             raise DataError(
-                f"{name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
-                f"{name} is not defined on the images of a list: no mask has a structure that counts",
+                f"{metric.name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
+                f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        result = {name: value, "loss": float(np.mean(losses))}
-        by_structure = scores.T if metric.kind in WORDS else np.empty((0, 0))
-        if len(by_structure) > 1:
-            for structure, own in zip(metric.names(len(by_structure)), by_structure, strict=True):
-                if not np.isnan(own).all():
-                    result[f"{name}_{structure}"] = float(np.nanmean(own))
+        result = {metric.name: float(images.mean()), "loss": float(np.mean(losses))}
+        for name, own in zip(metric.names(scores.shape[1]), scores.T, strict=True) if scores.shape[1] > 1 else ():
+            if own.count():
+                result[f"{metric.name}_{name}"] = float(own.mean())
         return result
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float]:
-        """Return the bundle's key metric for each image.
+        """Return the bundle's key metric for each image; NaN for an image without any structure."""
+        scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
+        return [*scores.mean(axis=1).filled(np.nan)]
 
-        An image without any structure gets NaN, which counts in no mean, as in :meth:`evaluate`.
-        """
-        return [self.parts.kept("key_metric").value(score[None]) for score in self._test_scores(model, data, device)]
-
-    def resampled(
-        self, model: torch.nn.Module, data: SiteData, drawn: Sequence[Drawn], device: Device
-    ) -> list[float] | None:
-        """Return the key metric for each draw of images, as the base class defines it.
-
-        An image without any structure counts in no mean, as in :meth:`evaluate`.
-        """
-        scores = self._test_scores(model, data, device)
-        return [self.parts.kept("key_metric").value(scores[one]) for one in drawn]
-
-    def _test_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> npt.NDArray[np.float64]:
-        return self._scores(model, data.batches("test", batch_size=1), device)[0]
-
-    def _scores(
-        self, model: torch.nn.Module, batches: Iterable[Batch], device: Device
-    ) -> tuple[npt.NDArray[np.float64], list[float]]:
-        """Return, for each image, the key metric of each structure (or the sums of a quotient), and the loss."""
+    def _scores(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> tuple[Any, list[float]]:
+        """Return the key metric, (images, structures), masked where an image has none of a structure, and each loss."""
         from monai.inferers import SimpleInferer
-
-        from fairflare.tasks.bundles.bundle_data import item_of
-
-        def network(inputs: torch.Tensor, *args: Any, **named: Any) -> Any:
-            check_stop()  # checked in each window, as a volume has many
-            return model(inputs, *args, **named)
 
         scores: list[npt.NDArray[np.float64]] = []
         losses: list[float] = []
-        keys = (self.image_key, self.label_key)
-        with evaluating(model):
+        infer = self.parts.kept("validate_inferer") or SimpleInferer()
+        # A stop is asked for in each window, as a volume has many.
+        with evaluating(model), model.register_forward_pre_hook(lambda *_: check_stop()):
             for batch in batches:
+                items = cast("BatchOf", batch).items
                 inputs, targets = (tensor.to(device) for tensor in batch)
-                outputs = (self.parts.kept("validate_inferer") or SimpleInferer())(inputs, network)
-                for number in range(len(inputs)):
-                    one = slice(number, number + 1)
-                    losses.append(float(self.loss(outputs[one], targets[one])))
-                    scores.append(self._score(item_of(batch, number, keys), outputs[number], targets[number]))
+                for item, output, target in zip(items, infer(inputs, model), targets, strict=True):
+                    losses.append(float(self.loss(output[None], target[None])))
+                    scores.append(self._score(item, output, target))
         checks.whole("the number of batches to evaluate on", len(scores))
-        return np.stack(scores), losses
+        return np.ma.masked_invalid(np.stack(scores)), losses
 
-    def _score(self, item: dict[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
+    def _score(self, item: Mapping[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the key metric of one image after the bundle's postprocessing."""
         from monai.data import MetaTensor
 
-        def like(key: str, tensor: torch.Tensor) -> torch.Tensor:
-            source = item[key]
-            if not isinstance(source, MetaTensor):
-                return tensor
-            return MetaTensor(tensor, meta=source.meta, applied_operations=source.applied_operations)
-
-        found = {**item, PRED: like(self.image_key, output), self.label_key: like(self.label_key, target)}
+        found = {**item, PRED: output, self.label_key: target}
+        for key, source in ((PRED, item[self.image_key]), (self.label_key, item[self.label_key])):
+            if isinstance(source, MetaTensor):
+                found[key] = MetaTensor(found[key], meta=source.meta, applied_operations=source.applied_operations)
         with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
             found = self.parts.kept("validate_postprocessing")(found)
         return self.parts.kept("key_metric").of_image(found, self.label_key)

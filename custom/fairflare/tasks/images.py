@@ -423,72 +423,29 @@ class ListedData(SiteData):
         return self.datalist.fingerprint(self.check_split(split))
 
 
-class FolderImages(ListedData, ImageData):
-    """Read the images of a site's folder; decoded images stay in memory while they fit into ``cache_bytes``.
+class PreparedData(ListedData):
+    """Define listed data whose prepared samples stay in memory while they fit into ``cache_bytes``.
 
     Args:
-        task: see :class:`ImageData`.
-        datalist: the site's datalist.
-        coding: ``{number in the site's files: the task's number}``; ``None``: the numbers are the same.
-        cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
-        kept: cache of decoded volumes on disk; ``None``: a volume is decoded each time it is needed.
-        mask_drawn_on: the site's setting, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
+        datalist, what: see :class:`ListedData`.
+        cache_bytes, num_workers: see :class:`SiteSettings`.
     """
 
-    def __init__(
-        self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
-        cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
-        kept: DecodedVolumes | None = None, mask_drawn_on: DrawnOn | None = None,
-    ) -> None:  # fmt: skip
-        ImageData.__init__(self, task, datalist.site)
-        ListedData.__init__(self, datalist, "images of the site's own folder")
-        self.coding = coding
+    def __init__(self, datalist: Datalist, what: str, cache_bytes: int, num_workers: int) -> None:
+        super().__init__(datalist, what)
         self.num_workers = num_workers
-        self.max_image_bytes = max_image_bytes
-        self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._left = cache_bytes
-        self._marks: dict[str, list[tuple[Hashable, Collection[int]]]] = {}
         self._datasets: dict[str, CacheDataset] = {}
-        self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
-        listed = [sample for samples in datalist.splits.values() for sample in samples]
-        for name, groups in self.attributes.items():
-            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
-            self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
-
-    def sample_bytes(self, split: str) -> int:
-        """Return the number of bytes that one sample, image and target, takes in memory."""
-        return self.task.in_channels * math.prod(self.task.image_size) * 4 + self.target_bytes()
-
-    def target_bytes(self) -> int:
-        """Return the number of bytes that the target of one sample takes in memory."""
-        return 8
 
     @abstractmethod
     def transform(self, split: str) -> Compose:
-        """Return the transform from a :class:`fairflare.data.datalist.Sample` to a dict of tensors.
+        """Return the transform from a :class:`fairflare.data.datalist.Sample` to a dict of tensors."""
 
-        The dict is ``{"image": tensor, "label": tensor}``.
-        """
-
-    @abstractmethod
-    def labelled(self, sample: Sample, split: str) -> Collection[int]:
-        """Return the numbers of the structures or classes that a sample's label has."""
-
-    def marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
-        if split not in self._marks:
-            own = self.datalist.splits[self.check_split(split)]
-            found = read_all(lambda k: self.labelled(own[k], split), range(len(own)), self.num_workers)
-            self._marks[split] = [(sample.case, found[k]) for k, sample in enumerate(own)]
-        return self._marks[split]
-
-    def group_numbers(self, split: str, attribute: str) -> list[int]:
-        return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]
-
-    def read(self, split: str, indices: Sequence[int]) -> Batch:
-        import torch
-
-        items = self._items(split, indices)
-        return torch.stack([item["image"] for item in items]), torch.stack([item["label"] for item in items])
+    def sample_bytes(self, split: str) -> int:
+        """Estimate the number of bytes that a sample of the split takes in memory, by the split's first sample."""
+        (read,) = self.transform(split).transforms  # MONAI's Compose would turn our errors into RuntimeError
+        first: Any = read(self.datalist.splits[split][0])
+        return max(1, sum(int(getattr(value, "nbytes", 0)) for value in first.values()))
 
     def _items(self, split: str, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         dataset = self._dataset(split)
@@ -520,6 +477,64 @@ class FolderImages(ListedData, ImageData):
                 samples, transform, cache_num=number, runtime_cache=True, copy_cache=False, progress=False
             )
         return self._datasets[split]
+
+
+class FolderImages(PreparedData, ImageData):
+    """Read the images of a site's folder; decoded images stay in memory while they fit into ``cache_bytes``.
+
+    Args:
+        task: see :class:`ImageData`.
+        datalist: the site's datalist.
+        coding: ``{number in the site's files: the task's number}``; ``None``: the numbers are the same.
+        cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
+        kept: cache of decoded volumes on disk; ``None``: a volume is decoded each time it is needed.
+        mask_drawn_on: the site's setting, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
+    """
+
+    def __init__(
+        self, task: ImageTask, datalist: Datalist, coding: Mapping[int, int] | None = None, *,
+        cache_bytes: int = CACHE_BYTES, num_workers: int = 0, max_image_bytes: int = MAX_IMAGE_BYTES,
+        kept: DecodedVolumes | None = None, mask_drawn_on: DrawnOn | None = None,
+    ) -> None:  # fmt: skip
+        ImageData.__init__(self, task, datalist.site)
+        PreparedData.__init__(self, datalist, "images of the site's own folder", cache_bytes, num_workers)
+        self.coding = coding
+        self.max_image_bytes = max_image_bytes
+        self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
+        self._marks: dict[str, list[tuple[Hashable, Collection[int]]]] = {}
+        self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
+        listed = [sample for samples in datalist.splits.values() for sample in samples]
+        for name, groups in self.attributes.items():
+            lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
+            self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
+
+    def sample_bytes(self, split: str) -> int:
+        """Return the number of bytes that one sample, image and target, takes in memory."""
+        return self.task.in_channels * math.prod(self.task.image_size) * 4 + self.target_bytes()
+
+    def target_bytes(self) -> int:
+        """Return the number of bytes that the target of one sample takes in memory."""
+        return 8
+
+    @abstractmethod
+    def labelled(self, sample: Sample, split: str) -> Collection[int]:
+        """Return the numbers of the structures or classes that a sample's label has."""
+
+    def marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
+        if split not in self._marks:
+            own = self.datalist.splits[self.check_split(split)]
+            found = read_all(lambda k: self.labelled(own[k], split), range(len(own)), self.num_workers)
+            self._marks[split] = [(sample.case, found[k]) for k, sample in enumerate(own)]
+        return self._marks[split]
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]
+
+    def read(self, split: str, indices: Sequence[int]) -> Batch:
+        import torch
+
+        items = self._items(split, indices)
+        return torch.stack([item["image"] for item in items]), torch.stack([item["label"] for item in items])
 
 
 class PhantomImages(ImageData):

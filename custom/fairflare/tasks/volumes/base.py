@@ -15,7 +15,7 @@ from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
-from fairflare.tasks.images import FolderImages, ImageData, ImageTask
+from fairflare.tasks.images import FolderImages, ImageData, ImageTask, PreparedData
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -113,6 +113,8 @@ class VolumeData(ImageData):
 class FolderVolumes(VolumeData, FolderImages):
     """Define the base class of the volumes of a site's folder."""
 
+    sample_bytes = PreparedData.sample_bytes
+
     @abstractmethod
     def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
         """Return a sample's tensors in the task's orientation, spacing and size, from the volume as it was read."""
@@ -131,12 +133,6 @@ class FolderVolumes(VolumeData, FolderImages):
             return self.prepared(whole, sample, split)
 
         return Compose([Lambda(read, track_meta=False)])  # MONAI's cache holds results of its own transforms only
-
-    def sample_bytes(self, split: str) -> int:
-        """Estimate the number of bytes that a sample of the split takes in memory, by the split's first sample."""
-        (read,) = self.transform(split).transforms  # MONAI's Compose would turn our errors into RuntimeError
-        first: Any = read(self.datalist.splits[split][0])
-        return sum(int(first[key].nbytes) for key in ("image", "label"))
 
 
 class PhantomVolumes(VolumeData):

@@ -26,7 +26,7 @@ from fairflare.federation.site.clinical import (
 )
 from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.documents import Results
-from fairflare.reporting.results import find_results, read_document, read_results
+from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.sites.clinical import MOST_ROWS, clinical_of, clinical_table, clinical_words
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.page.write import write_run_page
@@ -101,7 +101,7 @@ def test_figures_of_a_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Behind PR-AUC stands the share of the class" in text
     assert "behind the semicolon stands what the test split attains" in text
     monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)
-    write_run_page(read_document(path), tmp_path)
+    write_run_page(read, tmp_path)
     before, after = (tmp_path / "report.html").read_text().split("PR-AUC (share)")
     assert before.rindex("<details") > before.rfind("</details")  # on demand
     assert "Thresholds of the operating points are each site" in after

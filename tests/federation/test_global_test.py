@@ -154,7 +154,7 @@ def test_one_list_at_all_sites_is_measured_once(tmp_path: Path) -> None:
     exact = list(csv.reader(io.StringIO(fairness_table(read(**results), style="csv"))))
     own = next(dict(zip(exact[0], row, strict=True)) for row in exact if row[0] == "global test")
     assert (float(own["balanced_accuracy"]), own["cases"]) == (found["balanced_accuracy"], "15")
-    section = outcome.results(of_one(page_run(results)))
+    section = outcome.results(of_one(page_run(read(**results))))
     assert section is not None
     (shown,) = (part for part in section.parts if part.name == "global_test")
     assert isinstance(shown, Table)

@@ -231,7 +231,7 @@ def test_calibration_and_roc_of_everybody_without_an_attribute(
     assert found["pooled"]["everybody"]["gaps"] == {}
     assert "the told probability is off on average" in fairness_table(read(**results))
     assert "Gaps" not in fairness_table(read(**results))
-    section = section_of(of_one(page_run(results)))
+    section = section_of(of_one(page_run(read(**results))))
     assert section is not None
     assert section.title == "ROC curve and calibration"
     assert [part.name for part in section.parts] == ["roc", "calibration", "of_everybody"]
@@ -279,7 +279,7 @@ def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatc
     told = {(row[2], row[3]): row[4] for row in rows if row[1] == "groups"}
     assert float(told["", "sex=male/accuracy"]) == pooled["groups"]["male"]["accuracy"]
     assert float(told["", "sex/accuracy_gap/high"]) == high
-    section = section_of(of_one(page_run(results)))
+    section = section_of(of_one(page_run(read(**results))))
     assert section is not None
     assert section.words[0].startswith("Across all sites, sex ")
     assert (
@@ -321,7 +321,7 @@ def test_groups_of_few_cases_stay_and_go_with_another(tmp_path: Path, carried: l
     assert "suppressed" in text
     assert "Groups of people that stay at a site and are in no figure" in text
     assert "site-2: scanner=Quartz7, scanner=Xylo9, scanner=unknown, sex=female, sex=unknown." in text
-    assert section_of(of_one(page_run(results))).notes[0] in text
+    assert section_of(of_one(page_run(read(**results)))).notes[0] in text
 
 
 def test_a_site_with_few_test_cases_sends_no_group(tmp_path: Path, carried: list[tuple[str, str, Message]]) -> None:

@@ -82,7 +82,7 @@ def test_structures_stand_beside_their_support_with_worst_and_spread_over_those_
     assert "nucleus; " not in said  # no image marks it: in no comparison
     assert "average - 0.774" in said
     assert "worst site - cellavision?" in said
-    page = build(of_one(page_run(made)))
+    page = build(of_one(page_run(read(**made))))
     (table,) = (p for s in page.sections for p in s.parts if p.name == "structures")
     rows = list(csv.DictReader(io.StringIO(table.csv())))  # type: ignore[union-attr]
     assert rows[0]["nucleus test images"] == "empty masks"
@@ -114,7 +114,7 @@ def test_sites_that_nothing_links_are_ranked_within() -> None:
     assert of.worst_site == ""
     assert of.std != of.std
     assert of.mean == pytest.approx(1.3 / 3)
-    page = build(of_one(page_run(made)))
+    page = build(of_one(page_run(read(**made))))
     (over_time,) = (p for s in page.sections for p in s.parts if p.name == "rounds" and hasattr(p, "rows"))
     assert [math.isfinite(cell.mean) for cell in over_time.rows[0][2:5]] == [True, False, False]
     assert not results.inequality.test
@@ -194,12 +194,12 @@ def test_heads_say_what_comparable_figures_rest_on() -> None:
 
 
 def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() -> None:
-    page = of_one(page_run(run(ABC)))
+    page = of_one(page_run(read(**run(ABC))))
     assert answer(page).endswith("C has the worst Dice (adjusted); whether chance explains that is not known.")
     sites = next(part for section in build(page).sections for part in section.parts if part.name == "sites")
     assert "interval" not in sites.caption
-    apart = of_one(page_run(run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}})))
+    apart = of_one(page_run(read(**run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}}))))
     assert answer(apart).endswith("no structure links all sites, so that none is called the worst.")
     assert "0.400 on average over 2 sites, each counting once." in of_run(apart)[1]
-    same = of_one(page_run(run({site: {"dice": 0.5, "dice_x": 0.5} for site in "AB"})))
+    same = of_one(page_run(read(**run({site: {"dice": 0.5, "dice_x": 0.5} for site in "AB"}))))
     assert "each counting once; all sites have the same value." in of_run(same)[1]

@@ -27,7 +27,6 @@ from fairflare.cli.commands import app
 from fairflare.core.fairness import summarize
 from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.documents import Compared
-from fairflare.reporting.reading import read_head, read_rounds
 from fairflare.reporting.results import (
     CSV_COLUMNS,
     SCHEMA_VERSION,
@@ -233,10 +232,10 @@ def test_refusals(store):
     for number in (0, 1):
         with pytest.raises(ValueError, match=f"the next current_round must be an integer >= 2, got {number}"):
             store.add_round(record(number))
-    with pytest.raises(TypeError, match=r"round\.reports\.A\.x\[1\] is of type object"):
+    with pytest.raises(TypeError, match=r"round holds <object object .*> of type object"):
         store.add_round(record(2, reports={"A": {"x": [1, object()]}}))
     assert len(read_document(store.folder)["rounds"]) == 1
-    with pytest.raises(TypeError, match=r"info\.f is of type function"):
+    with pytest.raises(TypeError, match=r"info holds <function finished .*> of type function"):
         store.start({"f": finished})
 
 
@@ -490,7 +489,7 @@ def test_unreadable_results(tmp_path, content, message):
         (("rounds", 0, "layers", "conv", "A", "weight"), "x", r"rounds\[0\]\.layers\.conv\.A\.weight is no number"),
         (("info", "sites"), "A", r"info\.sites is no list"),
         (("test", "A"), [1], r"test\.A is no object"),
-        (("resampled",), {"A": [1, "x"]}, r"resampled\.A has entries that are no numbers"),
+        (("resampled",), {"A": [1, "x"]}, r"resampled\.A\[1\] is no number"),
     ],
 )
 def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
@@ -501,7 +500,7 @@ def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
         within = within[key]
     within[path[-1]] = odd
     (tmp_path / "results.json").write_text(json.dumps(document))
-    with pytest.raises(ValueError, match=rf"results\.json: {told}.*fairflare report"):
+    with pytest.raises(ValueError, match=rf"results\.json: {told}"):
         read_results(tmp_path)
     assert read_document(tmp_path) == document
     done = CliRunner().invoke(app, ["show", str(tmp_path)])
@@ -517,11 +516,9 @@ def test_an_older_document_has_what_it_lacks_by_default(tmp_path):
     for key in ("warnings", "suppressed", "test", "values", "details", "notes"):
         document["rounds"][0].pop(key)
     (tmp_path / "results.json").write_text(json.dumps(document))
-    found = read_document(tmp_path)
-    problems: list[str] = []
-    head, (record,) = read_head(found, problems), read_rounds(found, problems)
-    assert (head.info.seed, head.suppressed, record.warnings, problems) == (3, {}, [], [])
-    assert head.info.model_extra["job_id"] == "j-1"
+    found = read_results(tmp_path)
+    assert (found.info.seed, found.suppressed, found.rounds[0].warnings) == (3, {}, [])
+    assert found.info.model_extra["job_id"] == "j-1"
 
 
 def test_missing_results(tmp_path):

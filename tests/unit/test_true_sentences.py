@@ -64,7 +64,7 @@ def told(**info: Any) -> dict[str, Any]:
 )
 def test_a_model_is_the_best_only_where_something_was_validated(best: dict[str, Any], sentence: str) -> None:
     made = told() | {"best": {"round": 1, "by": "mean", **best}, "test_best": None}
-    page = build(of_one(page_run(made)))
+    page = build(of_one(page_run(read(**made))))
     for notes in (run_notes(read(**made)), next(s for s in page.sections if s.name == "results").notes):
         assert [note for note in notes if "model was compared" in note or "best model" in note] == [
             note for note in notes if note.startswith(sentence)
@@ -115,7 +115,9 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
     made = told(**found)
     assert f"{sentence}." in " ".join(fairness_table(read(**made)).split())
     assert f"{sentence}." in comparison_of([read(**made)]).notes
-    assert f"{sentence}." in next(s for s in build(of_one(page_run(made))).sections if s.name == "results").notes
+    assert (
+        f"{sentence}." in next(s for s in build(of_one(page_run(read(**made)))).sections if s.name == "results").notes
+    )
     own = make_plan("bsm_fl")
     assert _what_is_run(own.run, own.rule, own.training, own.task)["without"] == ""
 
@@ -141,7 +143,7 @@ def test_a_run_is_called_after_its_method_and_its_label_beside(method: str, labe
 def test_a_page_says_first_what_was_run() -> None:
     made = told(label="first", title='FedAvg, run "first"', kind="segmentation")
     made["rounds"] = made["rounds"][:1]
-    page = build(of_one(page_run(made)))
+    page = build(of_one(page_run(read(**made))))
     assert page.title == 'FedAvg, run "first"'
     assert dict(page.facts) == {
         "Method": "FedAvg", "Task": "segmentation, by Dice", "Data": "SYNTHETIC (generated)",
@@ -161,13 +163,13 @@ def test_a_page_has_dice_by_structure_and_names_in_words() -> None:
     for site, values in made["test"].items():
         values |= {"dice_left_lung": VALUES[site] + 0.1, "dice_class_2": None}
     (table,) = (
-        part for s in build(of_one(page_run(made))).sections for part in s.parts if part.name == "metrics"
+        part for s in build(of_one(page_run(read(**made)))).sections for part in s.parts if part.name == "metrics"
     )  # fmt: skip
     assert table.columns[-2:] == ["Dice left lung", "Dice class 2"]  # type: ignore[union-attr]
     assert [row[-2] for row in table.rows] == [pytest.approx(0.9), pytest.approx(0.7)]  # type: ignore[union-attr]
     other = told(label="b", seed=0)
     other["test"] = {site: {**values, "dice_left_lung": 0.5} for site, values in made["test"].items()}
-    page = build(of_several([page_run(made), page_run(other)], None, None, {}, []))
+    page = build(of_several([page_run(read(**made)), page_run(read(**other))], None, None, {}, []))
     (table,) = (part for s in page.sections for part in s.parts if part.name == "metrics")
     assert [row[table.columns.index("Dice left lung")].mean for row in table.rows] == [  # type: ignore[union-attr]
         pytest.approx(0.8), pytest.approx(0.5),

@@ -7,24 +7,12 @@ key has its default.
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from datetime import date, datetime
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic_core import PydanticCustomError, to_jsonable_python
 
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.settings import Flag, Number, Whole
@@ -65,18 +53,6 @@ def _given(value: Any) -> Any:
     return {key: part for key, part in value.items() if part is not None} if isinstance(value, Mapping) else value
 
 
-def _or_none(told: str) -> WrapValidator:
-    """Return a validator that refuses a part, with the text ``told``, when any value in it is of the wrong kind."""
-
-    def whole(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
-        try:
-            return read(value)
-        except ValidationError:
-            raise PydanticCustomError("not_whole", "{told}", {"told": told}) from None
-
-    return WrapValidator(whole)
-
-
 # Figure: a float that is NaN where undefined; a file has null in place of NaN. A MaybeFigure may also be missing.
 if TYPE_CHECKING:
     Figure: TypeAlias = float
@@ -84,7 +60,6 @@ if TYPE_CHECKING:
 else:
     Figure = MaybeFigure = Number | None
 Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # {site: {metric: value}}
-Draws = Annotated[list[Figure], _or_none("has entries that are no numbers; its test images are in no interval")]
 
 
 # ---------------------------- a round: plain dataclasses, which hold what no file does (NaN, arrays, records of a rule)
@@ -179,9 +154,6 @@ class RoundRecord(ByKey):
     global_test: Mapping[str, Figure] | None = None
 
 
-ROUND: TypeAdapter[RoundRecord] = TypeAdapter(Annotated[RoundRecord, BeforeValidator(_given)])
-
-
 # ------------------------------------------------------------------------------------------------ the document
 
 
@@ -257,9 +229,6 @@ class Units(Part):
     count: Annotated[Whole, Field(ge=1)]
 
 
-Drawn = Annotated[Units, _or_none("does not say what was drawn; it is in no interval")]
-
-
 class SiteStanding(Part):
     """Store a site's value of the primary metric with its interval, and the figures that the interval rests on."""
 
@@ -272,8 +241,8 @@ class SiteStanding(Part):
     expected: MaybeFigure = None
     p_value: MaybeFigure = None
     common: MaybeFigure = None
-    class_support: Annotated[dict[str, Number], _or_none("has entries that are no numbers")] | None = None
-    structure_support: Annotated[dict[str, Number], _or_none("has entries that are no numbers")] | None = None
+    class_support: dict[str, Number] | None = None
+    structure_support: dict[str, Number] | None = None
 
 
 class Inequality(Part):
@@ -393,8 +362,8 @@ class Results(Part):
     test_best: Metrics | None = None
     fairness_best: dict[str, Any] | None = None
     last_rounds: LastRounds | None = None
-    resampled: dict[str, Draws] = {}
-    resampled_units: dict[str, Drawn] = {}
+    resampled: dict[str, list[Figure]] = {}
+    resampled_units: dict[str, Units] = {}
     inequality: Inequality = Inequality()
     footing: Compared = Compared()
     suppressed: dict[str, list[str]] = {}
@@ -402,7 +371,7 @@ class Results(Part):
     groups: Groups = Groups()
     clinical: dict[str, dict[str, dict[str, MaybeFigure | list[list[Figure]]]]] = {}
     personal: dict[str, Any] = {}
-    rounds: list[RoundRecord] = []
+    rounds: list[Annotated[RoundRecord, BeforeValidator(_given)]] = []
 
 
 HEAD: TypeAdapter[Results] = TypeAdapter(Results)
@@ -438,30 +407,16 @@ def as_json(value: Any, where: str) -> Any:
     """Return a value as JSON types; NaN and infinity, which JSON does not have, become None.
 
     Args:
-        value: records, mappings, sequences, sets, paths, dates, NumPy and torch scalars and arrays, within each other.
+        value: records, mappings, sequences, paths, dates, NumPy and torch scalars and arrays, within each other.
         where: name of the value, for the message.
 
     Raises:
-        TypeError: the value has another type; the message names its place.
+        TypeError: the value holds an object of another type, which the message names.
     """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: as_json(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): as_json(item, f"{where}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, (set, frozenset)):
-        return [as_json(item, where) for item in sorted(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, (date, datetime)):
-        return value.isoformat()
-    if hasattr(value, "tolist"):  # a scalar or an array of NumPy or torch
-        return as_json(value.tolist(), where)
-    raise TypeError(f"{where} is of type {type(value).__name__}, which results.json cannot hold")
+
+    def plain(part: Any) -> Any:
+        if hasattr(part, "tolist"):  # a scalar or an array of NumPy or torch
+            return part.tolist()
+        raise TypeError(f"{where} holds {part!r:.80} of type {type(part).__name__}, which results.json cannot hold")
+
+    return to_jsonable_python(value, inf_nan_mode="null", fallback=plain)

@@ -18,6 +18,7 @@ from fairflare.base.disk.files import private_folder, private_opener, remove_par
 from fairflare.base.disk.record_log import DamagedLog, RecordLog, records
 from fairflare.reporting.csv_files import CSV_COLUMNS, CsvFiles, final_rows, table_rows
 from fairflare.reporting.documents import (
+    HEAD,
     SCHEMA_VERSION,
     LeftOut,
     PhaseRecord,
@@ -28,7 +29,7 @@ from fairflare.reporting.documents import (
     round_as_json,
 )
 from fairflare.reporting.layout import counted, listed
-from fairflare.reporting.reading import read_whole
+from fairflare.reporting.reading import read_part
 
 __all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
@@ -321,7 +322,11 @@ def read_results(path: str | os.PathLike[str]) -> Results:
         ValueError: the file is missing, no JSON, or of another schema version, or a part is of the wrong kind; the
             message names the file.
     """
-    return read_whole(read_document(path), Path(path) / RESULTS_FILE if Path(path).is_dir() else path)
+    document = read_document(path)
+    try:
+        return read_part(HEAD, document)
+    except ValueError as error:
+        raise ValueError(f"{Path(path) / RESULTS_FILE if Path(path).is_dir() else path}: {error}") from error
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:

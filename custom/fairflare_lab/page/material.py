@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias, cast
-
-from pydantic import Field
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.pictures import in_order
-from fairflare.reporting.reading import cut, read_head, read_rounds
-from fairflare.reporting.results import RESULTS_FILE, read_document, results_in
+from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import (
     by_site_of,
@@ -36,28 +33,36 @@ from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.rows import Row, complete_runs
 from fairflare_lab.compare.unseen import UnseenSites, unseen_of
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 LAYERS = ["round", "layer", "site", "weight", "dissimilarity"]
 #: Path names that may lie between a run's folder and its results: a simulator's workspace, or a FLARE download.
 BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
 
 
 class PageRun(Results):
-    """Represent the usable part of a run's results document, without the values by layer.
+    """Represent a run of a page; ``place``: where its document was found."""
 
-    Attributes:
-        layers: the values by layer, a frame with the columns of :data:`LAYERS`.
-        place: where the document was found.
-        problems: errors in the document's file.
-    """
-
-    layers: Any = None
     place: str = ""
-    problems: list[str] = Field(default_factory=list)
 
     @property
     def name(self) -> str:
         """Return the run's label and seed, as a name for readers."""
         return label_of(self) + ("" if self.info.seed is None else f", seed {self.info.seed}")
+
+    @cached_property
+    def layers(self) -> pd.DataFrame:
+        """Return the values by layer, a frame with the columns of :data:`LAYERS`."""
+        import pandas as pd
+
+        values = [
+            (record.current_round, layer, site, of.get("weight"), of.get("dissimilarity"))
+            for record in self.rounds
+            for layer, by_site in (record.layers or {}).items()
+            for site, of in by_site.items()
+        ]
+        return pd.DataFrame(values, columns=LAYERS, dtype=object).astype(dict.fromkeys(LAYERS[3:], float))
 
 
 PageRow: TypeAlias = Row[PageRun]  # row of runs; its summaries are empty without a test
@@ -128,25 +133,9 @@ def spelt(material: Material) -> str:
     return in_words(material.metric) + rests_on(material.rows[0].runs[0], material.metric)
 
 
-def page_run(raw: Mapping[str, Any], place: str = "") -> PageRun:
-    """Return a results document from :func:`fairflare.reporting.results.read_document` as a run of a page."""
-    import pandas as pd
-
-    problems: list[str] = []
-    layers, rounds = list[tuple[Any, ...]](), []
-    for record in read_rounds(raw, problems):
-        layers += [
-            (record.current_round, layer, site, of.get("weight"), of.get("dissimilarity"))
-            for layer, by_site in (record.layers or {}).items()
-            for site, of in by_site.items()
-        ]
-        record.layers = None
-        rounds.append(record)
-    own = {
-        "rounds": sorted(rounds, key=lambda record: record.current_round),
-        "layers": pd.DataFrame(layers, columns=LAYERS, dtype=object).astype(dict.fromkeys(LAYERS[3:], float)),
-    }
-    return PageRun.model_construct(**{**read_head(raw, problems), **own, "place": place, "problems": cut(problems)})
+def page_run(results: Results, place: str = "") -> PageRun:
+    """Return results from :func:`fairflare.reporting.results.read_results` as a run of a page."""
+    return PageRun.model_construct(**dict(results), place=place)
 
 
 def images_of(info: Info) -> list[tuple[str, str, int]]:
@@ -187,16 +176,16 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     if results_in(folder):
         if reference is not None:
             raise ValueError("--reference is for comparisons; this is one run")
-        return of_one(page_run(read_document(paths[0])), metric)
+        return of_one(page_run(read_results(paths[0])), metric)
     runs: list[PageRun] = []
     left_out: list[tuple[Results, Unseen]] = []
     problems: list[str] = []
     for path in paths:
         try:
             if not _leaves_out(path):
-                runs.append(page_run(read_document(path), _run_folder(path.relative_to(folder))))
+                runs.append(page_run(read_results(path), _run_folder(path.relative_to(folder))))
             elif Unseen.is_in(path.parent):  # not a row, where it would look like a further seed of all sites
-                left_out.append((page_run(read_document(path)), Unseen.read(path.parent)))
+                left_out.append((page_run(read_results(path)), Unseen.read(path.parent)))
             else:
                 problems.append(f"left out: {path.parent} was not tested at its left-out site; run compare again")
         except (OSError, ValueError) as error:
@@ -246,7 +235,7 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
         row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
     told = who_is_behind(run)[:1]  # the page's summary has these sentences
     notes = [note for note in run_notes(run, chosen if run.test else None) if note not in told]
-    return Material([row], chosen, direction_of(run, chosen), "", notes, problems=[*run.problems])
+    return Material([row], chosen, direction_of(run, chosen), "", notes)
 
 
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
@@ -292,10 +281,6 @@ def of_several(
         found.reference,
         notes=found.notes[1:],  # without the first note, which the tables' captions have
         others=[run for run in order if run["status"] != "completed"],
-        problems=[
-            *problems,
-            *(f"{run.place or run.name}: {line}" for run in order for line in run.problems),
-            *filter(None, [found.problem]),
-        ],
+        problems=[*problems, *filter(None, [found.problem])],
         differences=found.differences,
     )

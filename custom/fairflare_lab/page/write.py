@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fairflare import __version__
 from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
+from fairflare.reporting.documents import Results
 from fairflare.reporting.results import PAGE_FILE
 from fairflare.reporting.sites.own_models import personal_tables
 from fairflare.reporting.values import title_of
@@ -74,13 +75,13 @@ def write_report(
     return out / INDEX_FILE
 
 
-def write_run_page(results: Mapping[str, Any], folder: str | os.PathLike[str]) -> list[str]:
+def write_run_page(results: Results, folder: str | os.PathLike[str]) -> list[str]:
     """Write ``report.html`` of a run into its folder, and beside it those pictures of :data:`BESIDE` that it has.
 
     Errors are never raised, as a run must not fail because of its page.
 
     Args:
-        results: document from :func:`fairflare.reporting.results.read_document`.
+        results: document from :func:`fairflare.reporting.results.read_results`.
         folder: folder of ``results.json``.
 
     Returns:

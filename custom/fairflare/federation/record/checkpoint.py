@@ -264,11 +264,10 @@ class CheckpointFolder:
                 raise _Damaged(f"{path.name} {_CHANGED}")
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise _Damaged(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
-        problems: list[str] = []
-        head = read_part(HEAD, content, path.name, problems)
-        if head is None or problems:
-            raise _Damaged(problems[0])
-        return head
+        try:
+            return read_part(HEAD, content, path.name)
+        except ValueError as error:
+            raise _Damaged(str(error)) from error
 
     def _read(self, number: int, check: Check = lambda extra: None, *, salvage: bool = False) -> Checkpoint:
         head = self._head(number)

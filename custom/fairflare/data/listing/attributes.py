@@ -20,7 +20,7 @@ from fairflare.base.checks import nearest
 
 UNKNOWN = "unknown"  # name of the group of images without a value, which is always the last group
 MOST_GROUPS = 50  # largest number of groups of one attribute
-MAX_NAME = 60  # largest number of characters of an attribute's or a category's name
+MAX_NAME = 60  # largest number of characters of the name of an attribute, a category or a class
 FORM = '{"kind": "category", "values": ["F", "M"]} or {"kind": "number", "bins": [40, 60]}'
 
 
@@ -28,12 +28,12 @@ class UndeclaredValue(ValueError):
     """Report that attributes of an image contradict the attributes that the datalist declares.
 
     Args:
-        message: text for the site's own log.
-        public: the same text without the value of the attribute.
+        public: the text without the value of the attribute.
+        value: what follows in the site's own log, with the value.
     """
 
-    def __init__(self, message: str, public: str) -> None:
-        super().__init__(message)
+    def __init__(self, public: str, value: str) -> None:
+        super().__init__(public + value)
         self.public = public
 
 
@@ -73,13 +73,12 @@ class Attribute:
         if value is None or value == "" or (isinstance(value, float) and math.isnan(value)):
             return len(self.groups) - 1
         if self.values:
-            if not isinstance(value, str) or value not in self.values:
-                told = f"attribute {self.name!r} must be one of {', '.join(map(repr, self.values))}"
-                raise UndeclaredValue(f"{told}, got {value!r:.80}", told)
+            if value not in self.values:
+                known = ", ".join(map(repr, self.values))
+                raise UndeclaredValue(f"attribute {self.name!r} must be one of {known}", f", got {value!r:.80}")
             return self.values.index(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isinf(value):
-            told = f"attribute {self.name!r} must be a finite number"
-            raise UndeclaredValue(f"{told}, got {value!r:.80}", told)
+            raise UndeclaredValue(f"attribute {self.name!r} must be a finite number", f", got {value!r:.80}")
         return sum(value >= edge for edge in self.bins)
 
 
@@ -95,23 +94,20 @@ def read_declared(given: Any) -> dict[str, Attribute]:
 
 
 def _declared(name: str, told: Any) -> Attribute:
-    if not _is_name(name) or "=" in name:
+    if not is_name(name) or "=" in name:
         raise ValueError(f"the name of an attribute must be a short text without '=', got {name!r:.80}")
-    wrong = ValueError(f"attribute {name!r} must be declared as {FORM}, got {told!r:.200}")
-    if not isinstance(told, Mapping):
-        raise wrong
-    kind = told.get("kind")
-    listed = told.get({"category": "values", "number": "bins"}.get(str(kind), ""))
-    if not isinstance(listed, list) or len(told) != 2 or not 0 < len(listed) < MOST_GROUPS:
-        raise wrong
-    if kind == "category":
-        if not all(_is_name(value) for value in listed) or len({*listed, UNKNOWN}) <= len(listed):
-            raise ValueError(f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {listed!r}")
-        return Attribute(name, values=tuple(listed))
-    numbers = [edge for edge in listed if isinstance(edge, (int, float)) and math.isfinite(edge)]
-    if len(numbers) < len(listed) or any(a >= b for a, b in pairwise(numbers)):
-        raise ValueError(f"'bins' of attribute {name!r} must be ascending numbers, got {listed!r:.200}")
-    return Attribute(name, bins=tuple(float(edge) for edge in numbers))
+    match told:
+        case {"kind": "category", "values": [*values]} if len(told) == 2 and 0 < len(values) < MOST_GROUPS:
+            if not all(map(is_name, values)) or len({*values, UNKNOWN}) <= len(values):
+                text = f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {values!r}"
+                raise ValueError(text)
+            return Attribute(name, values=tuple(values))
+        case {"kind": "number", "bins": [*edges]} if len(told) == 2 and 0 < len(edges) < MOST_GROUPS:
+            usable = all(isinstance(edge, (int, float)) and math.isfinite(edge) for edge in edges)
+            if not usable or any(a >= b for a, b in pairwise(edges)):
+                raise ValueError(f"'bins' of attribute {name!r} must be ascending numbers, got {edges!r:.200}")
+            return Attribute(name, bins=tuple(map(float, edges)))
+    raise ValueError(f"attribute {name!r} must be declared as {FORM}, got {told!r:.200}")
 
 
 def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
@@ -126,15 +122,14 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
-        told = "'attributes' must be an object"
-        raise UndeclaredValue(f"{told}, got {given!r:.80}", told)
+        raise UndeclaredValue("'attributes' must be an object", f", got {given!r:.80}")
     for name in given:
         if name not in declared:
-            near = nearest(name, list(declared))
             told = "an attribute is not declared in 'attributes' beside the splits"
-            raise UndeclaredValue(f"{told}: {name!r:.80}{near}", told)
+            raise UndeclaredValue(told, f": {name!r:.80}{nearest(name, list(declared))}")
     return {name: attribute.group_of(given.get(name)) for name, attribute in declared.items()}
 
 
-def _is_name(value: Any) -> bool:
+def is_name(value: Any) -> bool:
+    """Return whether a value can be the name of an attribute, a category or a class: a short printable text."""
     return isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_NAME

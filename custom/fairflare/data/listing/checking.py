@@ -16,11 +16,18 @@ from fairflare.base.site_data import UNLABELLED
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import SUFFIXES, kind_of
-from fairflare.data.listing.attributes import FORM, Attribute, UndeclaredValue, groups_of, read_declared
+from fairflare.data.listing.attributes import (
+    FORM,
+    MAX_NAME,
+    Attribute,
+    UndeclaredValue,
+    groups_of,
+    is_name,
+    read_declared,
+)
 from fairflare.data.listing.samples import DataError, Sample
 
 SPLITS = ("training", "validation", "test")
-MAX_NAME = 60  # largest number of characters of a class's name
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
@@ -56,16 +63,20 @@ class CheckedList:
             f"site '{self.site}': the datalist is not usable: {public}",
         )
 
+    def need(self, holds: object, problem: str, public: str) -> None:
+        """Raise ``DataError`` with the problem, and with its public words, unless a condition holds."""
+        if not holds:
+            raise self.bad(problem, public)
+
     def class_names(self, content: dict[str, Any]) -> tuple[str, ...] | None:
         names = content.get("class_names")
         if names is None:
             return None
-        usable = isinstance(names, list) and all(isinstance(name, str) and name.isprintable() for name in names)
-        if not usable or len(set(names)) != len(names) or not all(0 < len(name) <= MAX_NAME for name in names):
-            raise self.bad(
-                f"'class_names' must be a list of different names of at most {MAX_NAME} characters, got {names!r:.200}",
-                "'class_names' is not a list of different names",
-            )
+        self.need(
+            isinstance(names, list) and all(map(is_name, names)) and len(set(names)) == len(names),
+            f"'class_names' must be a list of different names of at most {MAX_NAME} characters, got {names!r:.200}",
+            "'class_names' is not a list of different names",
+        )
         return tuple(names)
 
     def class_groups(
@@ -75,24 +86,24 @@ class CheckedList:
         if groups is None:
             return None
         usable = isinstance(groups, dict) and all(
-            name.isprintable() and 0 < len(name) <= MAX_NAME and isinstance(members, list) and members
+            is_name(name) and isinstance(members, list) and members
             and all(_is_count(number) and (names is None or number < len(names)) for number in members)
             for name, members in groups.items()
         )  # fmt: skip
-        if not usable:
-            raise self.bad(
-                '\'class_groups\' must name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}, got '
-                f"{groups!r:.200}",
-                "'class_groups' does not name lists of classes",
-            )
+        self.need(
+            usable,
+            '\'class_groups\' must name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}, got '
+            f"{groups!r:.200}",
+            "'class_groups' does not name lists of classes",
+        )
         return {name: tuple(members) for name, members in groups.items()}
 
     def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
-        if not isinstance(content, dict):
-            raise self.bad(
-                f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
-                "it is not an object with the splits",
-            )
+        self.need(
+            isinstance(content, dict),
+            f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
+            "it is not an object with the splits",
+        )
         with self.noted():
             try:
                 self.attributes.update(read_declared(content.get("attributes", {})))
@@ -129,69 +140,73 @@ class CheckedList:
         splits.append(split)
         alike = "test" if split.startswith("test") else ("training", UNLABELLED) if split == UNLABELLED else split
         other = next((s for s in splits if not s.startswith(alike)), None)
-        if other is not None:
-            raise self.bad(
-                f"{what} is in both '{other}' and '{split}'; keep each image, and each patient, in one split",
-                f"{public} is in both '{other}' and '{split}'",
-            )
+        self.need(
+            other is None,
+            f"{what} is in both '{other}' and '{split}'; keep each image, and each patient, in one split",
+            f"{public} is in both '{other}' and '{split}'",
+        )
 
     def entries(self, content: dict[str, Any], split: str) -> list[Any]:
-        if split not in (*SPLITS, UNLABELLED) and not EXTRA_NAME.fullmatch(split):
-            raise self.bad(
-                f"'{split}' must be 'test_' and a name of letters, digits, '-' and '_'",
-                "the name of a further test list is not usable",
-            )
-        if split not in content:
-            found = _names(sorted(content)) or "none"
-            raise self.bad(
-                f"key '{split}' is missing; needed are {_names(SPLITS)}, found {found}", f"key '{split}' is missing"
-            )
-        entries = content[split]
-        if not isinstance(entries, list):
-            raise self.bad(f"'{split}' must be a list, got {_kind(entries)}", f"'{split}' is not a list")
+        self.need(
+            split in (*SPLITS, UNLABELLED) or EXTRA_NAME.fullmatch(split),
+            f"'{split}' must be 'test_' and a name of letters, digits, '-' and '_'",
+            "the name of a further test list is not usable",
+        )
+        self.need(
+            split in content,
+            f"key '{split}' is missing; needed are {_names(SPLITS)}, found {_names(sorted(content)) or 'none'}",
+            f"key '{split}' is missing",
+        )
+        entries: Any = content[split]
+        self.need(
+            isinstance(entries, list), f"'{split}' must be a list, got {_kind(entries)}", f"'{split}' is not a list"
+        )
         # Without any label at the site, nothing can be validated or tested there either.
         nothing = split != UNLABELLED and content.get(UNLABELLED) and content.get("training") == []
-        if not entries and not nothing:
-            raise self.bad(
-                f"split '{split}' is empty; every split needs at least one image with its label",
-                f"split '{split}' is empty",
-            )
-        return entries
+        self.need(
+            entries or nothing,
+            f"split '{split}' is empty; every split needs at least one image with its label",
+            f"split '{split}' is empty",
+        )
+        return list(entries)
 
     def sample(self, entry: Any, where: str, split: str) -> Sample:
         check_stop()  # checking each file can take long on a network drive
-        if not isinstance(entry, dict):
-            raise self.bad(
-                f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
-                f"{where} is not an object",
-            )
+        self.need(
+            isinstance(entry, dict),
+            f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
+            f"{where} is not an object",
+        )
         for key in ("image",) if split == UNLABELLED else ("image", "label"):
-            if key not in entry:
-                raise self.bad(
-                    f"{where} has no key '{key}'; every entry needs 'image' and 'label'", f"{where} has no key '{key}'"
-                )
+            self.need(
+                key in entry,
+                f"{where} has no key '{key}'; every entry needs 'image' and 'label'",
+                f"{where} has no key '{key}'",
+            )
         image, label = self.path(entry, "image", where), entry.get("label")
         if split == UNLABELLED:
-            if label is not None:
-                raise self.bad(
-                    f"{where} has a 'label'; move it to 'training', or take the label out", f"{where} has a 'label'"
-                )
+            self.need(
+                label is None,
+                f"{where} has a 'label'; move it to 'training', or take the label out",
+                f"{where} has a 'label'",
+            )
         elif not self.class_labels:
             label = self.path(entry, "label", where)
         elif isinstance(label, list) and self.names:
             label = self.findings(label, where)
-        elif not _is_count(label):
+        else:
             masks = "these labels are masks: use --task segmentation; " if isinstance(label, str) else ""
-            raise self.bad(
+            self.need(
+                _is_count(label),
                 f"{masks}'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
                 f"{masks}'label' of {where} is not the number of a class",
             )
         number = entry.get("slice")
-        if number is not None and not _is_count(number):
-            raise self.bad(
-                f"'slice' of {where} must be a whole number >= 0, got {number!r}",
-                f"'slice' of {where} is not a whole number >= 0",
-            )
+        self.need(
+            number is None or _is_count(number),
+            f"'slice' of {where} must be a whole number >= 0, got {number!r}",
+            f"'slice' of {where} is not a whole number >= 0",
+        )
         volume, patient = (self.key(entry, key, where) for key in ("volume", "patient"))
         try:
             groups = groups_of(entry.get("attributes"), self.attributes)
@@ -201,61 +216,58 @@ class CheckedList:
 
     def findings(self, label: list[Any], where: str) -> tuple[int, ...]:
         """Return a label with findings: 1, 0, or -1 where the datalist has null."""
-        if odd := [value for value in label if value is not None and (isinstance(value, bool) or value not in (0, 1))]:
-            raise self.bad(
-                f"'label' of {where} must hold 1 (there), 0 (not there) or null (not known) for each finding, got "
-                f"{odd[0]!r:.80}",
-                f"'label' of {where} holds other values than 1, 0 and null",
-            )
-        if set(label) <= {None} or len(label) != len(self.names):
-            raise self.bad(
-                f"'label' of {where} must say of the {len(self.names)} findings in 'class_names', at least of one, "
-                f"whether they are there, got {label!r:.80}; correct it or take the entry out",
-                f"'label' of {where} has no value, or not one for each finding",
-            )
+        odd = [value for value in label if value is not None and (isinstance(value, bool) or value not in (0, 1))]
+        self.need(
+            not odd,
+            f"'label' of {where} must hold 1 (there), 0 (not there) or null (not known) for each finding, got "
+            f"{next(iter(odd), None)!r:.80}",
+            f"'label' of {where} holds other values than 1, 0 and null",
+        )
+        self.need(
+            not set(label) <= {None} and len(label) == len(self.names),
+            f"'label' of {where} must say of the {len(self.names)} findings in 'class_names', at least of one, "
+            f"whether they are there, got {label!r:.80}; correct it or take the entry out",
+            f"'label' of {where} has no value, or not one for each finding",
+        )
         return tuple(-1 if value is None else int(value) for value in label)
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
         """Return an entry's identifier of a patient or volume as text; ``None``: the entry has no such key."""
         value = entry.get(name)
-        if value is None:
-            return None
-        if not (isinstance(value, str) and value) and not _is_count(value):
-            raise self.bad(
-                f"'{name}' of {where} must be a text or a whole number, the same for all images of one {name}, got "
-                f"{_kind(value)}",
-                f"'{name}' of {where} is not a text",
-            )
-        return str(value)
+        self.need(
+            value is None or (isinstance(value, str) and value) or _is_count(value),
+            f"'{name}' of {where} must be a text or a whole number, the same for all images of one {name}, got "
+            f"{_kind(value)}",
+            f"'{name}' of {where} is not a text",
+        )
+        return None if value is None else str(value)
 
     def spacing(self, entry: dict[str, Any], where: str) -> tuple[float, ...] | None:
         value = entry.get("spacing")
-        if value is None:
-            return None
-        if not (isinstance(value, list) and len(value) in (2, 3) and all(_is_length(length) for length in value)):
-            raise self.bad(
-                f"'spacing' of {where} must be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices), "
-                f"got {value!r:.80}",
-                f"'spacing' of {where} is not 2 or 3 numbers > 0",
-            )
-        return tuple(float(length) for length in value)
+        self.need(
+            value is None or (isinstance(value, list) and len(value) in (2, 3) and all(map(_is_length, value))),
+            f"'spacing' of {where} must be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices), "
+            f"got {value!r:.80}",
+            f"'spacing' of {where} is not 2 or 3 numbers > 0",
+        )
+        return value and tuple(map(float, value))
 
     def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
         value = entry[key]
-        if not isinstance(value, str) or not value:
-            number = key == "label" and isinstance(value, int)
-            of_classes = "; numbers of classes are for a job with task=classification" if number else ""
-            raise self.bad(
-                f"'{key}' of {where} must be the path of one file, got {_kind(value)}{of_classes}",
-                f"'{key}' of {where} is not a path{of_classes}",
-            )
+        number = key == "label" and isinstance(value, int)
+        of_classes = "; numbers of classes are for a job with task=classification" if number else ""
+        self.need(
+            isinstance(value, str) and value,
+            f"'{key}' of {where} must be the path of one file, got {_kind(value)}{of_classes}",
+            f"'{key}' of {where} is not a path{of_classes}",
+        )
         path = Path(os.path.normpath(self.root / value))
-        if not path.is_relative_to(self.root):
-            raise self.bad(
-                f"'{key}' of {where}, '{value}', lies outside data_root '{self.root}'; "
-                "move the file into the folder, or data_root up",
-                f"'{key}' of {where} lies outside the data folder",
-            )
+        self.need(
+            path.is_relative_to(self.root),
+            f"'{key}' of {where}, '{value}', lies outside data_root '{self.root}'; "
+            "move the file into the folder, or data_root up",
+            f"'{key}' of {where} lies outside the data folder",
+        )
         try:
             series = self.series(path, key, where) if path.is_dir() else []
             there = path.is_file()
@@ -265,38 +277,36 @@ class CheckedList:
                 "take the entry out",
                 f"'{key}' of {where} is no path that can be opened at the site",
             ) from error
-        if not there and not series:
-            how = (
-                "write folders with '/', not with a backslash"
-                if "\\" in value
-                else "correct the path or take the entry out"
-            )
-            raise self.bad(
-                f"'{key}' of {where}, '{path}', does not exist; {how}",
-                f"'{key}' of {where} does not exist",
-            )
+        how = (
+            "write folders with '/', not with a backslash"
+            if "\\" in value
+            else "correct the path or take the entry out"
+        )
+        self.need(
+            there or series,
+            f"'{key}' of {where}, '{path}', does not exist; {how}",
+            f"'{key}' of {where} does not exist",
+        )
         self.check_inside(path, key, where)
-        if not kind_of(path, is_folder=not there).known:
-            raise self.bad(
-                f"'{key}' of {where}, '{path}', has an ending that is not known; "
-                f"convert it to one of {_names(SUFFIXES)}",
-                f"'{key}' of {where} is of an unknown file type",
-            )
+        self.need(
+            kind_of(path, is_folder=not there).known,
+            f"'{key}' of {where}, '{path}', has an ending that is not known; convert it to one of {_names(SUFFIXES)}",
+            f"'{key}' of {where} is of an unknown file type",
+        )
         return path
 
     def series(self, path: Path, key: str, where: str) -> list[Path]:
         """Return the DICOM files of a folder; raise ``DataError`` if the folder has none."""
         if path not in self.listed:  # list a folder once for all entries that pick a slice of it
-            found = files_of_series(path)
-            if not found:
-                raise self.bad(
-                    f"'{key}' of {where}, '{path}', is a folder without a DICOM file; name a file, or the folder of "
-                    "one DICOM series",
-                    f"'{key}' of {where} is a folder without images",
-                )
-            for file in found:
+            self.listed[path] = files_of_series(path)
+            for file in self.listed[path]:
                 self.check_inside(file, key, where)
-            self.listed[path] = found
+        self.need(
+            self.listed[path],
+            f"'{key}' of {where}, '{path}', is a folder without a DICOM file; name a file, or the folder of one DICOM "
+            "series",
+            f"'{key}' of {where} is a folder without images",
+        )
         return self.listed[path]
 
     def check_inside(self, path: Path, key: str, where: str) -> None:

@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 DECODED_BYTES = 8 * 2**30  # default limit of all cached files together
 FORM = 2  # version of the cached files and of decoding; files of another version are replaced
 UNUSED_DAYS = 30  # cached files that were not used for this long are removed
-BLOCK = 1 << 20
 
 
 class DecodedVolumes:
@@ -48,7 +47,7 @@ class DecodedVolumes:
         self.folder, self.limit = folder, limit
         self._sound: set[tuple[str, int]] = set()  # files whose checksum this process has verified
         self._lock = threading.Lock()
-        self._tidied = self._told = False
+        self._told = False
 
     def array(self, source: ImageFile, what: str, decode: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """Return the decoded array of a file, from the cache if possible.
@@ -79,8 +78,7 @@ class DecodedVolumes:
             known[kind] = measure()
             with self._telling():
                 self._write_said(file, said)
-        low_high = known[kind]
-        return None if low_high is None else (float(low_high[0]), float(low_high[1]))
+        return None if known[kind] is None else (known[kind][0], known[kind][1])
 
     # -- files
 
@@ -103,15 +101,13 @@ class DecodedVolumes:
             return None
         try:
             state = (file.name, file.stat().st_mtime_ns)
-            if state not in self._sound:
-                if _checksum(file) != said["crc"]:
-                    log.warning("a decoded volume on disk is damaged and made anew: %s", file)
-                    return None
-                self._sound.add(state)
-                os.utime(file.with_suffix(".json"))  # mark the array as used now
+            if state not in self._sound and _checksum(file) != said["crc"]:
+                raise ValueError("its checksum is another one")
+            self._sound.add(state)
+            os.utime(file.with_suffix(".json"))  # mark the array as used now
             return np.moveaxis(np.load(file, mmap_mode="r", allow_pickle=False), 0, 2)  # files store slice after slice
         except (OSError, ValueError) as error:
-            log.warning("a decoded volume on disk cannot be read and is made anew: %s", error)
+            log.warning("a decoded volume on disk is damaged and is made anew: %s (%s)", file, error)
             return None
 
     def _keep(self, file: Path, array: npt.NDArray[Any]) -> None:
@@ -141,28 +137,21 @@ class DecodedVolumes:
 
     def _make_room(self, needed: int, new: Path) -> None:
         """Remove cached older states of the same source, long unused files, and more until ``needed`` bytes fit."""
-        if not self._tidied:
-            remove_partials(self.folder)
-            self._tidied = True
+        remove_partials(self.folder)
         source = new.name.partition("-")[0]
         oldest = time.time() - UNUSED_DAYS * 86400
         kept: list[tuple[float, int, Path]] = []
         for file in self.folder.glob("*-*.npy"):
-            try:
+            with contextlib.suppress(FileNotFoundError):  # another process removed the file
                 said = file.with_suffix(".json")
                 used = said.stat().st_mtime if said.exists() else 0.0
                 if used < oldest or file.name.partition("-")[0] == source:
                     _remove(file)
                 else:
                     kept.append((used, file.stat().st_size, file))
-            except FileNotFoundError:  # another process removed the file
-                continue
-        left = self.limit - needed - sum(size for _, size, _ in kept)
-        for _, size, file in sorted(kept):
-            if left >= 0:
-                break
-            _remove(file)
-            left += size
+        kept.sort(reverse=True)
+        while kept and needed + sum(size for _, size, _ in kept) > self.limit:
+            _remove(kept.pop()[2])
 
 
 def _remove(file: Path) -> None:
@@ -176,8 +165,4 @@ def _save(path: Path, array: npt.NDArray[Any]) -> None:
 
 
 def _checksum(path: Path) -> int:
-    found = 0
-    with path.open("rb") as file:
-        while data := file.read(BLOCK):
-            found = zlib.crc32(data, found)
-    return found
+    return zlib.crc32(np.memmap(path, np.uint8, mode="r").data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing.pool import ThreadPool
@@ -35,7 +35,7 @@ from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
-COLUMNS = ["site", "split", "place", "patient", "content", "target", "empty", "full"]  # of a table with a row per image
+COLUMNS = ["site", "split", "place", "patient", "content", "target"]  # of a table with a row per image
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Problem:
     about: str = ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SiteReport:
     """Store the results of checking the images of one site.
 
@@ -70,11 +70,11 @@ class SiteReport:
     """
 
     site: str
-    counts: dict[str, Counter[int | None]] = field(default_factory=dict)
-    groups: dict[str, dict[str, dict[str, int]]] = field(default_factory=dict)
-    sizes: Counter[tuple[int, ...]] = field(default_factory=Counter)
-    labelled: Counter[str] = field(default_factory=Counter)
-    annotated: tuple[int, ...] | None = None
+    counts: dict[str, Counter[int | None]]
+    groups: dict[str, dict[str, dict[str, int]]]
+    sizes: Counter[tuple[int, ...]]
+    labelled: Counter[str]
+    annotated: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,17 @@ class DataReport:
 
 @dataclass
 class _Look:
-    """Store the results of checking one image and its target."""
+    """Store the results of checking one image and its target; without ``errors`` the image is usable."""
 
-    size: tuple[int, ...] | None = None
+    site: str
+    split: str
+    path: Path
+    place: str  # the path, with slice, site and split
+    patient: str | None
+    size: tuple[int, ...] = ()
     content: str | None = None  # hash of the image; None: all its pixels are the same
-    target: npt.NDArray[Any] | None = None
-    target_hash: str = ""
+    number: int | None = None  # the class
+    target: str | None = None  # hash of the target; None: it has none
     labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class
     empty: bool = False  # whether the mask has no structure
     full: bool = False  # whether one structure covers the whole image
@@ -128,53 +133,41 @@ def check_sites(
         file: path of that ``fairflare.json``.
     """
     problems: list[Problem] = []
-    opened: list[tuple[SiteSettings, Datalist]] = []
-    for site, settings in sites.items():
-        opened += _listed(task, site, settings, problems)
+    opened = list(_opened(task, sites, problems))
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
     called = names if names and len(names) == len(task.structures) else task.names()
-    total, before = sum(len(samples) for _, listed in opened for samples in listed.splits.values()), 0
-    seen, lookers = [], []
-    for own, listed in opened:
-        looker = _Looker(task, own, listed, called)
-        try:
-            looker.report.annotated = task.annotated_in(listed.site, own)
-        except DataError as error:
-            problems.append(Problem(listed.site, _plain(listed.site, error)))
-        lookers.append(looker)
+    lookers = [_Looker(task, own, listed, called) for own, listed in opened]
+    total, before = sum(len(looker.listed) for looker in lookers), 0
+    for looker in lookers:
         for _ in looker.look():
             before += 1
             done(before, total)
-        if task.findings and looker.report.annotated is None:
-            looker.report.annotated = looker.left_open()
-        seen += looker.seen
-        problems += looker.problems
-    frame = pd.DataFrame(seen, columns=COLUMNS)
+    reports = [looker.report() for looker in lookers]
+    problems += [problem for looker in lookers for problem in looker.problems.values()]
+    frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
     problems += [*_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened)]
     numbers = dict(zip(called, task.structures, strict=True))
-    reports = [looker.report for looker in lookers]
     problems += _silent(reports, task.class_labels, numbers, file)
     agreement = _labels(lookers, names if task.class_labels else ["background", *called], problems)
     return DataReport(reports, problems, agreement)
 
 
-def _listed(
-    task: ImageTask, site: str, settings: Mapping[str, Any], problems: list[Problem]
-) -> list[tuple[SiteSettings, Datalist]]:
-    found: list[DataError] = []
-    opened = []
-    try:
-        own = read_settings(task.site_settings, site, settings)
-        if own.data_root is None:
-            problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
-            return []
-        same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
-        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same)
-        opened.append((own, listed))
-    except DataError as error:
-        found.append(error)
-    problems += [Problem(site, _plain(site, error)) for error in found]
-    return opened
+def _opened(
+    task: ImageTask, sites: Mapping[str, Mapping[str, Any]], problems: list[Problem]
+) -> Iterator[tuple[SiteSettings, Datalist]]:
+    """Yield settings and datalist of each site that has images, and add the problems of these two."""
+    for site, settings in sites.items():
+        found: list[DataError] = []
+        try:
+            own = read_settings(task.site_settings, site, settings)
+            if own.data_root is None:
+                problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
+                continue
+            same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
+            yield own, load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same)
+        except DataError as error:
+            found.append(error)
+        problems += [Problem(site, _plain(site, error)) for error in found]
 
 
 def _plain(site: str, error: DataError) -> str:
@@ -186,124 +179,123 @@ class _Looker:
     """Check the images of one site, several at a time in threads."""
 
     def __init__(self, task: ImageTask, own: SiteSettings, listed: Datalist, names: Sequence[str]) -> None:
-        self.task, self.own, self.listed, self.names = task, own, listed, names
-        self.report = SiteReport(listed.site, groups=_groups(listed), labelled=Counter(dict.fromkeys(names, 0)))
-        self.problems: list[Problem] = []
-        self.seen: list[tuple[Any, ...]] = []  # one row for each image, with the columns COLUMNS
-        self.features: list[tuple[npt.NDArray[np.floating], int]] = []
-        self._said: set[str] = set()
+        self.task, self.own, self.list, self.names = task, own, listed, names
+        self.listed = [(split, sample) for split, samples in listed.splits.items() for sample in samples]
+        self.looks: list[_Look] = []
+        self.problems: dict[str, Problem] = {}  # by text
         self._values = ValueNotes()
-        self._misfits: dict[str, tuple[str, Misfit]] = {}  # reported at the end, one line for each kind of misfit
-        self._notes: list[str] = []
+
+    @property
+    def good(self) -> list[_Look]:
+        """Return the looks at images that can be used."""
+        return [look for look in self.looks if not look.errors]
 
     def look(self) -> Iterator[None]:
+        """Check every image, and yield after each."""
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
-            for split, samples in self.listed.splits.items():
-                self.report.counts[split] = Counter()
-                looked = threads.imap(lambda sample, split=split: self.one(sample, split), samples)  # type: ignore[misc]
-                for sample, found in zip(samples, looked, strict=True):
-                    self.take(sample, split, found)
-                    yield
-                self.finish(split)
-        for text in by_kind(self._misfits.values()):
-            self.say(text)
-        for text in notes_of(self._notes):
-            self.say(text, grave=False)
-        for line in self._values.lines():
-            self.say(line, grave=False)
+            for found in threads.imap(self.one, self.listed):
+                self.looks.append(found)
+                yield
 
-    def one(self, sample: Sample, split: str) -> _Look:
+    def one(self, listed: tuple[str, Sample]) -> _Look:
         """Read one image, as stored and as the task prepares it with its target, and return the results."""
-        found = _Look()
+        split, sample = listed
+        site, task = self.list.site, self.task
+        number = "" if sample.slice is None else f" slice {sample.slice}"
+        place = f"'{sample.image}'{number} ({site}, {split})"
+        found = _Look(site, split, sample.image, place, sample.patient)
         try:
-            image = self.task.stored(sample, self.report.site, split, self.own.max_image_bytes)
+            image = task.stored(sample, site, split, self.own.max_image_bytes)
             found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
             if (image != image.flat[0]).any():
                 found.content = _hash(np.asarray(image.shape), image)
         except DataError as error:
             found.errors.append(error)
         try:
-            alone = replace(self.listed, splits={split: (sample,)})
-            data: Any = self.task.open_listed(self.report.site, self.own, alone)
+            data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
             image, target = (one[0].numpy() for one in data.read(split, [0]))
-            picture, found.target = flat_pair(image, target)
             if sample.label is None:
                 return found
+            picture, seen = flat_pair(image, target)
             structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: does not count
-            found.empty = not (structures > 0).any()
+            if not task.class_labels:
+                found.empty = not (structures > 0).any()
+                found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
+            found.number = int(target) if not target.ndim else None
             found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
-            found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
-            found.target_hash = _hash(found.target)
+            found.target = _hash(seen)
             regions = {int(target): features_of(picture)} if not target.ndim else {}  # of findings: nothing
-            regions |= regions_of(found.target) if target.ndim > 1 else {}
+            regions |= regions_of(seen) if target.ndim > 1 else {}
             found.features = [(features, number) for number, features in regions.items()]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             self._values.add(sample)
         except DataError as error:
             found.errors.append(error)
-        if found.errors and isinstance(sample.label, Path) and sample.slice is None and self.task.spatial_dims == 2:
+        if found.errors and isinstance(sample.label, Path) and sample.slice is None and task.spatial_dims == 2:
             odd = odd_pair(sample.image, sample.label)
             found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
         return found
 
-    def take(self, sample: Sample, split: str, found: _Look) -> None:
-        for error in found.errors:
-            if error.misfit is None:
-                self.say(_plain(self.report.site, error), about=shown(sample.image))
-            else:
-                name = _plain(self.report.site, error).removesuffix(f": {error.misfit}")
-                self._misfits[name] = (name, error.misfit)
-        self._notes += found.notes
-        if found.size is not None:
-            self.report.sizes[found.size] += 1
-        if found.size is None or found.target is None or found.errors:
-            return
-        if found.content is None:
-            self.say(f"image '{sample.image}' of '{split}': all its pixels have one value", False, shown(sample.image))
-        is_class = self.task.class_labels and sample.label is not None
-        self.features += found.features
-        one = is_class and not self.task.findings
-        self.report.counts[split][int(found.target) if one else None] += 1
-        number = "" if sample.slice is None else f" slice {sample.slice}"
-        place = f"'{sample.image}'{number} ({self.report.site}, {split})"
-        masked = (found.empty and not self.task.class_labels, found.full and not self.task.class_labels)
-        self.seen.append(
-            (self.report.site, split, place, sample.patient, found.content, found.target_hash or None, *masked)
-        )
-        self.report.labelled.update(self.names[k] for k in found.labelled if split != SPLIT_GLOBAL)
+    def report(self) -> SiteReport:
+        """Return the numbers of images, and add the problems to ``problems``."""
+        misfits: dict[str, tuple[str, Misfit]] = {}  # one line for each kind of misfit
+        for look in self.looks:
+            for error in look.errors:
+                if error.misfit is None:
+                    self.say(_plain(look.site, error), about=shown(look.path))
+                else:
+                    name = _plain(look.site, error).removesuffix(f": {error.misfit}")
+                    misfits[name] = (name, error.misfit)
+            if not look.errors and look.content is None:
+                self.say(
+                    f"image '{look.path}' of '{look.split}': all its pixels have one value", False, shown(look.path)
+                )
+        good = self.good
+        counts = {split: Counter(look.number for look in good if look.split == split) for split in self.list.splits}
+        sizes = Counter(look.size for look in self.looks if look.size)
+        labelled = Counter(dict.fromkeys(self.names, 0))
+        labelled.update(self.names[k] for look in good if look.split != SPLIT_GLOBAL for k in look.labelled)
+        for split in counts:
+            self._judge(split, counts)
+        for text in by_kind(misfits.values()):
+            self.say(text)
+        for text in [*notes_of(note for look in self.looks for note in look.notes), *self._values.lines()]:
+            self.say(text, grave=False)
+        return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, self._annotated(labelled))
 
-    def left_open(self) -> tuple[int, ...] | None:
-        """Return the numbers of the findings whose labels are known; ``None``: all are, or one that no image has."""
-        rows = (sample.label for own in self.listed.splits.values() for sample in own)
-        told = {name for row in rows if isinstance(row, tuple) for name, value in
-                zip(self.listed.class_names or (), row, strict=False) if value >= 0}  # fmt: skip
-        known = tuple(k for k, name in enumerate(self.names) if name in told)
-        return (
-            known if len(known) < len(self.names) and all(self.report.labelled[self.names[k]] for k in known) else None
-        )
+    def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Return the numbers of the structures or findings that are annotated; ``None``: all are, or nothing says it.
 
-    def finish(self, split: str) -> None:
-        """Add the problems to the site that are known only after all images of a split were checked.
-
-        These problems are images whose mask is empty or full, and classes that have no training image.
+        Findings that the file does not name are known where a label is, unless all are, or an unseen one is among them.
         """
-        own = pd.DataFrame(self.seen, columns=COLUMNS).query("split == @split")
+        told = None
+        try:
+            told = self.task.annotated_in(self.list.site, self.own)
+        except DataError as error:
+            self.say(_plain(self.list.site, error))
+        if told is not None or not self.task.findings:
+            return told
+        rows = [sample.label for _, sample in self.listed if isinstance(sample.label, tuple)]
+        names = self.list.class_names or ()
+        seen = {name for row in rows for name, value in zip(names, row, strict=False) if value >= 0}
+        known = tuple(k for k, name in enumerate(self.names) if name in seen)
+        return known if len(known) < len(self.names) and all(labelled[self.names[k]] for k in known) else None
+
+    def _judge(self, split: str, counts: Mapping[str, Counter[int | None]]) -> None:
+        """Add the images of a split whose mask is empty or full, and its classes that have no training image."""
+        looks = [look for look in self.good if look.split == split]
         for kind, what in (("empty", "with nothing in it"), ("full", "of which one structure covers all")):
-            if count := own[kind].sum():
+            if count := sum(getattr(look, kind) for look in looks):
                 self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
-        if not self.task.class_labels or split in ("training", SPLIT_GLOBAL):
-            return
-        trained = self.report.counts.get("training", Counter())
-        lacking = sorted(number for number in self.report.counts[split] if number is not None and number not in trained)
-        if lacking:
-            names = self.listed.class_names
-            shown = ", ".join(names[n] if names and n < len(names) else str(n) for n in lacking)
-            self.say(f"classes of '{split}' without an image in 'training': {shown}", grave=False)
+        if split not in ("training", SPLIT_GLOBAL):
+            lacking = sorted(n for n in counts[split] if n is not None and n not in counts.get("training", ()))
+            names = dict(enumerate(self.list.class_names or ()))
+            if lacking:
+                told = ", ".join(names.get(n, str(n)) for n in lacking)
+                self.say(f"classes of '{split}' without an image in 'training': {told}", grave=False)
 
     def say(self, text: str, grave: bool = True, about: str = "") -> None:
-        if text not in self._said:
-            self._said.add(text)
-            self.problems.append(Problem(self.report.site, text, grave, about))
+        self.problems.setdefault(text, Problem(self.list.site, text, grave, about))
 
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
@@ -327,14 +319,11 @@ def _hash(*arrays: npt.NDArray[Any]) -> str:
 def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
     """Yield a problem where the sites' datalists name or group the classes differently."""
     for what, key in (("names", "class_names"), ("groups", "class_groups")):
-        by_value: dict[str, list[str]] = defaultdict(list)
-        for _, listed in opened:
-            value = getattr(listed, key)
-            if value is not None:
-                by_value[repr(value)].append(listed.site)
+        told = {listed.site: value for _, listed in opened if (value := getattr(listed, key)) is not None}
+        by_value = {repr(value): [site for site, own in told.items() if own == value] for value in told.values()}
         if len(by_value) > 1:
-            orders = {tuple(sorted(getattr(listed, key))) for _, listed in opened if getattr(listed, key) is not None}
-            order = " (the same ones in another order)" if len(orders) == 1 and what == "names" else ""
+            same = what == "names" and len({tuple(sorted(value)) for value in told.values()}) == 1
+            order = " (the same ones in another order)" if same else ""
             said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
             yield Problem("", f"the datalists have different {what} of classes{order} ('{key}'): {said:.600}")
 
@@ -355,9 +344,9 @@ def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: l
 
     Sites whose labels certainly look different are added to ``problems``.
     """
-    given = {looker.report.site: looker.features for looker in lookers if looker.features}
-    labels = {site: np.array([label for _, label in own]) for site, own in given.items()}
-    features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items()}
+    given = {looker.list.site: [pair for look in looker.good for pair in look.features] for looker in lookers}
+    labels = {site: np.array([label for _, label in own]) for site, own in given.items() if own}
+    features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items() if own}
     found = label_maps(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
     if len(found) < 2:
         return ""

@@ -45,7 +45,8 @@ from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedLi
 from fairflare.data.listing.samples import DataError, Datalist, Sample
 
 __all__ = [
-    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "load_datalist", "suffix_of", "write_datalist",
+    "PICTURES", "SPLITS", "DataError", "Datalist", "Sample", "labels_in", "load_datalist", "suffix_of",
+    "write_datalist",
 ]  # fmt: skip
 
 
@@ -112,6 +113,20 @@ def write_datalist(
     content = {**extra, **{split: [dict(entry) for entry in splits.get(split, ())] for split in (*SPLITS, *more)}}
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_whole(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"), durable=False, shared=True)
+
+
+def labels_in(own: Mapping[str, Any]) -> tuple[list[Any], Any]:
+    """Return all labels of a site's datalist, and its ``class_names``, unchecked: nothing if it cannot be read.
+
+    Args:
+        own: settings of the site, as in its ``fairflare.json``.
+    """
+    try:
+        content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
+        entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
+        return [entry.get("label") for entry in entries if isinstance(entry, Mapping)], content.get("class_names")
+    except (KeyError, TypeError, AttributeError, OSError, ValueError):
+        return [], None
 
 
 def _read_json(file: Path, site: str) -> Any:

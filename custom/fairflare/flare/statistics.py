@@ -6,7 +6,6 @@ privacy cleansers check the answer. :func:`statistics_here` runs the same parts 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
@@ -31,6 +30,7 @@ from nvflare.fuel.utils import fobs
 from fairflare.base.checks import listed
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
+from fairflare.data.datalist import labels_in
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
@@ -95,7 +95,7 @@ class ImageStatistics(Intensities, Statistics):
         if self._sums is None:
             least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
-            self._sums = measure(self._site, own, self.task or kind_of_labels(self._site, own), self.reading(), least)
+            self._sums = measure(self._site, own, self.task or kind_of_labels(own), self.reading(), least)
         return self._sums
 
     def features(self) -> dict[str, list[Feature]]:
@@ -258,18 +258,12 @@ class StatisticsPage(StatisticsWriter):
             self.log_info(fl_ctx, line)
 
 
-def kind_of_labels(site: str, own: Mapping[str, Any]) -> Kind:
+def kind_of_labels(own: Mapping[str, Any]) -> Kind:
     """Return ``"classification"`` if a label in the site's datalist is a number or a list, else ``"segmentation"``.
 
     Errors in the datalist are ignored here; they are reported when the images are read.
     """
-    try:
-        content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
-        entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
-        numbers = [type(entry.get("label")) in (int, list) for entry in entries if isinstance(entry, Mapping)]
-        return "classification" if any(numbers) else "segmentation"
-    except (KeyError, TypeError, AttributeError, OSError, ValueError):
-        return "segmentation"
+    return "classification" if any(type(label) in (int, list) for label in labels_in(own)[0]) else "segmentation"
 
 
 def configs() -> dict[str, Any]:

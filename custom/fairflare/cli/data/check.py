@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import file_in, sites_of
 from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
+from fairflare.data.datalist import labels_in
 from fairflare.data.kinds import grouped, named, shown
 from fairflare.data.listing.attributes import UNKNOWN
 
@@ -116,19 +116,13 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
     findings: dict[str, None] = {}
     names = None
     for own in sites.values():
-        try:
-            file = Path(own["data_root"]) / own.get("datalist", "datalist.json")
-            content = json.loads(file.read_bytes())
-            entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
-            found = [entry.get("label") for entry in entries if isinstance(entry, Mapping)]
-            if any(isinstance(label, list) for label in found):
-                findings |= dict.fromkeys(content["class_names"])
-            numbers += [number for number in found if type(number) is int and number >= 0]
-            names = content.get("class_names") or names
-        except (KeyError, TypeError, AttributeError, OSError, ValueError):
-            continue  # a datalist's problem is reported when the list is read
-    named = names if isinstance(names, list) and all(isinstance(name, str) for name in names) else None
-    return numbers, named, list(findings)
+        labels, called = labels_in(own)  # a datalist's problem is reported when the list is read
+        named = called if isinstance(called, list) and all(isinstance(name, str) for name in called) else None
+        if any(isinstance(label, list) for label in labels):
+            findings |= dict.fromkeys(named or ())
+        numbers += [number for number in labels if type(number) is int and number >= 0]
+        names = named or names
+    return numbers, names, list(findings)
 
 
 # ------------------------------------------------------------------------------------------------ printing

@@ -5,9 +5,10 @@ No site needs the images of another site: each image is a function of the seed, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -81,7 +82,8 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     if plan.has_label_noise(index):
         labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
     attributes = {name: _frozen(part.batch.attributes[part.chosen]) for name, part in parts.items()}
-    return PhantomSite(_Drawn(plan, parts), MappingProxyType(labels), MappingProxyType(attributes))
+    images = _Drawn({name: partial(_images, plan, part) for name, part in parts.items()})
+    return PhantomSite(images, MappingProxyType(labels), MappingProxyType(attributes))
 
 
 @dataclass(frozen=True)
@@ -103,29 +105,13 @@ class _Part:
     camera: Camera = PLAIN
 
 
-class _Drawn(Mapping[str, Images]):
-    """Map each split to its images, which are drawn on first use."""
-
-    def __init__(self, plan: PhantomPlan, parts: Mapping[str, _Part]) -> None:
-        self._plan = plan
-        self._parts = parts
-        self._done: dict[str, Images] = {}
+class _Drawn(UserDict[str, Any]):
+    """Map each split to its images; a function in their place is called when they are first requested."""
 
     def __getitem__(self, split: str) -> Images:
-        if split not in self._done:
-            part = self._parts[split]
-            if part.batch.purpose == COMMON:
-                images = _test_images(self._plan, part.corrupted)
-                self._done[split] = images if len(part.chosen) == len(images) else _frozen(images[part.chosen])
-            else:
-                self._done[split] = _render(self._plan, part)
-        return self._done[split]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
+        if callable(self.data[split]):
+            self.data[split] = self.data[split]()
+        return np.asarray(self.data[split])
 
 
 @lru_cache(maxsize=8)
@@ -262,6 +248,14 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
 
 def _all(batch: _Batch) -> npt.NDArray[np.int64]:
     return np.arange(len(batch.labels))
+
+
+def _images(plan: PhantomPlan, part: _Part) -> Images:
+    """Return the images of a part; those of the common test set are drawn once for all sites."""
+    if part.batch.purpose != COMMON:
+        return _render(plan, part)
+    images = _test_images(plan, part.corrupted)
+    return images if len(part.chosen) == len(images) else _frozen(images[part.chosen])
 
 
 def _render(plan: PhantomPlan, part: _Part) -> Images:

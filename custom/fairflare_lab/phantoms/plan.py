@@ -187,11 +187,9 @@ class PhantomPlan:
 
     def _check_shares(self) -> None:
         known, shares = self.kind.attributes, self.attribute_shares
-        for name in ("attribute_prevalence", "attribute_noise"):
+        for name in ("attribute_prevalence", "attribute_noise", "attribute_shares"):
             if getattr(self, name) and not self.attributes:
                 raise ValueError(f"{name} is set, but attributes is False")
-        if shares and not self.attributes:
-            raise ValueError("attribute_shares is set, but attributes is False")
         if shares and (len(shares) != len(known) or abs(sum(shares) - 1) > 1e-6):
             raise ValueError(f"attribute_shares must be {len(known)} shares of sum 1 ({known}), got {shares}")
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import choice, whole
+from fairflare.base.checks import choice, first_of, whole
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.contents import without_ending
 from fairflare.data.preparers.dealing import Dealing
@@ -136,8 +136,7 @@ def public_set(
         if people is not None:
             declared, items = people(items, source)
             said = replace(said, attributes=declared)
-        dealing = dealing or Dealing(fractions=tuple(said.fractions))
-        return write_pool(items, out_dir, dealing, settings, said, **writing)
+        return write_pool(items, out_dir, dealing or said.dealing, settings, said, **writing)
 
     return Preparer(name, text, prepare, options, dealing=usual)
 
@@ -373,17 +372,16 @@ def tiles(
         DataError: shapes or values are not as expected, or an image is smaller than ``crop``.
     """
     images, masks = arrays["images"], arrays["masks"]
-    if images.ndim != 4 or images.shape[:3] != masks.shape:
-        raise DataError(
-            f"{where}: expected images (n, height, width, 3) uint8 and masks (n, height, width), got images "
-            f"{images.shape} and masks {masks.shape}"
-        )
-    if strange := sorted(set(np.unique(masks).tolist()) - set(values)):
-        raise DataError(f"{where}: masks have the values {strange}; expected {list(values)}")
-    height, width = masks.shape[1:]
+    strange = sorted(set(np.unique(masks).tolist()) - set(values))
+    height, width = (*masks.shape, 0, 0, 0)[1:3]
     side = (height, width) if crop is None else (whole("crop", crop, low=1),) * 2
-    if min(height, width) < min(side):
-        raise DataError(f"{where}: images have {height}x{width} pixels; crop must be no larger, got {crop}")
+    if problem := first_of({
+        f"expected images (n, height, width, 3) uint8 and masks (n, height, width), got images {images.shape} and "
+        f"masks {masks.shape}": images.ndim != 4 or images.shape[:3] != masks.shape,
+        f"masks have the values {strange}; expected {list(values)}": bool(strange),
+        f"images have {height}x{width} pixels; crop must be no larger, got {crop}": min(height, width) < min(side),
+    }):  # fmt: skip
+        raise DataError(f"{where}: {problem}")
     top, left = (height - side[0]) // 2, (width - side[1]) // 2
     middle = np.s_[top : top + side[0], left : left + side[1]]
     for image, mask, name in zip(images, masks, map(str, arrays["ids"]), strict=True):

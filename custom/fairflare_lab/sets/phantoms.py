@@ -10,6 +10,7 @@ from typing import Any
 
 from fairflare.base.checks import choice, whole
 from fairflare.base.for_types import Unpack
+from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.writing import Form, Writing, write_sites
 from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
@@ -57,11 +58,13 @@ def prepare_phantom(
     whole_plan = replace(plan or PhantomPlan(phantom=name), phantom=name, num_sites=number, seed=seed, **scale)
     kind = whole_plan.kind
     groups = {group: list(members) for group, members in kind.groups.items()}
-    corrupted = [f"site-{i + 1}" for i in range(number) if whole_plan.is_corrupted(i)]
+    bad = whole_plan.corrupted_sites
+    quality = f"{whole_plan.corruption}:{whole_plan.severity}" if bad else None
     noise = {f"site-{i + 1}": whole_plan.label_noise for i in range(number) if whole_plan.has_label_noise(i)}
     tones = {kind.called: {"kind": "category", "values": list(kind.attributes)}} if whole_plan.attributes else {}
     form = Form(
-        class_names=kind.class_names, class_groups=groups, corrupted=corrupted, label_noise=noise, synthetic=True,
+        class_names=kind.class_names, class_groups=groups, label_noise=noise, synthetic=True,
+        dealing=Dealing(corrupt=quality, corrupt_sites=bad),
         attributes=tones,
     )  # fmt: skip
     return write_sites(

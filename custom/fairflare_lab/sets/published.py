@@ -105,7 +105,7 @@ SETS = (
             of=lambda item: (item.site, item.splits),
         ),
         form=Form(
-            fractions=(0.8, 0.2, 0.0),  # shares of the images that the source does not put into the test
+            dealing=Dealing(fractions=(0.8, 0.2, 0.0)),  # of the images that the source does not put into the test
             task={"in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]], "class_names": ["disc", "cup"]},
         ),
     ),

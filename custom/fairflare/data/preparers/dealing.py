@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fairflare.base.checks import choice, number
+from fairflare.base.checks import choice, first_of, number
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
@@ -80,34 +80,21 @@ class Dealing:
             number("folds", self.folds, low=2, whole=True)
         no_test = next((n for n in ("common_test", "global_test") if getattr(self, n) and not self.fractions[2]), None)
         unpaired = (self.corrupt is None) != (self.corrupt_sites == 0)
-        for wrong, why in (
-            (
-                self.folds and self.common_test,
-                "folds and common_test exclude each other: a fold is the test of its site; see global_test",
-            ),
-            (
+        if problem := first_of({
+            "folds and common_test exclude each other: a fold is the test of its site; see global_test":
+                self.folds > 0 and self.common_test,
+            "common_test and global_test exclude each other: a site's own test is one or the other":
                 self.common_test and self.global_test,
-                "common_test and global_test exclude each other: a site's own test is one or the other",
-            ),
-            (no_test, f"{no_test} needs a share of test images, got fractions {list(self.fractions)}"),
-            (
-                self.partition != "site" and self.sites is None,
-                f"partition {self.partition!r} needs the number of sites",
-            ),
-            (
+            f"{no_test} needs a share of test images, got fractions {list(self.fractions)}": no_test is not None,
+            f"partition {self.partition!r} needs the number of sites": self.partition != "site" and self.sites is None,
+            "the number of sites is of a partition other than 'site'; choose one, or leave it out":
                 self.partition == "site" and self.sites is not None,
-                "the number of sites is of a partition other than 'site'; choose one, or leave it out",
-            ),
-            (
+            "partition 'two-pool' needs corrupt_sites: how many sites the second pool is for":
                 self.partition == "two-pool" and not self.corrupt_sites,
-                "partition 'two-pool' needs corrupt_sites: how many sites the second pool is for",
-            ),
-            (unpaired and self.partition != "two-pool", "corrupt and corrupt_sites belong together"),
-        ):
-            if wrong:
-                raise ValueError(why)
-        if self.corrupt is not None:
-            _ = self.corruption
+            "corrupt and corrupt_sites belong together": unpaired and self.partition != "two-pool",
+        }):  # fmt: skip
+            raise ValueError(problem)
+        _ = self.corruption  # checks its kind and severity
 
     @property
     def corruption(self) -> tuple[str, int] | None:

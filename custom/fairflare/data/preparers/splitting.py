@@ -19,8 +19,8 @@ FRACTIONS = (0.6, 0.2, 0.2)  # default shares of training, validation and test
 GROUPS = ("head", "medium", "tail")
 
 
-def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
-    """Check and return the shares of training, validation and test: training and validation above 0, sum 1.
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Check the shares of training, validation and test: training and validation above 0, sum 1.
 
     Raises:
         ValueError: a share is out of range, or the sum is not 1.
@@ -28,7 +28,6 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, float, float]:
     given = tuple(numbers("fraction", dict(zip(SPLITS, fractions, strict=False)), of="split", low=0).values())
     if len(fractions) != 3 or abs(sum(given) - 1) > 1e-6 or not given[0] or not given[1]:
         raise ValueError(f"fractions must be three shares of sum 1, the first two above 0, got {list(fractions)}")
-    return given[0], given[1], given[2]
 
 
 def split_groups(

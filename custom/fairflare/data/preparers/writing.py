@@ -25,7 +25,7 @@ from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
 from fairflare.data.preparers.draft import Draft, drafted
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import file_name, site_names
-from fairflare.data.preparers.splitting import FRACTIONS, assign, frequency_groups
+from fairflare.data.preparers.splitting import assign, frequency_groups
 
 NO_KEY = (
     "{} of {} images have no key of a patient (lesion, examination): images of one may be in training and in test, and "
@@ -56,36 +56,28 @@ class Form:
 
     Attributes:
         class_names: names of all classes.
-        fractions: shares of training, validation and test.
         stratified: whether each class is split in the same shares.
-        folds: number of folds of a cross-validation, each with a datalist of its own; 0: none.
-        corrupted: names of the sites with corrupted images, for the manifest.
+        dealing: rule by which the images were dealt: shares of the splits, folds, corrupted sites, global test.
         label_noise: share of wrong training labels by site, for the manifest.
         class_groups: classes of the groups head, medium and tail; None: the groups follow from the numbers of training
             images of all sites.
         synthetic: whether the images are synthetic.
-        global_test: whether every site gets the test images of all sites as ``test_global``.
         keys: source of the patients' identifiers, in words, for the note on images without an identifier.
         attributes: declared attributes of the people, as in a datalist.
         task: settings of the task for these images that differ from the defaults, for the manifest and the screen.
         notes: notes for the manifest and the log.
-        labelled_alike: whether every structure or class was looked for in all images, whichever site has them.
     """
 
     class_names: Sequence[str] | None = None
-    fractions: Sequence[float] = FRACTIONS
     stratified: bool = False
-    folds: int = 0
-    corrupted: Sequence[str] = field(default_factory=tuple)
+    dealing: Dealing = field(default_factory=Dealing)
     label_noise: Mapping[str, float] = field(default_factory=dict)
     class_groups: Mapping[str, Sequence[int]] | None = None
     synthetic: bool = False
-    global_test: bool = False
     keys: str = ""
     attributes: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
-    labelled_alike: bool = False
 
 
 def write_pool(
@@ -94,13 +86,9 @@ def write_pool(
 ) -> dict[str, Path]:  # fmt: skip
     """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split by class."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
-    form = form or Form()
-    dealt = replace(
-        form, stratified=form.stratified or dealing.partition != "site", fractions=dealing.fractions,
-        folds=dealing.folds, corrupted=corrupted_sites(list(sites), dealing), global_test=dealing.global_test,
-        labelled_alike=dealing.partition != "site",
-    )  # fmt: skip
-    return write_sites(sites, out_dir, settings, dealt, **writing)
+    form = replace(form or Form(), dealing=dealing)
+    stratified = form.stratified or dealing.partition != "site"
+    return write_sites(sites, out_dir, settings, replace(form, stratified=stratified), **writing)
 
 
 def write_sites(
@@ -147,7 +135,8 @@ def write_sites(
         result = _Result(draft, form, names, items)
         result.write_datalists(seed)
         result.write_summaries({"seed": seed, **writing.get("record", {})})
-        more = {KEYS[bool(result.classes)]: "all"} if form.labelled_alike or form.synthetic else {}
+        # Of images that were dealt every structure or class was looked for in all, whichever site has them.
+        more = {KEYS[bool(result.classes)]: "all"} if form.dealing.partition != "site" or form.synthetic else {}
         if lost := [
             f"{site}: {key} {own[key]}"
             for site, own in earlier.items()
@@ -156,7 +145,7 @@ def write_sites(
             log.warning(
                 "what the earlier %s said is annotated is not kept; write it again: %s", SITE_FILE, "; ".join(lost)
             )
-        for fold in range(form.folds + 1):
+        for fold in range(form.dealing.folds + 1):
             file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
             own = {
                 name: {"data_root": str(target), **more, **(settings or {}), **file} for name, target in targets.items()
@@ -173,7 +162,9 @@ def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Pat
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     files = (out / name for name in (SITE_FILE, MANIFEST, COUNTS))
-    paths = dict.fromkeys([*targets, *_folders_of(out / MANIFEST), *files, *out.glob("fairflare_fold*.json")])
+    named = (out / name for name in map(str, _sites_in(out / MANIFEST)) if file_name(name) == name)
+    earlier = [folder for folder in named if (folder / "datalist.json").is_file()]
+    paths = dict.fromkeys([*targets, *earlier, *files, *out.glob("fairflare_fold*.json")])
     existing = [path for path in paths if path.exists()]
     if existing and not overwrite:
         raise DataError(f"'{existing[0]}' is there already; choose another folder, or overwrite it (--overwrite)")
@@ -188,12 +179,6 @@ def _sites_in(file: Path) -> dict[str, Any]:
         return dict(json.loads(file.read_text(encoding="utf-8"))["sites"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-
-
-def _folders_of(manifest: Path) -> list[Path]:
-    """Return the existing site folders of an earlier result, by its manifest."""
-    folders = [manifest.parent / str(name) for name in _sites_in(manifest) if file_name(str(name)) == name]
-    return [folder for folder in folders if (folder / "datalist.json").is_file()]
 
 
 def _move(moves: Sequence[tuple[Path, Path]]) -> None:
@@ -229,11 +214,12 @@ class _Result:
     def write_datalists(self, seed: int) -> None:
         """Write the datalists of each site, one for each fold, and check them by reading them as the site would."""
         form = self.form
-        how: dict[str, Any] = {"seed": seed, "fractions": form.fractions, "stratified": form.stratified}
-        splits = {site: assign(own, site=site, folds=form.folds, **how) for site, own in self.items.items()}
-        for fold in range(form.folds or 1):
+        rule = form.dealing
+        how: dict[str, Any] = {"seed": seed, "fractions": rule.fractions, "stratified": form.stratified}
+        splits = {site: assign(own, site=site, folds=rule.folds, **how) for site, own in self.items.items()}
+        for fold in range(rule.folds or 1):
             lists = {site: _by_split(own, splits[site][fold]) for site, own in self.items.items()}
-            if form.global_test:
+            if rule.global_test:
                 lists = self._with_global_test(lists)
             entries = {
                 site: {
@@ -244,7 +230,7 @@ class _Result:
             more: dict[str, Any] = {"synthetic": True} if form.synthetic else {}
             more |= self._classes(entries) if self.classes else {}
             more |= {"attributes": form.attributes} if form.attributes else {}
-            files = [f"datalist_fold{fold + 1}.json"] if form.folds else []
+            files = [f"datalist_fold{fold + 1}.json"] if rule.folds else []
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
                 write_datalist(folder / file, entries[site], name=site, **more)
@@ -305,7 +291,7 @@ class _Result:
             classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},
-                "corrupted": site in form.corrupted,
+                "corrupted": site in corrupted_sites(list(self.names), form.dealing),
                 "patients": len({item.patient for item in self.items[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
                 **({"label_noise": form.label_noise[site]} if site in form.label_noise else {}),
@@ -315,7 +301,7 @@ class _Result:
         content = {
             "kind": "classification" if self.classes else "segmentation",
             **record,
-            "folds": form.folds,
+            "folds": form.dealing.folds,
             "task": {
                 **({"num_classes": len(self.classes)} if form.class_names and self._counts == self.classes else {}),
                 **form.task

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import first_of
 from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
 from fairflare.data.dicom_files import files_of_series, has_dicom_mark
@@ -122,11 +123,6 @@ class Picture:
         return (self.rows, self.columns, *([self.frames] if self.frames > 1 else []), *([3] if self.colour else []))
 
     @property
-    def size(self) -> int:
-        """Return the size of the decoded array in bytes."""
-        return math.prod(self.shape) * self.bytes
-
-    @property
     def scaled(self) -> bool:
         """Return whether the values differ from the stored ones: then they are float32, and NaN marks padding."""
         return self.table or self.padding is not None or self.rescaled
@@ -196,15 +192,15 @@ def _header(path: Path, stamp: int) -> Picture:
     if kind in NO_IMAGES:
         what, remedy = NO_IMAGES[kind]
         raise Misfit(what, f"it is a {what}, which is not read", f"Make a NIfTI mask of it: {remedy}")
-    if not syntax or "Rows" not in head or "Columns" not in head:
-        raise ValueError("it is a DICOM file without an image")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
-    if kind not in (GREY, INVERTED, PALETTE, *COLOUR):
-        raise ValueError(
-            f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR"
-        )
-    if "AlphaPaletteColorLookupTableDescriptor" in head:
-        raise ValueError("its palette has an alpha channel, which is not applied; export it without transparency")
+    if problem := first_of({
+        "it is a DICOM file without an image": not syntax or "Rows" not in head or "Columns" not in head,
+        f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR":
+            kind not in (GREY, INVERTED, PALETTE, *COLOUR),
+        "its palette has an alpha channel, which is not applied; export it without transparency":
+            "AlphaPaletteColorLookupTableDescriptor" in head,
+    }):  # fmt: skip
+        raise ValueError(problem)
     for name in WHOLE:
         try:
             int(head.get(name) or 0)
@@ -294,6 +290,8 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
 
     The frames of a dose grid are offsets along the normal (PS3.3, C.8.8.3). Frames without positions have one entry.
     """
+    from pydicom.datadict import keyword_for_tag
+
     alike = {"size": f"{head.Rows} x {head.Columns}", "PhotometricInterpretation": kind}
     alike |= {name: str(head.get(name, "")) for name in ("SOPClassUID", "FrameOfReferenceUID")}
     alike = {"SeriesInstanceUID": str(head.get("SeriesInstanceUID", "")), **alike}
@@ -323,15 +321,14 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         normal = np.cross(top.across[:3], top.across[3:])
         behind = (np.array(top.position) + float(offset) * normal for offset in offsets)
         return [replace(top, name=f"frame {k}", position=tuple(place)) for k, place in enumerate(behind)]
-    pointers = [str(each.get("DimensionIndexPointer", "")) for each in head.get("DimensionIndexSequence") or ()]
+    pointers = [each.get("DimensionIndexPointer") or 0 for each in head.get("DimensionIndexSequence") or ()]
+    dimensions = [keyword_for_tag(pointer) or str(pointer) for pointer in pointers]
     found = []
     for k, places in enumerate(groups):
         own = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
         values = _first(places, "DimensionIndexValues", None)
         values = [values] if isinstance(values, int) else values or ()
-        own |= {
-            f"dimension {n}": str(v) for n, v in zip(map(_keyword, pointers), values, strict=False) if n not in PLACES
-        }
+        own |= {f"dimension {n}": str(v) for n, v in zip(dimensions, values, strict=False) if n not in PLACES}
         one = replace(usual, **_place(places))
         told = {name: own[name] for name in ("TemporalPositionIndex", "StackID")}
         found.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=told, apart=own))
@@ -352,15 +349,6 @@ def _decimals(value: Any) -> int:
     """Return the number of digits after the decimal point of a number, as the header writes it."""
     exponent = Decimal(str(value)).as_tuple().exponent
     return max(-exponent, 0) if isinstance(exponent, int) else 0
-
-
-def _keyword(pointer: str) -> str:
-    from pydicom.datadict import keyword_for_tag
-
-    try:
-        return keyword_for_tag(int(pointer.strip("()").replace(",", "").replace(" ", ""), 16)) or pointer
-    except ValueError:
-        return pointer
 
 
 def _text(value: Any) -> str:
@@ -411,19 +399,17 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
         ValueError: a file is damaged, or compressed in a way that this machine cannot read; the message names a package
             that can.
     """
+    first = _pixels(pictures[0], is_mask)
     if len(pictures) == 1:
-        return _pixels(pictures[0], is_mask)
+        return first
     scaled = any(picture.scaled for picture in pictures)
-    whole: npt.NDArray[Any] | None = None
+    whole = np.empty((*first.shape, len(pictures)), np.float32 if scaled else first.dtype)
     for number, picture in enumerate(pictures):
         check_stop()
-        plane = _pixels(picture, is_mask)
-        if whole is None:
-            whole = np.empty((*plane.shape, len(pictures)), np.float32 if scaled else plane.dtype)
-        if whole.dtype != np.float32 and plane.dtype != whole.dtype:
+        plane = _pixels(picture, is_mask) if number else first
+        if not scaled and plane.dtype != whole.dtype:
             raise ValueError("the files of the series hold values of different types")
         whole[:, :, number] = plane
-    assert whole is not None
     return whole
 
 

@@ -67,13 +67,9 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
         return (float(min(ends)), float(max(ends))), ""
     bits, allocated = int(head.get("BitsStored") or head.BitsAllocated), int(head.BitsAllocated)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if head.get("PixelRepresentation") else (0, 2**bits - 1)
-    found = []
-    for end in ends:
-        value = int.from_bytes(end, "little") if isinstance(end, bytes) else int(end)
-        turned = value % 2**allocated
-        each = (value, turned, turned - 2**allocated)
-        found += [next((one for one in each if low <= one <= high), None)]
-    usable = [value for value in found if value is not None]
+    values = [int.from_bytes(end, "little") if isinstance(end, bytes) else int(end) for end in ends]
+    readings = [(value, value % 2**allocated, value % 2**allocated - 2**allocated) for value in values]
+    usable = [fitting[0] for each in readings if (fitting := [one for one in each if low <= one <= high])]
     if len(usable) < len(ends):
         return None, "a PixelPaddingValue outside the range of the stored bits is ignored"
     return (min(usable), max(usable)), ""
@@ -81,16 +77,15 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
 
 def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
     """Return notes, for readers of the results, on how the header changes the values or which parts are not applied."""
-    found = [words for tag, words in NOT_APPLIED.items() if head.get(tag)]
-    if padded:
-        found.append("pixels of the PixelPaddingValue are 0 and count in no minimum, percentile or mean")
-    if "ModalityLUTSequence" in head:
-        found.append("a lookup table (Modality LUT) gives the measured values")
-    if head.get("Units") == "BQML":
-        found.append("values are in Bq/ml, not in SUV")
-    if "RedPaletteColorLookupTableDescriptor" in head and head.get("PhotometricInterpretation") != PALETTE:
-        found.append("a supplemental palette is not applied: the grey values alone are read")
-    return tuple(found)
+    said = {
+        **{words: bool(head.get(tag)) for tag, words in NOT_APPLIED.items()},
+        "pixels of the PixelPaddingValue are 0 and count in no minimum, percentile or mean": padded,
+        "a lookup table (Modality LUT) gives the measured values": "ModalityLUTSequence" in head,
+        "values are in Bq/ml, not in SUV": head.get("Units") == "BQML",
+        "a supplemental palette is not applied: the grey values alone are read":
+            "RedPaletteColorLookupTableDescriptor" in head and head.get("PhotometricInterpretation") != PALETTE,
+    }  # fmt: skip
+    return tuple(words for words, holds in said.items() if holds)
 
 
 def stored_values(dataset: Any) -> npt.NDArray[Any]:

@@ -331,7 +331,7 @@ class Dicom(ImageFile):
             return dicom_seg.labels_of(file)
         pictures = dicom.headers(self.path)
         each = max(picture.bytes for picture in pictures)  # if one file is scaled, the whole series becomes float32
-        _check(sum(picture.size // picture.bytes * each for picture in pictures), limit)
+        _check(sum(math.prod(picture.shape) for picture in pictures) * each, limit)
         return dicom.decode(pictures, is_mask)
 
     def facts(self) -> Facts:

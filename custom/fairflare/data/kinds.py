@@ -21,18 +21,6 @@ FEW = 8  # largest number of different values of a drawn mask; a photograph has 
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
 
-def kind_of_problem(text: str, *names: str) -> str:
-    """Return a message without its names and numbers, so that messages of one kind of problem become equal.
-
-    Args:
-        text: the message.
-        names: names to take out of the message, which may contain quotes.
-    """
-    for name in names:
-        text = text.replace(name, "")
-    return PARTS.sub("#", text)
-
-
 def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     """Group pairs of file name and problem by the kind of the problem, in the order of each kind's first pair.
 
@@ -43,9 +31,8 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
 
     found: dict[object, list[tuple[str, P]]] = {}
     for name, problem in problems:
-        kind: object = kind_of_problem(str(problem), name.strip("'"))
-        if isinstance(problem, Misfit):
-            kind = (problem.cause, problem.remedy)
+        text = PARTS.sub("#", str(problem).replace(name.strip("'"), ""))  # equal for messages of one kind
+        kind = (problem.cause, problem.remedy) if isinstance(problem, Misfit) else text
         found.setdefault(kind, []).append((name, problem))
     return list(found.values())
 

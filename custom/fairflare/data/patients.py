@@ -53,9 +53,6 @@ def on_both_sides(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], i
     if found is None:
         return None
     expression, groups = found
-    sides: dict[str, set[str]] = {}
-    for split, names in lists.items():
-        for name in names:
-            sides.setdefault(groups[name], set()).add(split)
-    both = sorted(group for group, splits in sides.items() if len(splits) > 1)
-    return (expression, both, len(sides)) if both else None
+    splits = Counter(group for names in lists.values() for group in {groups[name] for name in names})
+    both = sorted(group for group, count in splits.items() if count > 1)
+    return (expression, both, len(splits)) if both else None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.checks import few
+from fairflare.base.checks import few, first_of
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
@@ -32,6 +32,7 @@ from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bound
 from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 
 NAMES_SHOWN = 3
+ARTICLES = {"image": "an image", "mask": "a mask"}
 COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
 
 
@@ -212,8 +213,8 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    alone = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
-    return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
+    turns = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
+    return _open(path, "image", "none", "none", max_bytes, how, alone=turns).slices
 
 
 def read_mask(
@@ -361,24 +362,19 @@ class _Opened:
     def plane(self, number: int | None) -> npt.NDArray[Any]:
         """Return the picture, or slice ``number``, reoriented: (height, width) or (height, width, channels)."""
         array, slices = turned(self.array, self.turn) if self.array.ndim > 1 else self.array, self.slices
-        if slices is not None:
-            if number is None and slices != 1:
-                reason = (
-                    f"it is a volume of {slices} slices; pick one with the key 'slice', make slices of them with "
-                    "`fairflare prepare volumes --slices axial`, or learn whole volumes with "
-                    "--task volume_segmentation (or volume_classification)"
-                )
-                raise self.unreadable(reason)
-            if (number or 0) >= slices:
-                raise self.unreadable(f"'slice' is {number}, but it has {slices} slices")
-            return np.asarray(array[:, :, number or 0])
-        if number is not None and number != 0:
-            raise self.unreadable("'slice' was given, but it is not a volume")
-        if array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
+        if slices is None and array.ndim == 3 and array.shape[2] > 4 and array.shape[0] <= 4:
             array = np.moveaxis(array, 0, 2)  # the array has its channels first
-        if array.ndim not in (2, 3) or 0 in array.shape or (array.ndim == 3 and array.shape[2] > 4):
-            raise self.unreadable(f"it has the shape {array.shape}, which is not one picture")
-        return array
+        picture = array.ndim in (2, 3) and 0 not in array.shape and (array.ndim == 2 or array.shape[2] <= 4)
+        if problem := first_of({
+            f"it is a volume of {slices} slices; pick one with the key 'slice', make slices of them with "
+            "`fairflare prepare volumes --slices axial`, or learn whole volumes with --task volume_segmentation (or "
+            "volume_classification)": number is None and slices not in (None, 1),
+            f"'slice' is {number}, but it has {slices} slices": slices is not None and (number or 0) >= slices,
+            "'slice' was given, but it is not a volume": slices is None and number not in (None, 0),
+            f"it has the shape {array.shape}, which is not one picture": slices is None and not picture,
+        }):  # fmt: skip
+            raise self.unreadable(problem)
+        return array if slices is None else np.asarray(array[:, :, number or 0])
 
 
 def _open(
@@ -407,7 +403,7 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
             f"site '{site}': {what} '{path}' of split '{split}' would take {error.size} bytes decoded, more than "
             f"max_image_bytes={limit}; take it out of the datalist, or raise 'max_image_bytes' in the site's "
             "fairflare.json",
-            f"site '{site}': {_article(what)} of split '{split}' is larger than the site's max_image_bytes",
+            f"site '{site}': {ARTICLES[what]} of split '{split}' is larger than the site's max_image_bytes",
             f"it would take {error.size} bytes decoded, more than {limit}",
         ) from error
     except TaskStopped:
@@ -415,7 +411,7 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
     except Misfit as error:
         raise DataError(
             f"site '{site}': {what} '{path}' of split '{split}': {error}",
-            f"site '{site}': {_article(what)} of split '{split}' cannot be read: {error.cause}",
+            f"site '{site}': {ARTICLES[what]} of split '{split}' cannot be read: {error.cause}",
             str(error),
             error,
         ) from error
@@ -465,10 +461,6 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
     return DataError(
         f"site '{site}': {what} '{path}' of split '{split}' cannot be used: {reason}. "
         "Repair the file or take it out of the datalist",
-        f"site '{site}': {_article(what)} of split '{split}' cannot be read",
+        f"site '{site}': {ARTICLES[what]} of split '{split}' cannot be read",
         reason,
     )
-
-
-def _article(what: str) -> str:
-    return f"an {what}" if what == "image" else f"a {what}"

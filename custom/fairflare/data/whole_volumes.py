@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.reading import (
@@ -84,11 +85,11 @@ def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Read
 
 def _volume(opened: _Opened) -> _Opened:
     array = opened.array
-    if array.dtype.kind not in "biuf":
-        raise opened.unreadable(f"it holds {array.dtype} values, not numbers")
-    if array.ndim != 3 or (opened.facts.slices is None and array.shape[2] in (3, 4)) or 0 in array.shape:
-        raise opened.unreadable(
-            f"it has the shape {array.shape}, which is no volume with one value a voxel; tasks on pictures are "
-            "'segmentation' and 'classification'"
-        )
+    if problem := first_of({
+        f"it holds {array.dtype} values, not numbers": array.dtype.kind not in "biuf",
+        f"it has the shape {array.shape}, which is no volume with one value a voxel; tasks on pictures are "
+        "'segmentation' and 'classification'":
+            array.ndim != 3 or (opened.facts.slices is None and array.shape[2] in (3, 4)) or 0 in array.shape,
+    }):  # fmt: skip
+        raise opened.unreadable(problem)
     return opened

@@ -47,15 +47,10 @@ def nifti_grid(header: Any) -> Grid:
     columns, rows, slices = (*axes, 1)[:3]
     shape = (rows, columns, slices)
     unit, factor = UNITS.get(int(header["xyzt_units"]) & 7, ("mm", 1.0))
-    found: list[tuple[str, npt.NDArray[Any]]] = []
-    if int(header["sform_code"]) > 0:
-        found.append(("sform", header.get_sform()))
-    if int(header["qform_code"]) > 0:
-        found.append(("qform", _qform(header, (*axes, 1)[:3])))
-    said = []
-    for name, affine in found:
-        affine = np.diag([factor] * 3 + [1.0]) @ np.asarray(affine, np.float64)[:, [1, 0, 2, 3]]
-        said.append((name, check_affine(affine, shape, name)))
+    forms = {"sform": header.get_sform, "qform": lambda: _qform(header, (columns, rows, slices))}
+    found = {name: np.asarray(form()) for name, form in forms.items() if int(header[f"{name}_code"]) > 0}
+    in_mm = np.diag([factor] * 3 + [1.0])
+    said = [(name, check_affine(in_mm @ form[:, [1, 0, 2, 3]], shape, name)) for name, form in found.items()]
     if len(said) > 1 and together(said[0][1], said[1][1], shape):
         said = said[:1]
     notes = [f"voxels are given in {unit}; they are read in mm"] if found and factor != 1 else []

@@ -298,23 +298,19 @@ def _named(image: Grid, mask: Grid) -> Misfit:
     thick = [axis for axis in range(3) if image.shape[axis] > 1]
     ratio = {int(axes[j]): own[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
     if any(abs(each - 1) > STEP for each in ratio.values()):
-        voxels = [float(own[list(axes).index(axis)]) for axis in range(3)]
         return Misfit(
             "a mask of another resolution",
-            f"its voxels are {sides_of(voxels)} mm, the image's {sides_of(sides)}",
+            f"its voxels are {sides_of(own[np.argsort(axes)])} mm, the image's {sides_of(sides)}",
             CONVERT if image.of == "frames" else RESAMPLE,
         )
     cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (own[j] * sides[axes[j]]) for j in range(3)]
     angle = math.degrees(math.acos(min(min(cosines), 1.0)))
     if angle > 0.5:
         return Misfit("a mask that is turned", f"it is turned by {angle:.1f} degrees", RESAMPLE)
-    first = np.linalg.solve(a, b)[:3, 3].copy()
-    for j in range(3):
-        if turn[j, 1] < 0:
-            first[axes[j]] -= mask.shape[j] - 1
+    first = np.linalg.solve(a, b)[:3, 3]  # the corner of the mask nearest to the image's first voxel, in its voxels
+    first[axes] -= np.where(turn[:, 1] < 0, np.array(mask.shape) - 1, 0)
     if not _shape_fits(image.shape, mask.shape, turn):
-        size = [mask.shape[list(axes).index(axis)] for axis in range(3)]
-        sizes = f"{sides_of(size)} of {sides_of(image.shape)}"
+        sizes = f"{sides_of(np.array(mask.shape)[np.argsort(axes)])} of {sides_of(image.shape)}"
         if np.abs(first - np.round(first)).max() <= 0.1:
             row, column, number = np.round(first).astype(int).tolist()
             return Misfit(

@@ -98,14 +98,21 @@ def stack(
     first = planes[0]
     if first.position is None or first.across is None:
         return _unplaced(planes, what)
-    _check_axes(first.across)
+    down, right, normal = _directions(first.across)
+    lengths, angle = np.linalg.norm([right, down], axis=1), float(right @ down)
+    if np.abs(lengths - 1).max() > UNIT or abs(angle) > UNIT:
+        raise Misfit(
+            "rows and columns do not lie at a right angle",
+            f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
+            f"{listed(first.across)})",
+            WHOLE_SERIES,
+        )
     if len(planes) > 1 and first.spacing is None:
         raise Misfit(
             "PixelSpacing is missing",
             f"its {what} have no usable PixelSpacing, so a voxel has no size",
             WHOLE_SERIES,
         )
-    down, right, normal = _directions(first.across)
     grown = normal if normal[np.abs(normal).argmax()] > 0 else -normal
     places = np.array([plane.position for plane in planes], np.float64)
     order = np.argsort(places @ grown, kind="stable")
@@ -129,18 +136,6 @@ def _directions(across: Sequence[float]) -> tuple[npt.NDArray[Any], npt.NDArray[
     right, down = np.array(across[:3], np.float64), np.array(across[3:], np.float64)
     normal = np.cross(right, down)
     return down, right, normal / max(float(np.linalg.norm(normal)), 1e-12)
-
-
-def _check_axes(across: Sequence[float]) -> None:
-    down, right, _ = _directions(across)
-    lengths, angle = [float(np.linalg.norm(each)) for each in (right, down)], float(right @ down)
-    if max(abs(length - 1) for length in lengths) > UNIT or abs(angle) > UNIT:
-        raise Misfit(
-            "rows and columns do not lie at a right angle",
-            f"its rows and columns do not lie at a right angle, or are no directions (ImageOrientationPatient "
-            f"{listed(across)})",
-            WHOLE_SERIES,
-        )
 
 
 def _check_alike(planes: Sequence[Plane], what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.names import listing
 
@@ -35,10 +36,12 @@ def labels_of(
             )
         return {}, {"mask_values": {str(value): label for value, label in mapped.items()}}
     known = [0, *sorted({*values, *called} - {0})]
-    if not set(values) - {0}:
-        raise DataError("all masks are empty (0 at every pixel); give those in which the structures are drawn")
-    if len(known) > MOST_LABELS or known[0] < 0:
-        raise DataError(f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels")
+    if problem := first_of({
+        "all masks are empty (0 at every pixel); give those in which the structures are drawn": not set(values) - {0},
+        f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels":
+            len(known) > MOST_LABELS or known[0] < 0,
+    }):  # fmt: skip
+        raise DataError(problem)
     number = len(known) - 1
     task: dict[str, Any] = {} if number == 1 else {"num_classes": number}
     if number > 1 and all(value in called for value in known[1:]):

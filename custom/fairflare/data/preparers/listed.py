@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import first_of, nearest
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Dicom, kind_of
@@ -56,10 +56,11 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
         site, equals, rest = text.partition("=")
         own = (text, given[text]) if isinstance(given, Mapping) else (site, rest) if equals and site in sites else None
         site, expression = own or ("", text)
-        if site and site not in sites:
-            raise ValueError(f"group: there is no site {site!r}{nearest(site, sites)}")
-        if site in found:
-            raise ValueError(f"group has two expressions {f'of site {site!r}' if site else 'without a site'}")
+        if problem := first_of({
+            f"group: there is no site {site!r}{nearest(site, sites)}": bool(site) and site not in sites,
+            f"group has two expressions {f'of site {site!r}' if site else 'without a site'}": site in found,
+        }):  # fmt: skip
+            raise ValueError(problem)
         try:
             parts = re.compile(expression).groups
         except re.error as error:

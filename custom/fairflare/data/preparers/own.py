@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
 from fairflare.data.kinds import shown
@@ -118,17 +119,19 @@ def _labels(
     """Return the names of the classes (None: there are masks), and the class, the findings, or the mask of each image.
 
     Raises:
-        DataError: some images have masks and some have classes, or a class is none of the given ones.
-        ValueError: classes are given although the images have masks.
+        DataError: some images have masks and some have classes, a class is none of the given ones, or classes are
+            given although the images have masks.
     """
     if any(isinstance(case.mask, dict) for case in cases):
         told = answers or Answers()
         return list(classes or ()), [case.mask and told.labels(case) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
-    if len(texts) not in (0, sum(case.mask is not None for case in cases)):
-        raise DataError(f"some {what}s have masks and some have classes; prepare them one by one")
-    if classes and not texts:
-        raise ValueError("--classes are those of a table of classes; masks have structures")
+    if problem := first_of({
+        f"some {what}s have masks and some have classes; prepare them one by one":
+            len(texts) not in (0, sum(case.mask is not None for case in cases)),
+        "--classes are those of a table of classes; masks have structures": bool(classes) and not texts,
+    }):  # fmt: skip
+        raise DataError(problem)
     names, numbers = classes_of(texts, classes) if texts else (None, [c.mask for c in cases if c.mask is not None])
     left = iter(numbers)
     return names, [None if case.mask is None else next(left) for case in cases]

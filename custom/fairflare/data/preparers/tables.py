@@ -8,6 +8,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.preparers.contents import contents, without_ending
@@ -66,13 +67,13 @@ def read_table(
         raise DataError(f"'{file}' has no rows")
     (head_at, head), body = filled[0], filled[1:]
     columns = [composed(name) for name in head]
-    if missing := [name for name in needed if name not in columns]:
-        raise DataError(
-            f"'{file}', line {head_at}: expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; "
-            f"found: {', '.join(name or '(no name)' for name in columns)}{remedy}"
-        )
-    if twice := [name for name in needed if columns.count(name) > 1]:
-        raise DataError(f"'{file}', line {head_at}: several columns are called {', '.join(twice)}; rename one")
+    missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])
+    if problem := first_of({
+        f"expected the columns {', '.join(needed)}; missing: {', '.join(missing)}; found: "
+        f"{', '.join(name or '(no name)' for name in columns)}{remedy}": bool(missing),
+        f"several columns are called {', '.join(twice)}; rename one": bool(twice),
+    }):  # fmt: skip
+        raise DataError(f"'{file}', line {head_at}: {problem}")
     columns, body = _columns(file, columns, body)
     return [Row(zip(columns, texts, strict=False), line, f"'{file}', line {line}") for line, texts in body]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import first_of, nearest
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
@@ -418,15 +418,15 @@ def listed(
     paths = images.all([row[called["image"]] for row in table], file)
     texts = [row[called[of]] for row in table if not findings]
     for row, label in zip(table, texts, strict=False):
-        if not label:
-            raise DataError(f"{row.where}: the {of} is missing")
-        if of == "label" and label.lower() in NO_VALUE and label not in (classes or ()):
-            raise DataError(
-                f"{row.where}: the label is '{label}', which mostly means that there is none; take such rows out "
-                f"or, where it is a class, name all classes (--classes {label} ...)"
-            )
-        if site and row.get(called["site"], "") not in ("", site):
-            raise DataError(f"{row.where}: the site is '{row[called['site']]}', in the table of site '{site}'")
+        own = row.get(called["site"], "")
+        if problem := first_of({
+            f"the {of} is missing": not label,
+            f"the label is '{label}', which mostly means that there is none; take such rows out or, where it is a "
+            f"class, name all classes (--classes {label} ...)":
+                of == "label" and label.lower() in NO_VALUE and label not in (classes or ()),
+            f"the site is '{own}', in the table of site '{site}'": bool(site) and own not in ("", site),
+        }):  # fmt: skip
+            raise DataError(f"{row.where}: {problem}")
     cells = [{name: row[name] for name in classes or ()} for row in table] if findings else []
     labels: Sequence[Any] = images.all(texts, file) if of == "mask" else cells or texts
     cases = []

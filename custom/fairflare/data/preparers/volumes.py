@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from fairflare.base.checks import choice
+from fairflare.base.checks import choice, first_of
 from fairflare.base.for_types import Unpack
 from fairflare.data.geometry import DrawnOn
 from fairflare.data.preparers.dealing import Dealing
@@ -87,15 +87,15 @@ def prepare_volumes(
         DataError: the source is not as expected, or volumes cannot be used; the message names all of them.
         ValueError: arguments contradict each other.
     """
-    if (source_dir is None) == (not folders):
-        raise ValueError("give either --source or --site")
-    if csv is not None and source_dir is None:
-        raise ValueError("--csv goes with --source; with --site a table takes the place of the folder of masks")
-    if slices is None and keep_empty:
-        raise ValueError("--keep-empty is of --slices")
     dealing = dealing or Dealing()
-    if dealing.edge:
-        raise ValueError("--size and --corrupt are of pictures, not of volumes")
+    if problem := first_of({
+        "give either --source or --site": (source_dir is None) == (not folders),
+        "--csv goes with --source; with --site a table takes the place of the folder of masks":
+            csv is not None and source_dir is None,
+        "--keep-empty is of --slices": slices is None and keep_empty,
+        "--size and --corrupt are of pictures, not of volumes": dealing.edge > 0,
+    }):  # fmt: skip
+        raise ValueError(problem)
     plane = None if slices is None else choice("slices", slices, get_args(Plane))
     if folders:
         trees = {

@@ -159,12 +159,9 @@ def document_of(
         counts, histograms = measured[site]
         check(site, counts, histograms)
         sites[site] = Figures.of(counts, histograms, _suppressed(counts, histograms))
-    told = [site for site in sites.values() if "cases" in site.counts]
-    pooled = _pooled(told)
-    distances = {site: _distances(sites, site) for site in sites}
     made = StatsDocument(
-        intensities=intensities, class_names=list(class_names), sites=sites, pooled=pooled, distances=distances,
-        sentences=[], left_out=dict(left_out or {}),
+        intensities=intensities, class_names=list(class_names), sites=sites, pooled=others_of(sites),
+        distances={site: _distances(sites, site) for site in sites}, sentences=[], left_out=dict(left_out or {}),
     )  # fmt: skip
     made.sentences = _sentences(made)
     return made
@@ -223,8 +220,8 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
     )
 
 
-def others_of(sites: Mapping[str, Figures], site: str) -> Figures:
-    """Return the pooled figures of all sites but one."""
+def others_of(sites: Mapping[str, Figures], site: str = "") -> Figures:
+    """Return the pooled figures of all sites, or of all but one."""
     return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
 
 

@@ -170,7 +170,7 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
     shape: tuple[int, ...] = ()
     more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
     for plane in planes:
-        of_class = isinstance(plane.label, int | tuple)
+        of_class = isinstance(plane.label, int)
         image, mask = (read_image(plane, **more), None) if of_class else read_pair(plane, **more)
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
         shape = image.shape
@@ -180,8 +180,6 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
     if isinstance(sample.label, int):
         coding = getattr(own, "class_numbers", None) or {}
         labels[coding.get(sample.label, sample.label)] += 1
-    elif isinstance(sample.label, tuple):
-        labels.update(number for number, value in enumerate(sample.label) if value == 1)
     else:
         labels = _coded(labels, getattr(own, "mask_values", None))
         if not any(count for number, count in labels.items() if number):

@@ -1,9 +1,9 @@
 """Measure how FedMRL's agents grow with the number of sites: bytes of their checkpoint, seconds of learning.
 
-    python benchmarks/bench_mrl_scale.py --sites 8 30 100 300 --rounds 60
+    python benchmarks/bench_mrl_scale.py --sites 4 8 16 32 --rounds 60
 
 Time is the processor's for one transition, eight gradient steps of up to 32 transitions each, on one thread; the memory
-of transitions is as full as after so many rounds. ``own``: one network a site, also with more than eight of them.
+of transitions is as full as after so many rounds.
 """
 
 from __future__ import annotations
@@ -45,16 +45,14 @@ def saved(agents: QMix) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sites", type=int, nargs="+", default=[8, 30, 100, 300])
+    parser.add_argument("--sites", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--agents", choices=["auto", "own", "shared"], default="auto")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    shared = {"auto": None, "own": False, "shared": True}[arguments.agents]
-    print(f"agents: {arguments.agents}; after {arguments.rounds} rounds")
+    print(f"after {arguments.rounds} rounds")
     print("sites  checkpoint MB  bytes a site  seconds of learning (median, processor)")
     for sites in arguments.sites:
-        agents = QMix([f"site-{k}" for k in range(sites)], shared=shared)
+        agents = QMix([f"site-{k}" for k in range(sites)])
         seconds = play(agents, arguments.rounds)
         size = saved(agents)
         print(f"{sites:5d}  {size / 1e6:13.2f}  {size / sites:12.0f}  {statistics.median(seconds):.3f}", flush=True)

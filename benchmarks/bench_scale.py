@@ -23,13 +23,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TASK = Path(__file__).with_name("numbers_task.py")
-EXTRA: dict[str, dict[str, object]] = {"fed_mrl": {"mu_policy": "qmix", "mu_policy.agents": "shared"}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, nargs="+", default=[100, 1000, 3000])
-    parser.add_argument("--methods", nargs="+", default=["fed_avg", "fed_lwr", "fed_mrl"])
+    parser.add_argument("--methods", nargs="+", default=["fed_avg", "fed_lwr"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one", nargs=2, metavar=("METHOD", "SITES"), help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -77,7 +76,7 @@ def one(method: str, sites: int, rounds: int) -> None:
     logging.disable(logging.WARNING)
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="fairflare_scale_") as folder:
-        settings = {"local_epochs": 1, **EXTRA.get(method, {})}
+        settings = {"local_epochs": 1}
         plan = make_plan(method, sites=sites, num_rounds=rounds, settings=settings, task_file=TASK)
         run_local(plan, Path(folder) / "run", listeners=[clock])
     ends = [*clock.ends, clock.last]

@@ -147,7 +147,7 @@ CLASSES = {**CLASSES, "projector_dim": 96}
         SharpnessAwareTraining(batch_size=4, rho=0.0),
         RescueTraining(batch_size=4),
         RescueTraining(batch_size=4, cache_features=False, rf_source="supervised"),
-        FairProximalTraining(batch_size=4, fair_mode="epoch"),
+        FairProximalTraining(batch_size=4),
     ],
     ids=lambda t: f"{type(t).__name__}-{getattr(t, 'rho', '')}{getattr(t, 'rf_source', '')}",
 )

@@ -179,17 +179,6 @@ def test_one_training_serves_several_sites():
         assert len(run.own.batches) == 1
 
 
-@pytest.mark.parametrize(("clamp", "factor", "low"), [(0.0, 10.0, 0.0), (None, 41.0, -39.0)])
-def test_literal_means_without_limits_in_both_modes(monkeypatch, clamp, factor, low):
-    monkeypatch.setattr("fairflare.methods.parts.fair_training.mean_loss", lambda *_: 0.0)
-    for mean, expected in ((-20.0, factor), (20.0, low)):
-        training = FairProximalTraining(fair_clamp=clamp, fair_mode="epoch")
-        problem = Regression()
-        run = problem.run({"mean_loss": mean})
-        training.begin_round(run, problem.model)
-        assert run.own.factor == expected
-
-
 def test_a_lower_limit_above_the_upper_one_is_refused():
     for own in ({"fair_clamp": 11.0}, {"fair_clamp": 1.0, "fair_max": 0.5}):
         with pytest.raises(ValueError, match=r"fair_clamp must be at most fair_max=\S+, got 1"):
@@ -249,33 +238,6 @@ def test_a_site_may_withhold_its_entropy(tmp_path):
     assert reply.report["entropy"] is None
 
 
-def test_factor_of_the_whole_round(tmp_path, monkeypatch):
-    """Check fair_mode epoch: the factor is from the received model's mean training loss, without a trace."""
-    state = start()
-    factors = []
-    fair = FairProximalTraining.fair
-    monkeypatch.setattr(
-        FairProximalTraining, "fair", lambda self, own, told: factors.append(told.factor) or fair(self, own, told)
-    )
-    settings = {"batch_size": 8, "keep_optimizer_state": False, "fair_mode": "epoch"}
-    told = {"mean_loss": 1.2}
-    worker, reply = train(FairProximalTraining(**settings), tmp_path / "a", state, told)
-    assert worker._data is not None
-    model = worker.task.build_model().double()
-    model.load_state_dict(state)
-    model.eval()
-    ((images, labels),) = worker._data.batches("training", batch_size=10**6)
-    whole = float(torch.nn.functional.cross_entropy(model(images.double()), labels).detach())
-    assert len(set(factors)) == 1
-    assert len(factors) == reply.num_steps > 1
-    assert factors[0] == pytest.approx(1 + 2 * (whole - 1.2), rel=1e-5)
-
-    one = train(FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "b", state, told)[1].update
-    plain = ProximalTraining(batch_size=8, keep_optimizer_state=False, optimizer="sgd")
-    none = train(plain, tmp_path / "c", state)[1].update
-    assert same(one, none)
-
-
 def test_a_loss_that_blows_up_costs_the_site_its_round(tmp_path):
     state = start()
     broken = {name: tensor * 1e30 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
@@ -292,7 +254,7 @@ def test_segmentation_has_no_classes(tmp_path):
     state = task.build_model().state_dict()
     server, reports, states = Server(num_rounds=3), {}, {}
     for site in ("site-1", "site-2"):
-        worker = SiteWorker(site, task, FairProximalTraining(fair_mode="epoch"), {}, tmp_path / site)
+        worker = SiteWorker(site, task, FairProximalTraining(), {}, tmp_path / site)
         reply = worker.perform(SiteTask("train", dict(state), 0, 3, 0, {"mean_loss": 0.5, "mu": {site: 0.1}}))
         assert reply.status == STATUS_OK, reply.reason
         assert reply.report["entropy"] is reply.report["num_classes"] is None
@@ -386,7 +348,7 @@ def test_the_fairness_term_changes_a_step(tmp_path, optimizer):
 def test_the_rate_is_that_of_the_round_again_after_a_step(tmp_path):
     """Check Adam: the factor of one batch does not apply to the next batch's step."""
     state = start()
-    settings = {"batch_size": 8, "optimizer": "adam", "keep_optimizer_state": False, "fair_mode": "epoch"}
+    settings = {"batch_size": 8, "optimizer": "adam", "keep_optimizer_state": False}
     _, one = train(
         FairProximalTraining(**settings, fair_clamp=1.0, fair_max=1.0), tmp_path / "a", state, {"mean_loss": 9.0}
     )

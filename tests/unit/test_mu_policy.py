@@ -88,11 +88,11 @@ def test_bad_actions(policy, actions, message):
 
 SET: dict[str, Any] = {
     "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03, "hidden": 6, "warmup": 3,
-    "updates": 5, "explore": 0.75, "agents": "shared", "seed": 11,
+    "updates": 5, "explore": 0.75, "seed": 11,
 }  # fmt: skip
 TAKEN = {  # as QMIX calls it, and what it gets in a run of 40 rounds
     "actions": (0.0, 0.05, 0.25), "gamma": 0.25, "lr": 0.03, "hidden": 6, "warmup": 3, "updates": 5, "eps_steps": 30,
-    "shared": True, "seed": 11,
+    "seed": 11,
 }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_defaults_are_those_of_qmix(monkeypatch):
     QMixMu().choose(inputs(everybody(), num_rounds=200))
     assert taken == [
         {
-            "actions": MU_GRID, "mixer": "qmix", "shared": None, "gamma": 0.99,
+            "actions": MU_GRID, "mixer": "qmix", "gamma": 0.99,
             "lr": 1e-3, "hidden": 64, "warmup": 10, "updates": 8, "eps_steps": 60, "seed": 0,
         }
     ]  # fmt: skip
@@ -382,7 +382,6 @@ def saved(policy) -> dict[str, Any]:
         (FixedMu, {"by_site": {"a": 0.5}}),
         (RandomMu, {"seed": 5}),
         (QMixMu, LEARN),
-        (QMixMu, {**LEARN, "agents": "shared"}),
         (QMixMu, {**LEARN, "actions": [0.0, 0.05, 0.5]}),
         (VdnMu, LEARN),
     ],
@@ -455,22 +454,6 @@ def test_policies_that_do_not_learn_are_silent(kind, num_rounds, caplog):
 
 
 # ------------------------------------------------------------------------------------------------ many sites
-
-
-@pytest.mark.parametrize(
-    ("num_sites", "agents", "shared"),
-    [(8, "auto", False), (9, "auto", True), (9, "own", False), (3, "shared", True), (1, "auto", False)],
-)
-@pytest.mark.parametrize("kind", [QMixMu, VdnMu])
-def test_one_network_for_all_beyond_eight_sites(kind, num_sites, agents, shared, caplog):
-    names = [f"s{k}" for k in range(num_sites)]
-    policy = kind(agents=agents, hidden=6)
-    with caplog.at_level(logging.INFO, logger="fairflare.methods.parts.mu_policy"):
-        policy.choose(inputs({name: report() for name in names}, num_rounds=60, asked=names))
-    first = state_of(policy)["online"]["agents.0.weight"]
-    assert first.shape == ((1, 4 + num_sites + 10, 6) if shared else (num_sites, 4, 6))
-    said = f"{num_sites} sites: one network for all agents (mu_policy.agents=own: one each)"
-    assert (said in caplog.text) == (shared and agents == "auto")
 
 
 def test_a_refusal_names_a_few_of_many_sites():

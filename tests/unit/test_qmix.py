@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fairflare.core import qmix
 from fairflare.core.agents import mu_rewards, q_learning
@@ -37,18 +35,6 @@ def seen(round_: int, sites: tuple[str, ...] = SITES) -> dict[str, tuple[float, 
         )
         for k, site in enumerate(sites)
     }
-
-
-class Largest(TorchDispatchMode):
-    """Record the size of the largest tensor that any operation makes."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        sizes = [t.untyped_storage().nbytes() for t in tree_leaves(found) if isinstance(t, torch.Tensor)]
-        self.numbers = max([self.numbers, *sizes])
-        return found
 
 
 def tensor(*values: float) -> torch.Tensor:
@@ -175,7 +161,7 @@ def test_the_best_joint_action_is_that_of_each_agent(seed):
 # what one update computes
 
 
-def reference_losses(networks, replay, gamma: float, shared: bool = False, actions=MU_GRID):
+def reference_losses(networks, replay, gamma: float, actions=MU_GRID):
     """Compute (MRL-11) to (MRL-14) in slow loops over the transitions and agents, in float64.
 
     Returns the squared TD error of each transition, and the trained networks' parameters that they depend on.
@@ -185,32 +171,20 @@ def reference_losses(networks, replay, gamma: float, shared: bool = False, actio
     replay = {name: t.double() if t.is_floating_point() else t for name, t in replay.items()}
     num_agents, num_actions = replay["present"].shape[1], len(actions)
 
-    def utility(nets, h, o, before):
-        x = o
-        if shared:
-            x = torch.cat([o, torch.eye(num_agents).double()[h], torch.eye(num_actions).double()[int(before)]])
+    def utility(nets, h, x):
         for layer in ("0", "2", "4"):
-            own = 0 if shared else h
-            x = x @ nets[f"agents.{layer}.weight"][own] + nets[f"agents.{layer}.bias"][own, 0]
+            x = x @ nets[f"agents.{layer}.weight"][h] + nets[f"agents.{layer}.bias"][h, 0]
             x = torch.clamp(x, min=0) if layer != "4" else x
         return x
 
     def joint(nets, q, s):
         if "mixer.b1.weight" not in nets:
             return sum(q)
-        each = s
-        if num_agents > 8:  # mean and spread of the agents' numbers, in place of all of them
-            middle = sum(s) / num_agents
-            s = torch.cat([middle, torch.sqrt(sum((o - middle) ** 2 for o in each) / num_agents)])
-        else:
-            s = s.reshape(-1)
+        s = s.reshape(-1)
         w2, b1, v = (s @ nets[f"mixer.{name}.weight"] + nets[f"mixer.{name}.bias"] for name in ("w2", "b1", "v.0"))
         total = torch.clamp(v, min=0) @ nets["mixer.v.2.weight"][:, 0] + nets["mixer.v.2.bias"][0]
         weight, bias, size = nets["mixer.w1.weight"], nets["mixer.w1.bias"], len(b1)
-        if num_agents > 8:
-            w1 = [(torch.cat([o, s]) @ weight + bias) / num_agents for o in each]
-        else:
-            w1 = [(s @ weight + bias)[h * size : (h + 1) * size] for h in range(num_agents)]
+        w1 = [(s @ weight + bias)[h * size : (h + 1) * size] for h in range(num_agents)]
         for e in range(size):
             x = b1[e] + sum(q[h] * abs(w1[h][e]) for h in range(num_agents))
             total = total + (x if x > 0 else torch.exp(x) - 1) * abs(w2[e])
@@ -220,10 +194,10 @@ def reference_losses(networks, replay, gamma: float, shared: bool = False, actio
     for t in range(len(replay["reward"])):
         row = {name: values[t] for name, values in replay.items()}
         hs = range(num_agents)
-        q = [utility(online, h, row["observation"][h], row["previous"][h])[int(row["action"][h])] for h in hs]
+        q = [utility(online, h, row["observation"][h])[int(row["action"][h])] for h in hs]
         best = []
         for h in hs:
-            after = utility(target, h, row["next_observation"][h], row["action"][h])
+            after = utility(target, h, row["next_observation"][h])
             allowed = range(num_actions) if row["next_present"][h] else [int(row["action"][h])]
             best.append(after[max(allowed, key=lambda a: float(after[a].detach()))].detach())
         y = row["reward"] + gamma * (1 - row["done"]) * joint(target, best, row["next_observation"])
@@ -249,9 +223,7 @@ def played(agents: QMix, size: float, num: int = 7):
         {},
         {"actions": (1e-5, 0.3, 1.0)},
         {"mixer": "vdn", "gamma": 0.5},
-        {"shared": True, "actions": (0.0, 0.5)},
-        {"agents": NINE},
-        {"agents": NINE, "shared": False},
+        {"agents": NINE, "actions": (0.0, 0.5)},
         {"agents": NINE, "mixer": "vdn"},
     ],
 )
@@ -260,9 +232,8 @@ def test_an_update_is_the_loop(options, size, clipped):
     """Check loss, gradient and clipping against a loop in float64; targets differ from the trained networks."""
     agents = QMix(**{"agents": SITES, "lr": 0.01} | SMALL | {"updates": 1} | options)
     before, loss, after = played(agents, size)
-    shared = options.get("shared", len(agents.agents) > 8)
     gamma = options.get("gamma", 0.99)
-    losses, online = reference_losses(before, after["replay"], gamma, shared, agents.actions)
+    losses, online = reference_losses(before, after["replay"], gamma, agents.actions)
     mean = sum(losses) / len(losses)
     assert loss == pytest.approx(mean.item(), rel=1e-4)
     mean.backward()
@@ -282,7 +253,7 @@ def test_an_update_is_of_transitions_drawn_without_replacement(monkeypatch):
     for seed in range(6):
         agents = QMix(SITES, seed=seed, **SMALL | {"updates": 1})
         before, loss, after = played(agents, 0.1, 6)
-        losses = [float(value) for value in reference_losses(before, after["replay"], 0.99, False)[0]]
+        losses = [float(value) for value in reference_losses(before, after["replay"], 0.99)[0]]
         means = {trio: sum(losses[t] for t in trio) / 3 for trio in itertools.combinations(range(6), 3)}
         found = min(means, key=lambda trio: abs(means[trio] - loss))
         assert means[found] == pytest.approx(loss, rel=1e-4)
@@ -438,41 +409,6 @@ def test_learned_mu_beats_the_best_single_mu_within_100_rounds():
     assert np.mean([late for _, late in results]) > single, results
 
 
-# many agents: bytes and work grow with their number, not with its square
-
-
-def bytes_of(agents: QMix) -> int:
-    file = io.BytesIO()
-    torch.save(agents.state_dict(), file)
-    return file.tell()
-
-
-def test_a_checkpoint_of_300_sites_is_small():
-    """Check defaults; a transition adds 38 bytes an agent."""
-    names = tuple(f"s{k:03d}" for k in range(300))
-    agents = QMix(names, updates=1)
-    sizes = []
-    for r in range(31):
-        agents.end_round(seen(r % 5, names), 0.1)
-        sizes.append(bytes_of(agents))
-    assert (sizes[30] - sizes[20]) / 10 / 300 == pytest.approx(38, abs=1)
-    assert sizes[30] < 1_000_000
-
-
-@pytest.mark.parametrize("options", [{}, {"shared": False}])
-def test_no_tensor_of_a_step_grows_with_the_square_of_the_sites(options):
-    """Check all tensors of a forward and a backward pass; a step's time follows their size."""
-    largest = {}
-    for num in (100, 300):
-        names = tuple(f"s{k:03d}" for k in range(num))
-        agents = QMix(names, hidden=16, warmup=1, updates=1, **options)
-        step = agents.act(seen(0, names))
-        with Largest() as found:
-            agents.observe(step, 0.1, step)
-        largest[num] = found.numbers
-    assert largest[300] <= 3 * largest[100], largest
-
-
 # timing: one transition a round
 
 
@@ -608,7 +544,7 @@ def test_exploration_is_uniform_and_of_the_stated_share(monkeypatch):
 # restart
 
 
-OPTIONS = [{}, {"actions": (0.0, 0.3, 1.0)}, {"mixer": "vdn"}, {"shared": True}]
+OPTIONS = [{}, {"actions": (0.0, 0.3, 1.0)}, {"mixer": "vdn"}]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -692,7 +628,6 @@ def test_a_state_holds_only_plain_things_and_its_own():
         ({"agents": SITES, "actions": (0.0, 1.0)}, "actions"),
         ({"agents": SITES, "hidden": 9}, "hidden"),
         ({"agents": SITES, "mixer": "vdn"}, "mixer"),
-        ({"agents": SITES, "shared": True}, "shared"),
     ],
 )
 def test_a_state_of_others_is_refused(options, name):

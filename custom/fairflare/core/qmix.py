@@ -34,9 +34,8 @@ class QMix:
     r"""Train agents by QMIX, with a monotonic mixer, target networks and a replay memory.
 
     Agent h has a network :math:`Q_h(o_h, a)`; the mixer combines the agents' values into a joint value. Since the joint
-    value rises with each agent's value, each agent can choose by its own network alone. State and work of a step grow
-    in proportion to the number of agents; for the mixer of more than eight agents see
-    :class:`fairflare.core.agents.q_learning.SummaryMixer`.
+    value rises with each agent's value, each agent can choose by its own network alone. The mixer's size grows with the
+    square of the number of agents.
 
     Args:
         agents: names of one or more agents. Their number is fixed: an absent agent keeps its last observation and
@@ -47,10 +46,9 @@ class QMix:
             falls from 1 to 0.05; may be 0.
         seed: seed of all random numbers, ``>= 0``; torch's global random state is not changed.
         learning: further settings. ``mixer``: ``"qmix"``, or ``"vdn"``: Q_tot is the plain sum, FedMRL's Eq. (4).
-            ``shared``: whether all agents share one network, whose inputs include the agent and its previous action;
-            ``None``: only if there are more than eight agents. ``gamma``: discount, in [0, 1]. ``lr``: learning rate of
-            Adam, ``> 0``. ``hidden``: width of the agents' two layers. ``warmup``: transitions before the first update,
-            at most the 1000 that are remembered. ``updates``: gradient steps per transition.
+            ``gamma``: discount, in [0, 1]. ``lr``: learning rate of Adam, ``> 0``. ``hidden``: width of the agents' two
+            layers. ``warmup``: transitions before the first update, at most the 1000 that are remembered. ``updates``:
+            gradient steps per transition.
 
     Raises:
         ValueError: an argument out of range (names it and the value).
@@ -58,8 +56,7 @@ class QMix:
     Source:
         Rashid et al., ICML 2018; Sahoo et al., MICCAI 2024 (FedMRL), section 3.1, read as (MRL-11) to (MRL-15) of
         our specification. The authors' code of FedMRL has no replay, no target network, no exploration and a mixer
-        that is not monotonic. One network for all agents, whose inputs include the agent and its last action, is as in
-        Rashid et al.
+        that is not monotonic.
     """
 
     def __init__(
@@ -86,11 +83,6 @@ class QMix:
         self._pending: list[Step] = []  # decisions whose reward is not known yet
 
     # -- acting
-
-    @property
-    def shared(self) -> bool:
-        """Return whether all agents share one network."""
-        return bool(self._settings["shared"])
 
     @property
     def epsilon(self) -> float:

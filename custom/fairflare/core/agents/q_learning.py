@@ -18,7 +18,6 @@ OBSERVATION_SIZE = 4  # number of values in an agent's observation
 EMBED = 32  # width of the mixer's hidden layer
 BATCH, TARGET_EVERY = 32, 10  # transitions per gradient step; transitions between copies to the target networks
 CLIP = 10.0  # largest norm of the gradient
-MANY_AGENTS = 8  # with more agents than this, they share one network by default and the mixer is SummaryMixer
 INDEX = torch.int16  # dtype of an action's index in the replay memory
 
 
@@ -90,64 +89,23 @@ class Mixer(nn.Module):
         return mix(q, w1, self.b1(state), self.w2(state), self.v(state).squeeze(-1))
 
 
-class SummaryMixer(nn.Module):
-    """Mix the values of many agents, like :class:`Mixer`, with a size that does not depend on their number.
-
-    The state is mean and spread of the observations, (8,). One network for all agents computes each agent's row of W_1
-    from the state and the agent's own observation; the row is divided by the number of agents, so that Q_tot keeps
-    its scale. This mixer is ours; the paper has few sites.
-    """
-
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        size = 2 * OBSERVATION_SIZE
-        self.w1 = _Linear(OBSERVATION_SIZE + size, EMBED, generator)
-        self.w2 = _Linear(size, EMBED, generator)
-        self.b1 = _Linear(size, EMBED, generator)
-        self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
-
-    def forward(self, q: Tensor, seen: Tensor) -> Tensor:
-        """Map values (n, H) and states (n, H, 4) to Q_tot, (n,)."""
-        state = torch.cat([seen.mean(dim=1), seen.std(dim=1, correction=0)], dim=1)
-        each = torch.cat([seen, state.unsqueeze(1).expand(-1, seen.shape[1], -1)], dim=2)
-        return mix(q, self.w1(each) / q.shape[1], self.b1(state), self.w2(state), self.v(state).squeeze(-1))
-
-
 class _Networks(nn.Module):
-    """Compute every agent's values Q_h(o_h, a) by networks with two hidden ReLU layers, and mix them.
+    """Compute every agent's values Q_h(o_h, a) by a network of its own with two hidden ReLU layers, and mix them."""
 
-    The first layer's inputs are the four numbers of the observation. A network shared by all agents also gets the agent
-    and its previous action, one-hot. One-hot inputs pick rows of the weights, so that the work of a step grows with
-    the number of agents and not with its square.
-    """
-
-    def __init__(
-        self, num_agents: int, num_actions: int, gen: torch.Generator, *, hidden: int, shared: bool, mixer: str
-    ) -> None:
+    def __init__(self, num_agents: int, num_actions: int, gen: torch.Generator, *, hidden: int, mixer: str) -> None:
         super().__init__()
-        self.shared = shared
-        copies, extras = (1, num_agents + num_actions) if shared else (num_agents, 0)
         self.agents = nn.Sequential(
-            _Linear(OBSERVATION_SIZE + extras, hidden, gen, copies),
+            _Linear(OBSERVATION_SIZE, hidden, gen, num_agents),
             nn.ReLU(),
-            _Linear(hidden, hidden, gen, copies),
+            _Linear(hidden, hidden, gen, num_agents),
             nn.ReLU(),
-            _Linear(hidden, num_actions, gen, copies),
+            _Linear(hidden, num_actions, gen, num_agents),
         )
-        few = num_agents <= MANY_AGENTS
-        self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen) if few else SummaryMixer(gen)
+        self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen)
 
-    def forward(self, seen: Tensor, previous: Tensor) -> Tensor:
-        """Return Q of every action, (n, H, actions), for observations (n, H, 4) and previous actions (n, H)."""
-        first: Any = self.agents[0]
-        weight = first.weight
-        x = seen.transpose(0, 1) @ weight[:, :OBSERVATION_SIZE] + first.bias  # shape (H, n, hidden)
-        if self.shared:
-            who, before = weight[0, OBSERVATION_SIZE:].split([len(x), weight.shape[1] - OBSERVATION_SIZE - len(x)])
-            x = x + who.unsqueeze(1) + before[previous.T]
-        for layer in list(self.agents)[1:]:
-            x = layer(x)
-        q: Tensor = x.transpose(0, 1)
+    def forward(self, seen: Tensor) -> Tensor:
+        """Return Q of every action, (n, H, actions), for observations (n, H, 4)."""
+        q: Tensor = self.agents(seen.transpose(0, 1)).transpose(0, 1)
         return q
 
     def joint(self, q: Tensor, action: Tensor, seen: Tensor) -> Tensor:
@@ -199,7 +157,7 @@ class Learner:
         num_agents: number of agents H.
         num_actions: number of actions from which each agent chooses.
         generator: random generator for initial weights and for batches.
-        mixer, shared, gamma, lr, hidden, warmup, updates: settings that :class:`fairflare.core.qmix.QMix` describes.
+        mixer, gamma, lr, hidden, warmup, updates: settings that :class:`fairflare.core.qmix.QMix` describes.
     """
 
     def __init__(
@@ -209,7 +167,6 @@ class Learner:
         generator: torch.Generator,
         *,
         mixer: str = "qmix",
-        shared: bool | None = None,
         gamma: float = 0.99,
         lr: float = 1e-3,
         hidden: int = 64,
@@ -217,7 +174,6 @@ class Learner:
         updates: int = 8,
     ) -> None:
         checks.choice("mixer", mixer, ("qmix", "vdn"))
-        shared = num_agents > MANY_AGENTS if shared is None else bool(shared)
         self.num_actions = num_actions
         self.gamma = checks.number("gamma", gamma, low=0, high=1)
         self.warmup = checks.number("warmup", warmup, low=1, high=CAPACITY, whole=True)
@@ -225,7 +181,7 @@ class Learner:
         self.observed = 0  # number of observed transitions
         self._generator = generator
         #: Settings that a saved state must share with this learner to be loaded here.
-        self.settings: dict[str, Any] = {"mixer": mixer, "shared": shared, "hidden": checks.whole("hidden", hidden)}
+        self.settings: dict[str, Any] = {"mixer": mixer, "hidden": checks.whole("hidden", hidden)}
         self._online = _Networks(num_agents, num_actions, generator, **self.settings)
         self._target = copy.deepcopy(self._online).requires_grad_(False)
         lr = checks.number("lr", lr, above=0)
@@ -241,7 +197,7 @@ class Learner:
     @torch.no_grad()
     def values(self, step: Step) -> Tensor:
         """Return the value Q_h of each action of each agent, (H, actions)."""
-        q: Tensor = self._online(step.observation[None], step.previous[None])[0]
+        q: Tensor = self._online(step.observation[None])[0]
         return q
 
     @torch.no_grad()
@@ -279,12 +235,11 @@ class Learner:
         return loss.item()
 
     def _q_tot(self, batch: Mapping[str, Tensor]) -> Tensor:
-        q = self._online(batch["observation"], batch["previous"])
-        return self._online.joint(q, batch["action"], batch["observation"])
+        return self._online.joint(self._online(batch["observation"]), batch["action"], batch["observation"])
 
     @torch.no_grad()
     def _wanted(self, batch: Mapping[str, Tensor]) -> Tensor:
-        q = self._target(batch["next_observation"], batch["action"])
+        q = self._target(batch["next_observation"])
         open_to = available(batch["next_present"], batch["action"], self.num_actions)
         best = q.masked_fill(~open_to, -math.inf).argmax(dim=2)
         q_tot = self._target.joint(q, best, batch["next_observation"])

@@ -18,7 +18,7 @@ from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import told_entropy
 from fairflare.methods.base.training import SiteRun, criterion_loss
 from fairflare.methods.fed_prox import ProximalTraining, Pull
-from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score_in
+from fairflare.methods.parts.probes import ReportsScore, score, score_in
 
 
 @dataclass
@@ -27,7 +27,6 @@ class _Fair(Pull):
 
     moving: ClassVar = ("factors", "batches")
     mean_loss: float | None = None
-    factor: float | None = None  # gradient factor of the whole round, with fair_mode "epoch"
     factors: list[float] = field(default_factory=list)  # clamped gradient factors of the batches so far
     batches: list[tuple[int, float, int]] = field(default_factory=list)  # epoch, criterion, samples of each batch
 
@@ -50,8 +49,6 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         fair_weight: lambda, the weight of the fairness term.
         fair_clamp: least gradient factor; ``None``: the literal loss, without any limit.
         fair_max: largest gradient factor.
-        fair_mode: ``"batch"``: the factor follows each batch; ``"epoch"``: once a round from the mean loss of the
-            received model over the whole training set.
         share_entropy: report the entropy of the labels (one number about the site's class balance) to one decimal,
             without the classes that have too few cases; False, as in a preinstalled job: the server uses a neutral
             value.
@@ -61,7 +58,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
-        name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max", "fair_mode")
+        name: only_with("use_fair") for name in ("fair_weight", "fair_clamp", "fair_max")
     }
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
@@ -69,7 +66,6 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
     fair_weight: NonNegative = 1.0
     fair_clamp: NonNegative | None = 0.0
     fair_max: Positive = 10.0
-    fair_mode: Literal["batch", "epoch"] = "batch"
     share_entropy: Flag = True
 
     def __post_init__(self) -> None:
@@ -83,8 +79,6 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         told = run.directives.get("mean_loss")
         if self.use_fair and self.fair_weight > 0 and told is not None and math.isfinite(told):
             own.mean_loss = float(told)
-            if self.fair_mode == "epoch":
-                own.factor = self._clamped(mean_loss(self, run, model) - own.mean_loss)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         own = criterion_loss(self, run, model(inputs), targets)
@@ -100,9 +94,10 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         """
         if told.mean_loss is None:
             return own
-        if told.factor is None and self.fair_clamp is None:
+        if self.fair_clamp is None:
             return own + self.fair_weight * losses.fairness_term(own, told.mean_loss)
-        factor = self._clamped(float(own.detach()) - told.mean_loss) if told.factor is None else told.factor
+        factor = 1 + 2 * self.fair_weight * (float(own.detach()) - told.mean_loss)
+        factor = min(max(factor, self.fair_clamp), self.fair_max)
         told.factors.append(factor)
         return own if self._on_rate else factor * own
 
@@ -126,10 +121,6 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
         return loss
-
-    def _clamped(self, excess: float) -> float:
-        factor = 1 + 2 * self.fair_weight * excess
-        return factor if self.fair_clamp is None else min(max(factor, self.fair_clamp), self.fair_max)
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         # With local_steps the last pass may have only just begun, so the loss is then taken over all steps.

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -155,8 +155,6 @@ class QMixMu(MuPolicy):
 
     Args:
         actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1.
-        agents: "own": a network for each site, the paper's; "shared": one for all, which also sees whose turn it is and
-            the action before; "auto": shared with more than 8 sites.
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
         gamma: discount of later rewards.
         learning_rate: of the agents.
@@ -167,16 +165,12 @@ class QMixMu(MuPolicy):
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
         seed: of everything random in the agents; ``None``: the run's.
 
-    With more than 8 sites the mixer's input is the mean and spread of the observations instead of all of them. This is
-    FairFlare's change, as the paper's mixer grows with the square of the number of sites.
-
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).
     """
 
     kind: ClassVar[str] = "qmix"
     actions: Actions | None = None
-    agents: Literal["auto", "own", "shared"] = "auto"
     zeta: Zeta = 0.95
     gamma: Fraction = 0.99
     learning_rate: Positive = 1e-3
@@ -210,8 +204,6 @@ class QMixMu(MuPolicy):
             self._steps = round(self.explore * inputs.num_rounds)
             self._warmup = warmup_in(inputs.num_rounds, self.warmup)
             self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
-            if self._agents.shared and self.agents == "auto":
-                log.info("%d sites: one network for all agents (mu_policy.agents=own: one each)", len(inputs.asked))
             self._warn(inputs.num_rounds)
         reports = {site: inputs.reports[site] for site in inputs.sites}
         counts = {site: report["num_validation"] for site, report in reports.items()}  # a withheld count is NaN
@@ -246,9 +238,8 @@ class QMixMu(MuPolicy):
 
         return QMix(
             names, actions=MU_GRID if self.actions is None else self.actions,
-            mixer=self.kind, shared={"own": False, "shared": True}.get(self.agents),
-            gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup, updates=self.updates,
-            eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
+            mixer=self.kind, gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup,
+            updates=self.updates, eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
         )  # fmt: skip
 
     @property

@@ -1,4 +1,4 @@
-"""Measure FLARE's quantization of messages, and our ``update_dtype``: bytes, and the effect on results.
+"""Measure FLARE's quantization of messages: bytes, and the effect on results.
 
 FLARE's pair of filters (``ModelQuantizer`` at the site, ``ModelDequantizer`` at the server) takes every reply with a
 model, in one process, without FLARE's transport. One method of each kind: weights by site (FedAvg), by layer with an
@@ -147,8 +147,6 @@ def main() -> None:
             plan = make_plan(method, task="classification", sites=3, settings=SMALL)
             exact["start"] = plan.task.build_model().state_dict()
             print(" | ".join(row(method, "as they are", exact, exact)), flush=True)
-            half = run(method, "", args.rounds, folder / "bfloat16", update_dtype="bfloat16")
-            print(" | ".join(row(method, "update_dtype=bfloat16", half, exact)), flush=True)
             for kind in args.kinds:
                 try:
                     found = run(method, kind, args.rounds, folder / kind)

@@ -12,7 +12,9 @@ same draw) absolute. Cost is the processor's time of the sites' answers beside t
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import tempfile
 import time
 from collections import defaultdict
@@ -23,15 +25,16 @@ from typing import Any
 
 import torch
 
-from bench_anchor import SETTINGS as ANCHOR_SETTINGS
-from bench_anchor import planned, run_parser
 from fairflare.core.weighting import dissimilarity_weights
+from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.parts.anchor_report import LayerSimilarityReport
 
 ESTIMATORS: tuple[Any, ...] = ("full_biased", "full_unbiased")
-SETTINGS = {**ANCHOR_SETTINGS, "phantom_cases": 3.0}
+SETTINGS: dict[str, Any] = {
+    "image_size": [32, 32], "features": [8, 8, 16, 32, 64, 8], "local_epochs": 1, "phantom_cases": 3.0,
+}  # fmt: skip
 Scores = dict[str, float]  # 1 - delta by layer
 Case = tuple[str, int, int]  # estimator, images (0: all), draw
 
@@ -72,6 +75,23 @@ class Asked:
             self.seconds[estimator, samples] += time.process_time() - start
             self.scores[run.current_round, case][run.site] = scores_of(report)
         return of_the_run
+
+
+def run_parser(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return the argument parser of a benchmark that looks into one run of Fed-LWR."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--data", type=Path, help="local/fairflare.json of some sites; default: the phantom")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
+    return parser
+
+
+def planned(given: argparse.Namespace, settings: dict[str, Any]) -> tuple[Plan, dict[str, Any]]:
+    """Return the plan of the run, and the sites' private settings."""
+    local = json.loads(given.data.read_text()) if given.data else {}
+    asked = {key: json.loads(value) for key, _, value in (item.partition("=") for item in given.set)}
+    sites = list(local["sites"]) if local else 6
+    return make_plan("fed_lwr", sites=sites, num_rounds=given.rounds, settings={**settings, **asked}), local
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def open_to_others(folder: Path) -> list[str]:
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("fed_lwr", {"anchor_as": "difference"}), ("fed_mrl", {"mu_policy": "qmix"}), ("ditto", {})],
+    [("fed_lwr", {}), ("fed_mrl", {"mu_policy": "qmix"}), ("ditto", {})],
 )
 def test_everything_that_a_run_keeps_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any]

@@ -18,8 +18,6 @@ import torch
 from fairflare import __version__
 from fairflare.exchange.sent_tensors import ALL
 
-FLOAT32 = "float32"  # dtype of an update that is sent unchanged
-
 TASK_CHECK = "check"  # this task sends no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
@@ -95,12 +93,10 @@ class SiteTask:
     each: Each | None = None  # function that makes the tensors for each site, sent in place of ``state``
     measure: tuple[str, ...] = (SPLIT_TEST,)  # for validate: splits on which the model is measured
     resample: int = 0  # for validate: number of draws of the test images on which to measure the primary metric too
-    anchor_as: str = "model"  # for train and anchor: form in which the anchor is sent, see exchange.anchor_forms
     min_cases: int = 1  # for every task: values of fewer cases are withheld; a site's own setting may be larger
     exchange: str = ALL  # rule for which tensors are sent, see exchange.sent_tensors
     makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server computes, which are sent too
     rest: str = ""  # fingerprint of the tensors that are not sent; empty: all tensors are sent
-    update_dtype: str = FLOAT32  # for train: dtype in which the update is sent
     groups: tuple[str, ...] = ()  # for check and the final validate: attributes whose groups are measured
     group_bins: int = 0  # number of bins in the histograms by group
     calibration_bins: int = 0  # number of bins of the calibration by group
@@ -137,12 +133,10 @@ def encode_task(task: SiteTask) -> Message:
         "directives": task.directives,
         "measure": list(task.measure),
         "resample": task.resample,
-        "anchor_as": task.anchor_as,
         "min_cases": task.min_cases,
         "exchange": task.exchange,
         "makes": list(task.makes),
         "rest": task.rest,
-        "update_dtype": task.update_dtype,
         **({name: getattr(task, name) for name in OF_GROUPS} if task.groups else {}),
     }
     beside = {BESIDE + name: tensor for name, tensor in task.beside.items()}
@@ -202,12 +196,10 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         run=str(meta.get("run") or ""),
         measure=tuple(str(split) for split in meta.get("measure") or (SPLIT_TEST,)),
         resample=int(meta.get("resample") or 0),
-        anchor_as=str(meta.get("anchor_as") or "model"),
         min_cases=int(meta.get("min_cases") or 1),
         exchange=str(meta.get("exchange") or ALL),
         makes=tuple(str(name) for name in meta.get("makes") or ()),
         rest=str(meta.get("rest") or ""),
-        update_dtype=str(meta.get("update_dtype") or FLOAT32),
         groups=tuple(str(name) for name in meta.get("groups") or ()),
         group_bins=int(meta.get("group_bins") or 0),
         calibration_bins=int(meta.get("calibration_bins") or 0),

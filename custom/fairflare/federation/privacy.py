@@ -61,14 +61,11 @@ TOLD = {
     "says how far chance moves its primary metric); or on `test_global` alone",
     "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
     "min_cases": "what is of fewer cases stays at home, unless the site's own number is larger anyway",
-    "anchor_as": "in `train` and `anchor`: in which form the average of the local models comes (`model`, `bf16`, "
-    "`difference`)",
     "exchange": "which tensors travel: `all`, `trainable` or a regular expression",
     "makes": "beginnings of the names of tensors that the method's server makes, which travel too",
     "rest": "SHA-256 over the tensors that do not travel, as the server builds them; a site with others refuses the "
     "task, and its refusal has the first 12 digits of its own: they tell whether its encoder is a file "
     "that the reader knows",
-    "update_dtype": "in `train`: in which type the update is sent (`float32`, `bfloat16`)",
     "groups": "in `check` and in `validate` of the last model, where the run asks for groups: names of the attributes",
     "group_bins": "beside it: bins of the histograms of probabilities",
     "calibration_bins": "beside it: bins of the told class's probability",

@@ -14,7 +14,6 @@ from fairflare.base.disk.bundle_files import bundle_checksum, grouped
 from fairflare.base.machine.child import in_child
 from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
-from fairflare.exchange.anchor_forms import MODEL
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.papers import papers_of, published_setting
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
@@ -30,7 +29,7 @@ from fairflare.federation.plan.task_files import (
     of_object,
 )
 from fairflare.methods.base.catalog import Method, Paper, get_method, method_of
-from fairflare.methods.base.rule import Rule, TwoPhase
+from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
 #: Command-line option of each setting of the run that ``--set`` does not take, by the setting's name; empty: only a
@@ -327,10 +326,6 @@ def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettin
     """
     rule.check_run(run.num_rounds, None)
     run.check_aggregate(rule)
-    if run.anchor_as != MODEL and not isinstance(rule, TwoPhase):
-        raise ValueError(
-            f"anchor_as={run.anchor_as!r}: {type(rule).__name__} asks the sites nothing about an anchor; leave it out"
-        )
     recalibrated = training.norm_statistics == "recalibrated"
     return replace(run, norm_statistics="recalibrated") if recalibrated else run
 

@@ -23,7 +23,6 @@ from fairflare.base.settings import (
     field_names,
     settings,
 )
-from fairflare.exchange.anchor_forms import MODEL, AnchorAs
 from fairflare.exchange.sent_tensors import ALL, check_exchange
 from fairflare.federation.plan.bounds import Bounds
 
@@ -108,15 +107,9 @@ class RunSettings(Bounds):
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training
             can change), or a regular expression that finds their names; parameters that it does not find are frozen.
             All others each site builds for itself, and has to have the server's, see ``docs/exchange.md``.
-        update_dtype: in which sites send their updates: ``"float32"``, as they are; ``"bfloat16"``: matrices and
-            kernels in half the bytes, each number with an error of at most 2**-8 of itself.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
             all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation.
-        anchor_as: how the average of the local models travels to the sites, where a method asks about it (Fed-LWR):
-            ``"model"``, as it is; ``"bf16"``, in half the bytes; ``"difference"``, what it differs by from the model
-            that the sites began the round with, in bf16: half the bytes, nearly exact, and a site keeps that model
-            until it is asked.
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
@@ -194,8 +187,6 @@ class RunSettings(Bounds):
     norm_statistics: Annotated[Literal["average", "recalibrated"], OF_RECIPES] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     exchange: str = ALL
-    update_dtype: Literal["float32", "bfloat16"] = "float32"
-    anchor_as: AnchorAs = MODEL
     crt_rounds: NonNegativeInt = 0
     crt_epochs: PositiveInt = 1
     crt_weights: Literal["samples", "method"] = "samples"

@@ -13,8 +13,6 @@ from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.settings import values_of
 from fairflare.base.task import Metric, Task
-from fairflare.exchange.anchor_forms import MODEL
-from fairflare.exchange.messages import FLOAT32
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.bounds import bounds_of
 from fairflare.federation.plan.run_settings import Place, RunSettings
@@ -37,8 +35,7 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
         "rule": values_of(rule),
         "task": values_of(task),
         "training": place.site_half,
-        **({} if run.anchor_as == MODEL else {"anchor_as": run.anchor_as}),
-        **{n: getattr(run, n) for n in ("exchange", "update_dtype") if getattr(run, n) not in (ALL, FLOAT32)},
+        **({} if run.exchange == ALL else {"exchange": run.exchange}),
         **({"retraining": {name: getattr(run, name) for name in CRT}} if run.crt_rounds else {}),
     }
 

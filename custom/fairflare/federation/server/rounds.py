@@ -15,7 +15,6 @@ from typing import Any
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.features.adapting import products_of
-from fairflare.exchange.anchor_forms import MODEL, lighter
 from fairflare.exchange.messages import (
     COMPARED,
     TASK_ANCHOR,
@@ -198,8 +197,7 @@ class Rounds:
         self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
-        form, timeout = run.anchor_as if asks_again else MODEL, run.train_timeout
-        train = self._ask(TASK_TRAIN, current_round, state, record.sites, timeout, self._trained, anchor_as=form)
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites)
         train.good = self.collector.footing.on_one(train.good)
         for site, reason in self.collector.screen().items():
@@ -209,7 +207,7 @@ class Rounds:
         if len(record.accepted) < self.settings.min_sites:
             raise self.asking.too_few(train)
         if asks_again and len(self.collector.labelled) > 1:
-            self._ask_about_anchor(record, state)
+            self._ask_about_anchor(record)
         next_state = self._aggregate(record, state, train)
         if self.settings.tests(current_round):
             tested = self.test(next_state, current_round + 1)  # a site that fails is left out of the test alone
@@ -227,13 +225,13 @@ class Rounds:
         )
         return next_state
 
-    def _ask_about_anchor(self, record: RoundRecord, received: State) -> None:
+    def _ask_about_anchor(self, record: RoundRecord) -> None:
         """Run the ``anchor`` phase of a round, and free the anchor model's memory afterwards."""
-        number, form, timeout = record.current_round, self.settings.anchor_as, self.settings.anchor_timeout
-        anchor = lighter(clean_state(self.collector.anchor_model()), received, form)
+        number, timeout = record.current_round, self.settings.anchor_timeout
+        anchor = clean_state(self.collector.anchor_model())
         asked = self.collector.labelled  # the others have no report
         sites = self.roster.willing(asked, TASK_ANCHOR, number)
-        phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor, anchor_as=form)
+        phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, asked)
         self.journal.left_out(phase, record)
 
@@ -316,7 +314,6 @@ class Rounds:
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
         if name == TASK_TRAIN and isinstance(rule, SendsBeside):
             task_of["beside"] = dict(rule.beside())
-        task_of["update_dtype"] = self.settings.update_dtype
         return self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -11,11 +11,9 @@ from fairflare.base.machine.computing import Computing
 from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of, with_weights
-from fairflare.exchange.anchor_forms import DIFFERENCE, restored
 from fairflare.exchange.messages import SiteTask
 from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seeded
-from fairflare.methods.base.home import RECEIVED_MODEL
-from fairflare.methods.base.site_run import SiteError, SiteStore
+from fairflare.methods.base.site_run import SiteError
 
 Terms = tuple[str, tuple[str, ...], int, str]  # the fields exchange, makes, seed and rest of a SiteTask
 WHOLE: Terms = (ALL, (), 0, "")
@@ -119,24 +117,3 @@ class SiteNetwork:
                 "file (initial_weights) and the same versions as the server, or let all tensors travel (exchange=all)"
             )
         return self.computing.apply(model.to(self.device), self.device)
-
-
-def whole_anchor(request: SiteTask, store: SiteStore, site: str) -> SiteTask:
-    """Return an ``anchor`` request with the whole anchor model, also where a difference to the received model was sent.
-
-    Raises:
-        SiteError: this site has not saved the received model, or the difference does not fit it.
-    """
-    if request.anchor_as != DIFFERENCE:
-        return request
-    base = store.load_at(RECEIVED_MODEL, request.current_round)
-    if base is None:
-        raise SiteError(
-            f"site {site!r} has not kept the model that it was sent for round {request.current_round}, which the "
-            "anchor is told from",
-            skipped=True,
-        )
-    try:
-        return replace(request, state=restored(request.state, base))
-    except ValueError as error:
-        raise SiteError(f"site {site!r}: {error}") from error

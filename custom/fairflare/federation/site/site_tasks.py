@@ -13,10 +13,8 @@ from fairflare.base.machine.computing import plainly
 from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.features.adapting import network_of, of_site
-from fairflare.exchange.anchor_forms import BF16, DIFFERENCE, lighter
 from fairflare.exchange.messages import (
     COMPARED,
-    FLOAT32,
     SPLIT_TEST,
     SPLIT_VALIDATION,
     STATUS_OK,
@@ -35,8 +33,7 @@ from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, s
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
 from fairflare.federation.site.site_file import SUBMITS
-from fairflare.federation.site.site_network import whole_anchor
-from fairflare.methods.base.home import LOCAL_MODEL, RECEIVED_MODEL
+from fairflare.methods.base.home import LOCAL_MODEL
 from fairflare.methods.base.reports import TOO_FEW
 from fairflare.methods.base.training import SiteError, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
@@ -100,14 +97,11 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         worker.network.check_unchanged(received, local)
         report = training.report(run, model)
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
-        if request.anchor_as == DIFFERENCE:  # the anchor will be sent as a difference to the received model
-            store.save(RECEIVED_MODEL, request.current_round, request.state, kept=1)
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
-        sent = {name: update[name] for name in training.sends(update)}
         return SiteReply(
             STATUS_OK,
-            update=sent if request.update_dtype == FLOAT32 else lighter(sent, {}, BF16),
+            update={name: update[name] for name in training.sends(update)},
             metrics=metrics,
             report=report,
             stats=stats,
@@ -130,7 +124,7 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
             f"site {worker.site!r} has no local model of round {request.current_round} to compare the anchor with{why}",
             skipped=True,
         )
-    run, anchor = worker.open(whole_anchor(request, store, worker.site), store)
+    run, anchor = worker.open(request, store)
     local = network_of(worker.task).to(worker.device)
     whole = worker.network.whole(kept)
     local.load_state_dict(whole)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Names of values in a site's store: the model that the site trained (for the anchor phase and MOON), and the model that
 # it received (needed where the anchor is sent as a difference to the received model).
-LOCAL_MODEL, RECEIVED_MODEL = "local_model", "received_model"
+LOCAL_MODEL = "local_model"
 PARTS, OWN_MODEL = "parts", "own_model"
 DOWNLOAD = "download"  # name of the directive to the sites in methods that send each site other parts of the model
 KEEP, FINETUNE = "keep:", "finetune"  # beginnings of the setting ``personalise``

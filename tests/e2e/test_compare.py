@@ -190,7 +190,7 @@ def test_a_comparison_as_json(tmp_path: Path) -> None:
     done = subprocess.run(started, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert {*found} == {"version", "folder", "runs", "comparison", "last"}
+    assert {*found} == {"version", "folder", "runs", "comparison"}
     assert found["runs"] == [
         {"name": name, "state": "completed", "reason": ""} for name in ("fed_avg-seed0", "fed_prox-seed0")
     ]

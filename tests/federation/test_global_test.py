@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ from fairflare.data.datalist import load_datalist
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.reporting.table import fairness_table
-from fairflare_lab.compare.comparison import compare, comparison_of, row_table
+from fairflare.reporting.values import global_values
+from fairflare_lab.compare.comparison import compare, comparison_of
+from fairflare_lab.compare.rows import row_of
 from fairflare_lab.page import outcome
 from fairflare_lab.page.content import Spread, Table
 from fairflare_lab.page.material import of_one, page_run
@@ -192,17 +193,13 @@ def test_comparisons_have_the_global_test_as_columns(tmp_path: Path) -> None:
     text = compare(read_all(runs))
     assert "global/accuracy" in text
     assert text.count("Global test: the common model on 15 images") == 1
-    last = comparison_of(read_all(runs), last=True)
     tests = [of for run in runs[::2] for of in (run["rounds"][0]["global_test"], run["global_test"]["metrics"])]
     values = [test["accuracy"] for test in tests]
-    assert last.rows[0].of_all["accuracy"] == values
-    places = min(3, max(0, -math.floor(math.log10(np.std(values))))) if np.std(values) else 3
-    assert f"{np.mean(values):.{places}f} ± {np.std(values):.{places}f}" in row_table(last)
-    asked = comparison_of(
-        read_all(runs), metric="global/head+global/rest", last=True
-    )  # as the paper's own tables ask for it
+    assert [v for run in read_all(runs[::2]) for v in global_values(run, "accuracy", last=True)] == values
+    row = row_of("a", read_all(runs[::2]), "global/head+global/rest", last=True)  # as the paper's own tables ask for it
     both = [(test["head"] + test["rest"]) / 2 for test in tests]
-    assert [summary.mean for summary in asked.rows[0].summaries] == pytest.approx(both)
+    assert [summary.mean for summary in row.summaries] == pytest.approx(both)
+    asked = comparison_of(read_all(runs), metric="global/head+global/rest")
     assert [d.measure for d in asked.differences if d.label == asked.rows[1].label][:1] == ["average"]
     older = [{key: value for key, value in run.items() if key != "global_test"} for run in runs]
     assert "global/" not in compare(read_all(older))

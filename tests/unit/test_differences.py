@@ -13,9 +13,10 @@ from scipy import stats
 from fairflare.base.cases.resampling import draws, units_of
 from fairflare.reporting.documents import Results
 from fairflare.reporting.values import parts_of
-from fairflare_lab.compare.comparison import compare, comparison_of, row_table
+from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import MEASURES, Difference, paired
+from fairflare_lab.compare.rows import row_of
 from fairflare_lab.compare.runs import Contrast
 from tests.unit.report_runs import read
 
@@ -417,29 +418,20 @@ def last_run(label: str, seed: int, values: list[float]) -> Results:
 
 
 def test_the_last_models_are_pooled() -> None:
-    """Check mean and population deviation of all rounds of all seeds, and differences of each seed's mean."""
+    """Check mean and population deviation of all rounds of all seeds."""
     one = {0: [0.5, 0.6, 0.7], 1: [0.4, 0.5, 0.6]}
-    two = {0: [0.8, 0.8, 0.8], 1: [0.6, 0.7, 0.8]}
-    runs = [last_run(name, s, v) for name, of in (("fed_avg", one), ("fair", two)) for s, v in of.items()]
-    found = comparison_of(runs, last=True)
-    lines = row_table(found, style="csv").splitlines()
-    cells = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    row = row_of("fed_avg", [last_run("fed_avg", s, v) for s, v in one.items()], "dice", last=True)
     pooled = np.array([*one[0], *one[1]])
-    assert cells["runs"] == "2"
-    assert float(cells["a mean"]) == pytest.approx(pooled.mean())
-    assert float(cells["a sd"]) == pytest.approx(pooled.std())
-    assert float(cells["average mean"]) == pytest.approx(0.75 * pooled.mean())
-    assert float(cells["worst sd"]) == pytest.approx(0.5 * pooled.std())
-    assert "the models of each run's last 3 rounds" in row_table(found)
-    assert of(found.differences, "average").values == pytest.approx({0: 0.75 * 0.2, 1: 0.75 * 0.2})
-    assert of(comparison_of(runs).differences, "a").values == pytest.approx({0: 0.1, 1: 0.2})
+    assert (row.at("a").mean, row.at("a").sd) == pytest.approx((pooled.mean(), pooled.std()))
+    assert row.over("mean").mean == pytest.approx(0.75 * pooled.mean())
+    assert row.over("worst").sd == pytest.approx(0.5 * pooled.std())
     with pytest.raises(ValueError, match="'fed_avg' has no test of its last models; run it with test_last=5"):
-        comparison_of([*REFERENCE], last=True)
+        row_of("fed_avg", [*REFERENCE], "dice", last=True)
 
 
 def test_the_papers_average_of_clean_and_corrupted() -> None:
     runs = [last_run(name, s, [v, v]) for name, v in (("fed_avg", 0.5), ("fair", 0.7)) for s in (0, 1)]
-    found = comparison_of(runs, "clean/dice+bad/dice", last=True)
+    found = comparison_of(runs, "clean/dice+bad/dice")
     assert found.rows[0].values[0] == pytest.approx({"a": 0.45, "b": 0.2})
     assert of(found.differences, "average").mean == pytest.approx(0.75 * 0.2)
     assert found.higher is True

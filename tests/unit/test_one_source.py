@@ -150,12 +150,6 @@ def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "differences.csv").exists()
 
 
-def test_the_last_models_of_one_run_are_a_column_of_its_table(folder: Path) -> None:
-    done = CliRunner().invoke(app, ["show", "--last", str(in_order(folder)[0])])
-    assert done.exit_code == 2
-    assert "--last is for several runs" in done.output
-
-
 @pytest.mark.long
 def test_a_run_with_damaged_draws_is_left_out_and_named(folder: Path, tmp_path: Path) -> None:
     runs = [read_document(path / "server/simulate_job/fairflare") for path in in_order(folder)]

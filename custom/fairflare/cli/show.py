@@ -24,9 +24,6 @@ def show(
     markdown: Annotated[bool, typer.Option("--markdown", help="A table in Markdown.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="CSV, numbers in full.")] = False,
     sites: Annotated[bool, typer.Option(help="Of several runs: a column for each site.")] = True,
-    last: Annotated[
-        bool, typer.Option("--last", help="Of several runs: of their last models (test_last), not of the final one.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the fairness table of a run; of several runs a comparison, with the differences to the first row."""
@@ -41,9 +38,7 @@ def show(
             several = plugged(COMMANDS).get("show")
             if several is None:
                 raise ValueError("several runs are compared by the package fairflare_lab, which is not installed here")
-            several(found, metric, last=last, sites=sites, style=style, put=put if as_json else None)
-        elif last:
-            raise ValueError("--last is for several runs; the table of one has a column for its last models")
+            several(found, metric, sites=sites, style=style, put=put if as_json else None)
         elif as_json:
             put(run=_as_json(found[0], metric), comparison=None)
         else:

@@ -18,7 +18,6 @@ def show_several(
     found: Sequence[Results],
     metric: str | None,
     *,
-    last: bool,
     sites: bool,
     style: Literal["text", "markdown", "csv"],
     put: Callable[..., None] | None,
@@ -28,7 +27,6 @@ def show_several(
     Args:
         found: documents of the runs.
         metric: name of the metric; default: the task's primary metric.
-        last: whether to compare the last models, not the final ones.
         sites: whether to print a column for each site.
         style: form of the tables.
         put: function that prints the comparison as one JSON document; ``None``: tables are printed.
@@ -37,7 +35,7 @@ def show_several(
     from fairflare_lab.compare.comparison_json import comparison_json
     from fairflare_lab.compare.difference_table import difference_table
 
-    several = comparison_of(found, metric, last=last)
+    several = comparison_of(found, metric)
     if put is not None:
         put(run=None, comparison=comparison_json(several))
         return

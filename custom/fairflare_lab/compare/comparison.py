@@ -26,7 +26,6 @@ class Comparison:
         differences: differences of all rows and measures, and of each site; empty with one row or no common seed.
         problem: reason why differences are missing, where the runs are to blame; else empty.
         notes: sentences that a reader of the figures must know.
-        last: whether the figures are of the last models, not of the final one.
     """
 
     rows: list[Row[Results]]
@@ -36,7 +35,6 @@ class Comparison:
     differences: list[Difference]
     problem: str
     notes: list[str]
-    last: bool = False
 
     @property
     def sites(self) -> list[str]:
@@ -48,9 +46,7 @@ class Comparison:
         return list(dict.fromkeys(name for row in self.rows for name in row.of_all))
 
 
-def comparison_of(
-    runs: Sequence[Results], metric: str | None = None, reference: str | None = None, *, last: bool = False
-) -> Comparison:
+def comparison_of(runs: Sequence[Results], metric: str | None = None, reference: str | None = None) -> Comparison:
     """Compare runs: runs that differ only in the seed form a row, and each row is compared with a reference row.
 
     Args:
@@ -58,25 +54,24 @@ def comparison_of(
             left out and counted.
         metric: the metric to compare; the primary metric of the first complete run when None.
         reference: label of the reference row; default: the first row.
-        last: whether to compare the last models that were tested (``test_last``), not the final one.
 
     Raises:
-        ValueError: no run is complete, a run lacks the metric or its last models, or no row has the label.
+        ValueError: no run is complete, a run lacks the metric, or no row has the label.
     """
     complete = complete_runs(runs)
     chosen = metric or metrics_of(complete[0])[0]
-    rows = rows_of(complete, chosen, last=last)
+    rows = rows_of(complete, chosen)
     labels = [row.label for row in rows]
     refers_to = labels[0] if reference is None else checks.choice("--reference", reference, labels)
     higher = direction_of(complete[0], chosen)
     problem, found = "", []
     if len(rows) > 1:
         try:
-            found = differences_of({row.label: row.runs for row in rows}, refers_to, chosen, higher, last=last)
+            found = differences_of({row.label: row.runs for row in rows}, refers_to, chosen, higher)
         except ValueError as error:
             problem = f"no differences: {error}"
-    notes = notes_of(runs, complete, chosen, rows, last)
-    return Comparison(rows, chosen, higher, refers_to, found, problem, notes, last)
+    notes = notes_of(runs, complete, chosen, rows)
+    return Comparison(rows, chosen, higher, refers_to, found, problem, notes)
 
 
 def compare(

@@ -20,7 +20,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
     """Return a comparison as plain values: rows, differences to the reference, and the sentences below both tables."""
     notes = notes_of_differences(found.differences, found.reference) if found.differences else []
     return {
-        "metric": found.metric, "higher_is_better": found.higher, "reference": found.reference, "last": found.last,
+        "metric": found.metric, "higher_is_better": found.higher, "reference": found.reference,
         "rows": [_row(row, found.sites) for row in found.rows],
         "differences": [{key: getattr(one, key) for key in OF_A_DIFFERENCE} for one in found.differences],
         "problem": found.problem, "notes": [*found.notes, *notes],

@@ -21,14 +21,14 @@ MOST = 200  # largest number of characters of a line
 
 
 def notes_of(
-    runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]], last: bool = False
+    runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]]
 ) -> list[str]:
     """Return notes on a comparison's rows: which runs are left out, and whether the rows can be compared at all.
 
     Args:
         runs: all runs that were given.
         complete: the runs that completed.
-        metric, last: as in :func:`rows_of`.
+        metric: as in :func:`rows_of`.
         rows: the rows that :func:`rows_of` returned.
     """
     unfinished = [run for run in runs if run.status != "completed"]
@@ -48,28 +48,18 @@ def notes_of(
         f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
     }
     return [
-        f"{metric} on the test splits{_over(complete, last)}.",
+        f"{metric} on the test splits; ± is the population standard deviation over runs.",
         *dict.fromkeys(note for run in complete for note in global_notes(run)),
         *dict.fromkeys(f"{run.info.without}." for run in complete if run.info.without),
         *dict.fromkeys(f"{name}: {note}" if COMPARED in differing else note for name, note in footing),
         *_without_sites(rows),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),
-        *([] if last else _by_chance(rows, metric)),  # which concerns the final model alone
+        *_by_chance(rows, metric),
         *(text for text, holds in told.items() if holds),
         *(_by_setting(complete) if TASK_SETTINGS in differing else []),
         *_faults(complete, metric),
         *([SYNTHETIC_NOTE] if any(run.info.synthetic for run in complete) else []),
     ]
-
-
-def _over(runs: Sequence[Results], last: bool) -> str:
-    if not last:
-        return "; ± is the population standard deviation over runs"
-    counts = " or ".join(map(str, sorted({len(run["last_rounds"]["rounds"]) for run in runs})))
-    return (
-        f", of the models of each run's last {counts} rounds: mean ± population standard deviation over the pooled "
-        "values of all runs and rounds"
-    )
 
 
 def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +15,7 @@ from fairflare.core.statistics.group_intervals import FEW
 from fairflare.core.statistics.intervals import LEVEL, holm
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
-from fairflare.reporting.values import linked, measured
+from fairflare.reporting.values import by_site_of, linked
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
 from fairflare_lab.statistics.seed_intervals import Estimate, of_sites
 
@@ -147,7 +146,7 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
 
 
 def differences_of(
-    rows: Mapping[str, Sequence[Results]], reference: str, metric: str, higher: bool, *, last: bool = False
+    rows: Mapping[str, Sequence[Results]], reference: str, metric: str, higher: bool
 ) -> list[Difference]:
     """Compare every other row with ``reference``: average, standard deviation and worst of the sites, and each site.
 
@@ -156,7 +155,6 @@ def differences_of(
         reference: label of the reference row.
         metric: name of a metric on the test splits.
         higher: whether more of the metric is better.
-        last: as in :func:`fairflare.reporting.values.measured`.
 
     Returns:
         The differences in the order of the rows, without rows that share no seed with the reference.
@@ -169,7 +167,7 @@ def differences_of(
     for label, own in by_seed.items():
         pairs = {seed: (own[seed], by_seed[reference][seed]) for seed in sorted({*own} & {*by_seed[reference]})}
         if label != reference and pairs:
-            found += _against(label, reference, pairs, metric, higher, last)
+            found += _against(label, reference, pairs, metric, higher)
     return corrected(found)
 
 
@@ -186,24 +184,21 @@ def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
 
 
 def _against(
-    label: str, reference: str, pairs: Mapping[int, tuple[Results, Results]], metric: str, higher: bool, last: bool
+    label: str, reference: str, pairs: Mapping[int, tuple[Results, Results]], metric: str, higher: bool
 ) -> list[Difference]:
     """Return the differences of one row to the reference, over sites of which both runs of a seed have a value."""
-    rows: dict[tuple[int, int], dict[int, Any]] = defaultdict(dict)  # models of the row (side 0), then of the reference
+    rows: list[dict[int, Any]] = [{}, {}]  # of the row, then of the reference
     lacking: dict[str, str] = {}
     for seed, pair in pairs.items():
-        both = [measured(run, metric, last=last) for run in pair]
-        have = [{site for site in of[0] if all(math.isfinite(v.get(site, math.nan)) for v in of)} for of in both]
+        both = [by_site_of(run, metric) for run in pair]
+        have = [{site for site, value in of.items() if math.isfinite(value)} for of in both]
         lacking |= dict.fromkeys(sorted(have[0] - have[1]), reference)
         lacking |= dict.fromkeys(sorted(have[1] - have[0]), label)
-        for side, run in enumerate(pair):
-            drawn = {site: None if last else draws_of(run, site, metric) for site in have[0] & have[1]}
-            for rank, values in enumerate(both[side]):
-                rows[side, rank][seed] = {site: (values[site], draws) for site, draws in drawn.items()}
-    runs = Runs.of([rows[key] for key in sorted(rows)])
+        for row, run, values in zip(rows, pair, both, strict=True):
+            row[seed] = {site: (values[site], draws_of(run, site, metric)) for site in have[0] & have[1]}
+    runs = Runs.of(rows)
     if not runs.sites:
         return []
-    models = sum(side == 0 for side, _ in rows)
     largest = float(np.nanmax(np.abs(runs.values[..., VALUE])))
     first = next(iter(pairs.values()))[0]
     given = all(run.info.get("num_rounds") == 0 for pair in pairs.values() for run in pair)
@@ -216,9 +211,7 @@ def _against(
         over = runs if total else runs.at(name)
 
         def figure(values: Array, measure: str = name if total else MEASURES[0]) -> Array:
-            each = of_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
-            tested = np.isfinite(each[:, :, :1])  # runs may have different numbers of last models
-            own, other = each[:models].mean(0, where=tested[:models]), each[models:].mean(0, where=tested[models:])
+            own, other = of_sites(values, higher, 2, np.isfinite(values[..., :1]))[measure]
             return np.asarray(own - other)
 
         contrast = over.contrast(figure)

@@ -88,8 +88,8 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
     return list(found.values())
 
 
-def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list[Row[Results]]:
-    """Return rows of runs that differ only in the seed; ``last``: take values of each of their last models.
+def rows_of(runs: Sequence[Results], metric: str) -> list[Row[Results]]:
+    """Return rows of runs that differ only in the seed.
 
     Raises:
         ValueError: a run lacks the metric; the message names the run.
@@ -102,9 +102,9 @@ def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list
     for index, ((label, _), group) in enumerate(groups.items()):
         for run in group:
             _check_metric(run, metric)
-        row = row_of(label, group, metric, last)
+        row = row_of(label, group, metric)
         names = dict.fromkeys(name for run in group for name in global_metrics(run, metric))
-        row.of_all = {name: [v for run in group for v in global_values(run, name, last=last)] for name in names}
+        row.of_all = {name: [v for run in group for v in global_values(run, name)] for name in names}
         if labels.count(label) > 1:
             row.label = f"{label} ({labels[: index + 1].count(label)})"
             alike = [others[0] for (other, _), others in groups.items() if other == label]
@@ -113,7 +113,7 @@ def rows_of(runs: Sequence[Results], metric: str, *, last: bool = False) -> list
     return rows
 
 
-def row_of(label: str, runs: Sequence[Results], metric: str, last: bool) -> Row[Results]:
+def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False) -> Row[Results]:
     """Return a row of the given runs; ``last``: with values of each of their last models."""
     tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
     higher = direction_of(runs[0], metric)

@@ -195,8 +195,7 @@ def compare(
             from fairflare_lab.compare.comparison_json import comparison_json
 
             runs = [{"name": one.run.name, "state": one.state, "reason": one.reason} for one in runner.all]
-            final, last, *_ = *map(comparison_json, found), None, None
-            put(folder=str(runner.folder), runs=runs, comparison=final, last=last)
+            put(folder=str(runner.folder), runs=runs, comparison=found and comparison_json(found))
     raise typer.Exit(code)
 
 

@@ -14,7 +14,6 @@ def comparison_page(
     runs: Sequence[Results],
     table: str,
     differences: str,
-    *last: str,
     groups: str = "",
     sessions: Sequence[Mapping[str, Any]] = (),
 ) -> str:
@@ -24,7 +23,6 @@ def comparison_page(
         command: arguments of the command line.
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         table, differences: tables of rows and of differences in Markdown; an empty text is left out.
-        last: both tables for the average of the last models.
         groups: table of gaps between groups of people in Markdown; empty: no run asked for groups.
         sessions: entries of ``provenance.json``: commit, processor and checksums of the data when runs began.
     """
@@ -36,10 +34,9 @@ def comparison_page(
         *(f"Made with {one}." for one in sorted(versions)), *provenance_lines(sessions), "",
         "## What each row reached", "", table,
     ]  # fmt: skip
-    further = {"Differences": (differences,), "The last models": last, "Groups of people": (groups,)}
-    for title, parts in further.items():
-        if any(parts):
-            lines += ["", f"## {title}", *(line for part in parts if part for line in ("", part))]
+    further = {"Differences": differences, "Groups of people": groups}
+    for title, part in further.items():
+        lines += ["", f"## {title}", "", part] if part else []
     return "\n".join(lines)
 
 

@@ -27,14 +27,14 @@ def command_line() -> list[str]:
 
 def report(
     runner: Runner, reference: str, metric: str | None, paper: PaperTable | None = None, *, tables: bool = True
-) -> tuple[int, list[Comparison]]:
+) -> tuple[int, Comparison | None]:
     """Write a comparison's tables as files, and to the screen where ``tables`` is true.
 
     With ``paper`` the last table has the columns of this paper's table. With left-out sites the tables show models at
     seen and unseen sites, and no comparison is returned.
 
     Returns:
-        The exit code; the comparison of the final models, and of the last models where every run has them.
+        The exit code, and the comparison of the runs; ``None``: none completed, or each leaves a site out.
     """
     from fairflare.federation.record.curves import NO_CURVES
     from fairflare_lab.cli.compare.page import comparison_page
@@ -54,24 +54,23 @@ def report(
     runs = runner.results()
     if not runs:
         say("", mark="[red]no run completed[/red]")
-        return 1, []
+        return 1, None
     put = partial(_put, runner.folder, tables)
-    made: list[Comparison] = []
+    made = None
     with user_errors():
         if any(progress.run.held_out for progress in runner.all):
             of_runs = runner.held_out()
-            written = [put("unseen", partial(unseen_table, of_runs, metric)), ""]
+            written = put("unseen", partial(unseen_table, of_runs, metric)), ""
             rows: Mapping[str, Sequence[Results]] = of_left_out(of_runs)
             against, how = first_left_out(rows), [OF_LEFT_OUT]
         else:
             known = reference if any(run["info"]["label"] == reference for run in runs) else None
-            kinds = [False, True] if all(run.get("last_rounds") for run in runs) else [False]
-            made = [comparison_of(runs, metric, known, last=last) for last in kinds]
-            written = [text for found in made for text in _tables(put, found, known)]
-            if why := made[0].problem if known else f"no differences: no run of {reference} completed":
+            made = comparison_of(runs, metric, known)
+            written = _tables(put, made, known)
+            if why := made.problem if known else f"no differences: no run of {reference} completed":
                 say(why)
-            rows = {row.label: row.runs for row in made[0].rows}
-            against, how = made[0].reference, list[str]()
+            rows = {row.label: row.runs for row in made.rows}
+            against, how = made.reference, list[str]()
         groups = put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n") if has_groups(rows) else ""
         page = comparison_page(command_line(), runs, *written, groups=groups, sessions=sessions_of(runner.folder))
         if paper is not None:
@@ -89,11 +88,10 @@ def _tables(put: Callable[..., str], found: Comparison, known: str | None) -> tu
     from fairflare_lab.compare.comparison import row_table
     from fairflare_lab.compare.difference_table import difference_table
 
-    ending, before = ("_last", "\n") if found.last else ("", "")
-    table = put(f"table{ending}", partial(row_table, found), before)
+    table = put("table", partial(row_table, found))
     if not known or not found.differences:
         return table, ""
-    return table, put(f"differences{ending}", partial(difference_table, found.differences, known), "\n")
+    return table, put("differences", partial(difference_table, found.differences, known), "\n")
 
 
 def _put(

@@ -14,7 +14,7 @@ from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.training import LocalTraining
-from fairflare_lab.cli.compare.series import Series, entries_of
+from fairflare_lab.cli.compare.series import Series
 from fairflare_lab.papers.presets import table_of, tables
 
 METHODS = list(all_methods())
@@ -48,8 +48,7 @@ LINES = lines()
 
 def rows_of(preset: str) -> dict[str, Plan]:
     """Return the values of a preset's rows with ``--paper``."""
-    plan = table_of(preset).as_plan(small=False)
-    series = Series(entries_of(preset, plan.pop("methods")), seeds=[0], small=False, **plan)
+    series = Series(**table_of(preset).as_plan(small=False), seeds=[0], small=False)
     return {run.entry.label: run.make() for run in series.runs()}
 
 
@@ -81,7 +80,7 @@ def test_every_row_has_the_papers_values(preset: str) -> None:
 
 def test_no_line_speaks_of_nothing() -> None:
     """Check that every row of the papers' tables is a row of a preset, with its own method or value."""
-    known = {(preset, e.label) for preset, t in tables().items() for e in entries_of(preset, t.as_plan()["methods"])}
+    known = {(preset, e.label) for preset, t in tables().items() for e in t.as_plan()["entries"]}
     for line in LINES:
         for row in line.rows.split(";"):
             alone = line._replace(rows=row)

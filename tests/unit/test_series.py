@@ -15,7 +15,7 @@ from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
 from fairflare.cli.options import which_paper
 from fairflare.methods.base.training import LocalTraining
-from fairflare_lab.cli.compare.series import Entry, Series, entries_of, read_entry, read_file, seeds_of
+from fairflare_lab.cli.compare.series import Entry, Series, read_entry, read_file, seeds_of
 from fairflare_lab.papers.presets import table_of, tables
 
 
@@ -162,9 +162,7 @@ def test_seeds() -> None:
 @pytest.mark.parametrize("paper", [False, True])
 @pytest.mark.parametrize("name", list(tables()))
 def test_the_papers_tables_can_be_run(name: str, paper: bool) -> None:
-    plan = table_of(name).as_plan(small=not paper)
-    rows = entries_of(name, plan.pop("methods"))
-    plans = [run.make() for run in Series(rows, small=not paper, **plan, seeds=[0]).runs()]
+    plans = [run.make() for run in Series(**table_of(name).as_plan(small=not paper), small=not paper, seeds=[0]).runs()]
     for held in ("num_rounds", "num_sites"):
         found = {p.run.num_rounds if held == "num_rounds" else len(p.sites or ()) for p in plans}
         assert len(found) == 1, held
@@ -177,32 +175,10 @@ def test_an_unknown_table_is_refused() -> None:
         table_of("fed_lwrr")
 
 
-def test_a_sweep_is_a_row_for_each_value(tmp_path: Path) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text(
-        "methods:\n  - fed_avg\n  - {method: fed_ism, label: ISM, set: {beta: 0.9}, sweep: {q: [0.5, 2]}}\n"
-        "paper: fed_ism\n"
-    )
-    found = read_file(path)
-    rows = found["entries"]
-    assert [(e.label, dict(e.settings)) for e in rows] == [
-        ("fed_avg", {}),
-        ("ISM, q=0.5", {"beta": 0.9, "q": 0.5}),
-        ("ISM, q=2", {"beta": 0.9, "q": 2}),
-    ]
-    assert (found["small"], found["paper"]) == (False, "fed_ism")
-    path.write_text("methods: [fed_ism, fed_ism_plus_s]\nsweep: {q: [1, 2, 5]}\n")
-    assert [e.label for e in read_file(path)["entries"]] == [
-        f"{m}, q={q}" for m in ("fed_ism", "fed_ism_plus_s") for q in (1, 2, 5)
-    ]
-
-
-@pytest.mark.parametrize("sweep", ["{q: 1}", "{q: []}", "{q: [1], beta: [1]}", "3"])
-def test_a_sweep_that_is_none(tmp_path: Path, sweep: str) -> None:
-    path = tmp_path / "plan.yaml"
-    path.write_text(f"methods: [fed_ism]\nsweep: {sweep}\n")
-    with pytest.raises(ValueError, match="'sweep' must"):
-        read_file(path)
+def test_a_papers_sweep_is_a_row_for_each_value() -> None:
+    entries = table_of("fed_ism_rho").as_plan()["entries"]
+    rows = [(e.label, e.settings["rho"]) for e in entries if "rho" in e.settings]
+    assert rows == [(f"FedISM, rho={rho}", rho) for rho in (0.01, 0.05, 0.1, 0.2)]
 
 
 @pytest.mark.parametrize(

@@ -36,21 +36,20 @@ class PaperTable:
     columns: tuple[Mapping[str, Any], ...]
 
     def as_plan(self, *, small: bool = True) -> dict[str, Any]:
-        """Return the table as a plan of ``fairflare compare`` says it.
+        """Return the table as the content of a plan file of ``fairflare compare``.
 
-        ``small``: rows are trained like the paper's own method.
+        ``small``: rows are trained like the paper's own method, else with the paper's own training.
         """
-        methods = [
-            {
-                "method": method,
-                "label": label,
-                "set": {**own, **({} if small else more)},
-                "sweep": self.sweeps.get(label),
-            }
-            for label, (method, own, more) in self.rows.items()
-        ]
+        from fairflare_lab.cli.compare.series import Entry
+
+        entries = []
+        for label, (method, own, more) in self.rows.items():
+            steps = [{name: value} for name, values in self.sweeps.get(label, {}).items() for value in values]
+            for step in steps or [{}]:
+                told = "".join(f", {name}={value}" for name, value in step.items())
+                entries.append(Entry(method, {**own, **({} if small else more), **step}, label + told))
         trained = {"train_like": self.train_like} if small else {"paper": self.paper}
-        return {"methods": methods, "settings": dict(self.settings), **trained}
+        return {"entries": entries, "settings": dict(self.settings), **trained}
 
 
 @cache

@@ -30,7 +30,7 @@ from fairflare.cli.run.words import say_what_is_shared, say_what_lacks, say_what
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.federation.plan.run_settings import RUN, TRAINING
 from fairflare_lab.cli.compare.tables import command_line, report
-from fairflare_lab.papers.presets import PaperTable, beginning_so, table_of
+from fairflare_lab.papers.presets import beginning_so, table_of
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task as LearnedTask
@@ -170,7 +170,9 @@ def compare(
             raise ValueError("--plan and --preset exclude each other")
         table = None if preset is None else table_of(preset)
         told = {k: v for k, v in told.items() if v is not None}
-        series, local = _series(methods or [], plan_file if table is None else packaged(table, told), told)
+        series, local = _series(
+            methods or [], plan_file if table is None else table.as_plan(small=told.get("small", True)), told
+        )
         if hold_out is not None:
             if as_json:
                 raise ValueError("--json has no document of left-out sites: take unseen.csv, or each run's unseen.json")
@@ -211,14 +213,6 @@ def _say_what_is_run(series: Series, own_data: bool) -> None:
     say_what_lacks(list(dict.fromkeys(text for plan in plans for text in plan.lacks)), own_data)
     for plan, entry in zip(plans, series.entries, strict=True):
         say_what_is_shared(plan, entry.label)
-
-
-def packaged(table: PaperTable, told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a paper's table as the content of a plan file; with ``--paper`` each row has the paper's own training."""
-    from fairflare_lab.cli.compare.series import entries_of
-
-    plan = table.as_plan(small=told.get("small", True))
-    return {"entries": entries_of(f"--preset {table.name}", plan.pop("methods")), **plan}
 
 
 def _check_metric(metric: str, task: LearnedTask) -> None:

@@ -185,7 +185,7 @@ def leaving_out(series: Series, told: str) -> Series:
 
 # ------------------------------------------------------------------------------------------------ reading users' input
 
-FILE_KEYS = ("methods", "sweep", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
+FILE_KEYS = ("methods", "seeds", "train_like", "reference", "task", "sites", "rounds", "set", "task_file",
              "monai_bundle", "paper", "data", "min_sites", "test_last", "bootstrap")  # fmt: skip
 
 
@@ -230,14 +230,14 @@ def read_file(path: Path) -> dict[str, Any]:
     rows = found.get("methods")
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path}: 'methods' must be a list of rows, got {rows!r:.80}")
-    given = {key: value for key, value in found.items() if key not in ("methods", "sweep", "set", "paper", "seeds")}
+    given = {key: value for key, value in found.items() if key not in ("methods", "set", "paper", "seeds")}
     if "set" in found:
         given["settings"] = _mapping(f"{path}: 'set'", found["set"])
     if "seeds" in found:
         given["seeds"] = seeds_of(found["seeds"])
     paper = found.get("paper", False)
     given |= {"small": not paper, **({"paper": paper} if isinstance(paper, str) else {})}
-    return {"entries": entries_of(str(path), rows, found.get("sweep")), **given}
+    return {"entries": [_entry(str(path), row) for row in rows], **given}
 
 
 def seeds_of(given: Any) -> list[int]:
@@ -251,35 +251,15 @@ def seeds_of(given: Any) -> list[int]:
     return list(range(checks.whole("seeds", given)))
 
 
-def entries_of(path: str, rows: Sequence[Any], sweep: Any = None) -> list[Entry]:
-    """Parse the rows of a plan; a row with a ``sweep`` (its own, or that of all rows) becomes a row for each value.
-
-    Raises:
-        ValueError: a row or a sweep cannot be read; the message names the file.
-    """
-    return [entry for row in rows for entry in _entries(path, row, sweep)]
-
-
-def _entries(path: str, row: Any, sweep: Any) -> list[Entry]:
+def _entry(path: str, row: Any) -> Entry:
     if isinstance(row, str):
-        entry, own = read_entry(row), None
-    else:
-        found = _mapping(f"{path}: a row of 'methods'", row, ("method", "label", "set", "sweep"))
-        if not isinstance(found.get("method"), str):
-            raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
-        told = _mapping(f"{path}: 'set' of a row", found.get("set") or {})
-        entry, own = Entry(found["method"], told, str(found.get("label", ""))), found.get("sweep")
-    if (chosen := own or sweep) is None:
-        return [entry]
-    swept = _mapping(f"{path}: 'sweep'", chosen)
-    values = next(iter(swept.values()), None)
-    if len(swept) != 1 or not isinstance(values, list) or not values:
-        raise ValueError(f"{path}: 'sweep' must be one setting and a list of its values, got {dict(swept)!r:.80}")
-    (name,) = swept
-    return [
-        Entry(entry.method, {**entry.settings, name: value}, f"{entry.label}, {name}={_text(value)}")
-        for value in values
-    ]
+        return read_entry(row)
+    found = _mapping(f"{path}: a row of 'methods'", row, ("method", "label", "set"))
+    if not isinstance(found.get("method"), str):
+        raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
+    return Entry(
+        found["method"], _mapping(f"{path}: 'set' of a row", found.get("set") or {}), str(found.get("label", ""))
+    )
 
 
 def _mapping(what: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.disk.files import sha256_of, write_whole
+from fairflare.cli.screen import say
 
 FILE = "provenance.json"
 
@@ -46,7 +47,10 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
         "runs": list(runs),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"sessions": [*sessions_of(folder), session]}, indent=1) + "\n"
+    before = sessions_of(folder)
+    if any(one["data"] != session["data"] for one in before):
+        say(f"the data CHANGED since this comparison began: its figures are not of the same images ({folder / FILE})")
+    text = json.dumps({"sessions": [*before, session]}, indent=1) + "\n"
     write_whole(folder / FILE, lambda path: path.write_text(text, encoding="utf-8"))
 
 

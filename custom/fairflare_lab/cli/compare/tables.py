@@ -1,4 +1,4 @@
-"""Write the tables of a comparison at its end: to the screen, as files and as a page."""
+"""Write the tables of a comparison at its end, to the screen and as files."""
 
 from __future__ import annotations
 
@@ -37,10 +37,9 @@ def report(
         The exit code, and the comparison of the runs; ``None``: none completed, or each leaves a site out.
     """
     from fairflare.federation.record.curves import NO_CURVES
-    from fairflare_lab.cli.compare.page import comparison_page
-    from fairflare_lab.cli.compare.provenance import sessions_of
     from fairflare_lab.cli.compare.runs import DONE
-    from fairflare_lab.compare.comparison import comparison_of
+    from fairflare_lab.compare.comparison import comparison_of, row_table
+    from fairflare_lab.compare.difference_table import difference_table
     from fairflare_lab.compare.group_gaps import (
         OF_LEFT_OUT,
         first_left_out,
@@ -60,38 +59,27 @@ def report(
     with user_errors():
         if any(progress.run.held_out for progress in runner.all):
             of_runs = runner.held_out()
-            written = put("unseen", partial(unseen_table, of_runs, metric)), ""
+            put("unseen", partial(unseen_table, of_runs, metric))
             rows: Mapping[str, Sequence[Results]] = of_left_out(of_runs)
             against, how = first_left_out(rows), [OF_LEFT_OUT]
         else:
             known = reference if any(run["info"]["label"] == reference for run in runs) else None
             made = comparison_of(runs, metric, known)
-            written = _tables(put, made, known)
+            put("table", partial(row_table, made))
+            if known and made.differences:
+                put("differences", partial(difference_table, made.differences, known), "\n")
             if why := made.problem if known else f"no differences: no run of {reference} completed":
                 say(why)
             rows = {row.label: row.runs for row in made.rows}
             against, how = made.reference, list[str]()
-        groups = put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n") if has_groups(rows) else ""
-        page = comparison_page(command_line(), runs, *written, groups=groups, sessions=sessions_of(runner.folder))
+        if has_groups(rows):
+            put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n")
         if paper is not None:
-            in_paper = partial(paper_table, paper.title, paper.columns, runs)
-            page += "\n\n## As the paper prints it\n\n" + put("paper_table", in_paper, "\n", ("md",))
-        (runner.folder / "comparison.md").write_text(page + "\n", encoding="utf-8")
+            put("paper_table", partial(paper_table, paper.title, paper.columns, runs), "\n", ("md",))
     say(f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", console)
     if not find_spec("tensorboard"):
         say(NO_CURVES, console)
     return int(any(progress.state != DONE for progress in runner.all)), made
-
-
-def _tables(put: Callable[..., str], found: Comparison, known: str | None) -> tuple[str, str]:
-    """Write the table of rows and, where the reference is ``known``, the table of differences to the reference."""
-    from fairflare_lab.compare.comparison import row_table
-    from fairflare_lab.compare.difference_table import difference_table
-
-    table = put("table", partial(row_table, found))
-    if not known or not found.differences:
-        return table, ""
-    return table, put("differences", partial(difference_table, found.differences, known), "\n")
 
 
 def _put(
@@ -101,12 +89,10 @@ def _put(
     table: Callable[..., str],
     before: str = "",
     kinds: Sequence[str] = ("csv", "md"),
-) -> str:
-    """Print a table after the text ``before``, write it as files, and return it in the last of their forms."""
+) -> None:
+    """Print a table after the text ``before``, and write it as files."""
     if shown:
         typer.echo(before + table(width=console.width))
-    text = ""
     for ending in kinds:
         text = table(style={"md": "markdown"}.get(ending, ending))
         (folder / f"{name}.{ending}").write_text(text + "\n", encoding="utf-8")
-    return text

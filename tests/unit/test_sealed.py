@@ -161,10 +161,11 @@ def test_an_expression_that_is_refused(text: str, message: str) -> None:
         ({"_target_": "LoadImaged", "keys": "../image"}, "may be a path"),
         ({"_target_": "LoadImaged", "keys": "os.path"}, "may be a path or the name of a module"),
         ({"_target_": "Spacingd", "keys": "image", "pixdim": ["1e-05", 1, 1]}, "or is a number as text"),
-        ({"_target_": "UNet", "_mode_": "debug"}, "_mode_ or _requires_"),
-        ({"_target_": "UNet", "_requires_": ["$1"]}, "_mode_ or _requires_"),
+        ({"_target_": "UNet", "_mode_": "debug"}, "UNet has no argument '_mode_'"),
+        ({"_target_": "UNet", "_requires_": ["$1"]}, "UNet has no argument '_requires_'"),
         ({**HERE["net_def"], "out_channels": 10**9}, "too large"),
         ({"_target_": "BorderPadd", "keys": "image", "spatial_border": 10**6}, "too large for an image"),
+        ({"_target_": "AsDiscreted", "keys": "pred", "to_onehot": 10**7}, "to_onehot is 10000000, which is too large"),
         ({"_target_": "Resized", "keys": "image", "spatial_size": [2**14, 2**14, 2**14]}, "too large for an image"),
         ({"_target_": "Compose", "transforms": [{"_target_": "Flipd", "_disabled_": "$open('x')"}]}, "'open' is not"),
         ({**HERE["net_def"], "channels": [9999, 9999]}, "too large to be made"),
@@ -192,15 +193,21 @@ def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
     def read(**more: Any) -> Bundle:
         return Bundle(write_bundle(tmp_path / "b", {**train_config(), **more}), sealed=shipped_classes())
 
-    assert read(a="%b", b=["%n"], n=3).get("a") == [3]
-    with pytest.raises(BundleError, match="'a': %a refers to itself"):
-        read(a="%a")
-    with pytest.raises(BundleError, match=r"'a': %/etc/x.json::a refers to itself, to another file, or to nothing"):
+    assert read(a="%b", b=["%n"], n=3).make("a") == [3]
+    assert read(a="%b", b={"x": "%c::y"}, c={"y": ["@n"]}, n=3).make("a::x::0") == 3
+    for circle in ({"a": "%a"}, {"a": "%b", "b": "%a"}, {"a": "%b::x", "b": {"x": "%a"}}):
+        with pytest.raises(BundleError, match=r"'a': %\w+(::x)? refers to itself"):
+            read(**circle)
+    with pytest.raises(BundleError, match=r"'a': %/etc/x.json#a refers to itself, to another file, or to nothing"):
         read(a="%/etc/x.json#a")
     with pytest.raises(BundleError, match=r"'a': %nowhere refers to"):
         read(a="%nowhere")
-    with pytest.raises(BundleError, match="more than 50000 values"):
-        read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1)
+    with pytest.raises(BundleError, match="more than 20000 values"):
+        read(m=[[0] * 200] * 100)
+    with pytest.raises(BundleError, match=r"'m0' cannot be made.* more than 20000 values"):
+        read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1).make("m0")
+    copies = read(a=["%net_def", "%net_def", "@net_def"], **HERE).make("a")
+    assert len({*map(id, copies)}) == 3  # each macro is an object of its own
     (tmp_path / "b" / "configs" / "train.json").write_text(" " * 2**21)
     with pytest.raises(BundleError, match="larger than 262144 bytes"):
         Bundle(tmp_path / "b")
@@ -419,6 +426,8 @@ def test_a_metric_that_is_no_mean_over_images_is_refused(tmp_path: Path, target:
 def test_an_argument_of_the_metric_that_is_no_number(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match="include_background must be true, false or a whole number"):
         with_metric(tmp_path, {"_target_": "MeanDice", "include_background": ["$lambda x: x"]})
+    with pytest.raises(BundleError, match="num_classes must be true, false or a whole number up to 512"):
+        with_metric(tmp_path, {"_target_": "MeanDice", "num_classes": 10**9})
 
 
 def test_a_text_of_a_job_that_is_none() -> None:

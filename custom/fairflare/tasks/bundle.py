@@ -153,9 +153,8 @@ class MonaiBundleTask(Task):
             try:
                 self._parts_in(carried).check()
             except BundleError as error:
-                text = str(error).replace(str(carried), str(self.folder))
-                if f"{self.folder}/models/" in text:
-                    text += ". Files in models/ are not carried by a job: put it into another folder of the bundle"
+                models = f"{self.folder}/models/ (of which files are not carried by a job: take another folder) "
+                text = str(error).replace(f"{carried}/models/", models).replace(str(carried), str(self.folder))
                 raise BundleError(text) from error
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
@@ -166,11 +165,9 @@ class MonaiBundleTask(Task):
         Raises:
             BundleError: the optimizer cannot be made, or a given setting would have no effect on it.
         """
-        found: dict[str, Any] = {"augment": True, "criterion": "task"}
-        batch_size = self.parts.kept("train_batch_size")
-        if batch_size is not None:
-            found["batch_size"] = batch_size
-        return {**found, **self.parts.optimizer_settings(given)}
+        size = self.parts.kept("train_batch_size")
+        found = {"augment": True, "criterion": "task", **self.parts.optimizer_settings(given)}
+        return found if size is None else {**found, "batch_size": size}
 
     @property
     def has_optimizer(self) -> bool:  # type: ignore[override]
@@ -197,8 +194,7 @@ class MonaiBundleTask(Task):
         criterion = self.parts.kept("loss")
         if isinstance(criterion, torch.nn.Module):
             criterion = criterion.to(targets.device)
-        found: torch.Tensor = criterion(outputs, targets).mean()
-        return found
+        return cast("torch.Tensor", criterion(outputs, targets).mean())
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
         """Check that the site's image sizes and labels fit the bundle.
@@ -216,10 +212,9 @@ class MonaiBundleTask(Task):
                 classes = outputs.shape[1]
                 most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))
                 if targets.shape[1] == 1 < classes <= most:
-                    text = (
+                    raise ValueError(
                         f"labels have values up to {most:g}, and the network has {classes} channels: 0 to {classes - 1}"
                     )
-                    raise DataError(text, text)
                 self.loss(outputs, targets)
         except (torch.cuda.OutOfMemoryError, MemoryError, DataError):
             raise

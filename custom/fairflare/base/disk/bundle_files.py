@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from fairflare.base.disk.files import sha256_of
 
 #: Folder of a job that holds the MONAI bundle; it lies beside the job's ``task.py``.
 BUNDLE_FOLDER = "monai_bundle"
-#: Folders that a job does not carry: weights (``initial_ckpt`` names a weights file instead) and Python's caches.
-LEFT_OUT = ("models", "__pycache__")
+#: What a job does not carry: weights (``initial_ckpt`` names a weights file instead), Python's caches, hidden files.
+LEFT_OUT = re.compile(r"/(models|__pycache__|\.[^/]*|[^/]*\.pyc)/")
 
 
 class BundleError(ValueError):
@@ -22,33 +22,25 @@ class BundleError(ValueError):
 def bundle_files(folder: Path) -> list[str]:
     """Return the sorted paths, relative to ``folder`` and with ``/``, of the bundle's files that a job carries.
 
-    Left out are hidden files and folders, ``.pyc`` files, and the folders :data:`LEFT_OUT`.
+    Left out is what matches :data:`LEFT_OUT`.
 
     Raises:
         BundleError: the folder does not exist, or it contains a link to a folder, which a copy would lack.
     """
     if not folder.is_dir():
         raise BundleError(f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/")
-    found: list[str] = []
-    for place, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
-        for name in folders:
-            if Path(place, name).is_symlink():
-                raise BundleError(
-                    f"MONAI bundle {folder}: {Path(place, name).relative_to(folder)} is a link to a folder; put the "
-                    "folder itself there"
-                )
-        wanted = [name for name in files if not name.startswith(".") and not name.endswith(".pyc")]
-        found += [Path(place, name).relative_to(folder).as_posix() for name in wanted]
-    return sorted(found)
+    names = {path: path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    carried = {path: name for path, name in names.items() if not LEFT_OUT.search(f"/{name}/")}
+    for path, name in carried.items():
+        if path.is_symlink() and path.is_dir():
+            raise BundleError(f"MONAI bundle {folder}: {name} is a link to a folder; put the folder itself there")
+    return sorted(name for path, name in carried.items() if not path.is_dir())
 
 
 def bundle_checksum(folder: Path) -> str:
     """Return the SHA-256 checksum over names and contents of the files that :func:`bundle_files` lists."""
-    total = hashlib.sha256()
-    for name in bundle_files(folder):
-        total.update(f"{sha256_of(folder / name)}  {name}\n".encode())
-    return total.hexdigest()
+    lines = [f"{sha256_of(folder / name)}  {name}\n" for name in bundle_files(folder)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def grouped(checksum: str) -> str:

@@ -6,7 +6,6 @@ Only requested objects are made: no data set of the bundle's own, no handler, no
 from __future__ import annotations
 
 import copy
-import itertools
 import logging
 import re
 import sys
@@ -21,7 +20,7 @@ import yaml
 from fairflare.base.checks import unknown
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.own_errors import in_one_line
-from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
+from fairflare.tasks.bundles.sealed import DEEPEST, LARGEST_CONFIG, Sealed, look, writes_files
 
 CONFIGS, METADATA = "configs", "metadata"
 SUFFIXES = (".yml", ".yaml", ".json")  # of files of one name the last is read
@@ -46,9 +45,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "optimizer": ("optimizer", "train#optimizer", "train#trainer#optimizer"),
 }  # fmt: skip
 NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
-SAVING = ("SaveImage", "SaveImaged")  # steps that write files, which nobody at a site asked for: disabled
 LARGEST_FILE = 2**18
-LARGEST = 50_000  # values of a configuration, with what macros repeat
 _folders: dict[str, Path] = {}  # of the bundle from which a top-level module was imported
 
 
@@ -98,9 +95,10 @@ class Bundle:
             elif key in said:
                 where = self.name.rpartition(", ")[2]
                 raise BundleError(f"bundle_overrides names {key!r}, which {where} does not have")
-        self._sizes = itertools.count()
         with telling(f"{self.name}: what it says together cannot be made"):
-            self.config = self._expanded("", self.config, ())
+            for key, value in nodes(self.config):
+                if isinstance(value, str) and value.startswith("%") and self.get(value[1:]) is None:
+                    raise ValueError(f"key {key!r}: {value:.80} refers to itself, to another file, or to nothing")
 
     def get(self, key: str) -> Any:
         """Return what the configuration has under a key; ``None``: nothing."""
@@ -109,37 +107,11 @@ class Bundle:
         except (KeyError, IndexError, ValueError, TypeError):
             return None
 
-    def _expanded(self, at: str, value: Any, inside: tuple[str, ...]) -> Any:
-        """Return a value with macros (``%key``) and relative keys replaced, and steps that write files disabled.
-
-        Args:
-            at: key of the value.
-            value: the value.
-            inside: macros that led to it.
-        """
-        from monai.bundle import ConfigParser
-
-        if next(self._sizes) > LARGEST or at.count("::") > DEEPEST or len(inside) > DEEPEST:
-            raise ValueError(f"key {at[-80:]!r}: more than {LARGEST} values, or {DEEPEST} in each other")
-        match value:
-            case dict():
-                keys = {name: f"{at}::{name}".removeprefix("::") for name in value}
-                writes = {"_disabled_": True} if str(value.get("_target_")).rpartition(".")[2] in SAVING else {}
-                return {name: self._expanded(key, value[name], inside) for name, key in keys.items()} | writes
-            case list():
-                return [*self._expanded(at, dict(enumerate(value)), inside).values()]
-            case str() if (value := ConfigParser.resolve_relative_ids(at, value)).startswith("%"):
-                file, key = ConfigParser.split_path_id(value[1:])
-                if value in inside or file or self.get(key) is None:
-                    raise ValueError(f"key {at!r}: {value:.80} refers to itself, to another file, or to nothing")
-                return self._expanded(key, look(self.config, key), (*inside, value))
-        return value
-
     def own_code(self) -> list[str]:
         """Return the keys that name Python of the bundle's own (``scripts.net``), whether a run needs them or not."""
         names = "|".join(["scripts", *(re.escape(path.stem) for path in self.folder.glob("*.py"))])
         code = re.compile(rf"(?s)(\$.*)?(?<![\w.@])({names})\b.*")
-        return [key for key, value in strings("", self.config) if code.fullmatch(value)]
+        return [key for key, value in nodes(self.config) if isinstance(value, str) and code.fullmatch(value)]
 
     def place(self, part: str) -> str | None:
         """Return the configuration key of a part; ``None``: the bundle has no such part.
@@ -186,6 +158,9 @@ class Bundle:
                 look(config, key).update(arguments)
             if self.sealed is not None:
                 return Sealed(config, self.sealed).make(key)
+            for _, node in nodes(config):
+                if isinstance(node, dict) and writes_files(node):
+                    node["_disabled_"] = True
             with code_of(self.folder):
                 return ConfigParser(config).get_parsed_content(key)
 
@@ -239,13 +214,16 @@ def first_cause(error: BaseException) -> str:
     return in_one_line(error)
 
 
-def strings(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield each text of a configuration with its key."""
-    if isinstance(value, dict | list):
-        for name, part in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from strings(f"{key}#{name}".lstrip("#"), part)
-    elif isinstance(value, str):
-        yield key, value
+def nodes(config: Any) -> list[tuple[str, Any]]:
+    """Return each value of a configuration with its key, lists and dicts too."""
+    found = [("", config)]
+    for key, value in found:  # which grows
+        if isinstance(value, dict | list):
+            named = value.items() if isinstance(value, dict) else enumerate(value)
+            found += [(f"{key}#{name}".lstrip("#"), part) for name, part in named]
+        if len(found) > LARGEST_CONFIG:
+            raise ValueError(f"key {key[-80:]!r}: more than {LARGEST_CONFIG} values")
+    return found
 
 
 @contextmanager

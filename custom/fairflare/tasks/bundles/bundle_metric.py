@@ -23,6 +23,7 @@ OF_STRUCTURES: Mapping[str, tuple[str, Any]] = {
     "iou": ("intersection over union", MeanIoU),
 }
 TAKEN = ("include_background", "num_classes", "ignore_empty")
+MOST_CLASSES = 512
 WITHOUT_EFFECT = (  # on the value of one image
     "_target_", "_desc_", "output_transform", "save_details", "return_with_label", "get_not_nans", "device",
 )  # fmt: skip
@@ -62,8 +63,11 @@ class KeyMetric:
             )
         self.name = KINDS[target]
         self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
-        if strange := [name for name, value in self.arguments.items() if not isinstance(value, bool | int | None)]:
-            raise BundleError(f"{self.named}: {strange[0]} must be true, false or a whole number")
+        numbers = [
+            n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES
+        ]
+        if strange := sorted({*self.arguments}.difference(numbers)):
+            raise BundleError(f"{self.named}: {strange[0]} must be true, false or a whole number up to {MOST_CLASSES}")
         self._picks = bundle.make(f"{key}#output_transform") if "output_transform" in found else None
         channels = bundle.get("_meta_#network_data_format#outputs#pred#channel_def")
         names = [str(name) for name in class_names or (channels.values() if isinstance(channels, Mapping) else ())]

@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ MOST = 10_000  # values in an argument
 LONGEST = 500  # characters of an expression
 BUDGET, STEP = 2**23, 64  # numbers and elements that all expressions of an object may work on, and what a step counts
 REFERENCE = re.compile(r"@\w*(?:::\w*)*")
-MARK = "reference_"  # a reference's name in the tree
+MARK = "reference_"  # begin of a reference's name in the tree
 OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
@@ -76,16 +76,14 @@ class Expression:
             Refused: it is too long, no expression, or of none of the shapes that are known (names key and shape).
         """
         source = self.text[1:].replace("#", "::").strip()
-        places = sorted(set(REFERENCE.findall(source)), key=len, reverse=True)
-        for number, place in enumerate(places):
-            source = source.replace(place, f"{MARK}{number}_")
         try:
-            tree = ast.parse(source[: LONGEST + 1], mode="eval")
+            if len(source) > LONGEST:
+                raise ValueError("longer than that")
+            tree = ast.parse(REFERENCE.sub(_named, source), mode="eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise self._refused(f"no expression of up to {LONGEST} characters ({error})") from None
-        if len(source) > LONGEST:
-            raise self._refused(f"longer than {LONGEST} characters")
-        return self._of(tree.body, {f"{MARK}{i}_": self.sealed.make(place[1:]) for i, place in enumerate(places)})
+        places = REFERENCE.finditer(source)
+        return self._of(tree.body, {_named(place): self.sealed.make(place[0][1:]) for place in places})
 
     def _of(self, node: Any, scope: Scope) -> Any:
         """Return the value of a node of the tree, where ``scope`` has the names."""
@@ -149,31 +147,32 @@ class Expression:
 
     def _computed(self, op: ast.AST, *values: Any) -> Any:
         """Return the result of an operator: lists are joined, repeated and searched, numbers and arrays computed."""
-        operator_, left, right = type(op), values[0], values[-1]
-        if operator_ is ast.Mult and isinstance(left, int):
+        kind, left, right = type(op), values[0], values[-1]
+        if kind is ast.Mult and isinstance(left, int):
             left, right = right, left
-        many = isinstance(left, list | tuple | str)
-        compared = (*NUMBERS, *SINGLE) if operator_ in COMPARED else NUMBERS
-        if many and operator_ is ast.Add and type(left) is type(right):
-            self._spend(len(left) + len(right))
-        elif many and operator_ is ast.Mult and isinstance(right, int):
-            self._spend(len(left) * right)
-        elif operator_ in SEARCHED and isinstance(left, SINGLE) and isinstance(right, list | tuple | dict):
-            self._spend(len(right))
-        elif operator_ not in OPERATORS or not all(isinstance(value, compared) for value in values):
+        listed = isinstance(left, list | tuple | str)
+        joined = kind is ast.Add and listed and type(left) is type(right)
+        repeated = kind is ast.Mult and listed and isinstance(right, int)
+        searched = kind in SEARCHED and isinstance(left, SINGLE) and isinstance(right, list | tuple | dict)
+        compared = (*NUMBERS, *SINGLE) if kind in COMPARED else NUMBERS
+        numbers = kind in OPERATORS and all(isinstance(value, compared) for value in values)
+        if not (joined or repeated or searched or numbers):
             what = " and ".join(type(value).__name__ for value in values)
-            raise self._refused(f"has the operator {operator_.__name__} on {what}")
-        elif operator_ is ast.Pow and not (isinstance(right, ARRAYS) or abs(right) <= 64):
+            raise self._refused(f"has the operator {kind.__name__} on {what}")
+        if kind is ast.Pow and not (isinstance(right, ARRAYS) or abs(right) <= 64):
             raise self._refused("has an exponent above 64")
+        lists = [value for value in values if isinstance(value, list | tuple | str | dict)]
+        self._spend(len(left) * right if repeated else sum(map(len, lists)))
         self._fits(values)
-        return self._sound(OPERATORS[operator_](*((left, right) if len(values) > 1 else values)))
+        return self._sound(OPERATORS[kind](*((left, right) if len(values) > 1 else values)))
 
     def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
         """Return what a function, a class of the list, or a method of an array or a network gives."""
         name, values = _dotted(called, scope), [*given, *by_name.values()]
         inner = list(leaves(self.key, [value for value in values if isinstance(value, list | tuple | dict)]))
-        kinds = any(isinstance(one, type | torch.dtype) for one in inner)  # as in numpy's kinds of records
-        plain = not kinds and not any(isinstance(one, str) for one in [*inner, *values])
+        # Types inside of lists are numpy's kinds of records.
+        odd = [one for one in inner if isinstance(one, type | torch.dtype)]
+        plain = not odd and not any(isinstance(one, str) for one in [*inner, *values])
         self._fits([*inner, *values])
         if name in functions():
             if name.partition(".")[0] in MODULES and name != "torch.device" and not plain:
@@ -182,8 +181,6 @@ class Expression:
         if isinstance(called, ast.Attribute) and name.partition(".")[0] not in (*MODULES, "monai"):
             owner, method = self._of(called.value, scope), called.attr
             self._fits([owner, *values])
-            if isinstance(owner, torch.nn.Module) and method == "parameters":
-                return list(owner.parameters())
             moved = isinstance(owner, torch.nn.Module) and method == "to"
             if (moved or (isinstance(owner, ARRAYS) and method in ARRAY_METHODS)) and plain:
                 return self._sound(getattr(owner, method)(*given, **by_name))
@@ -246,20 +243,21 @@ def _dotted(node: ast.AST, scope: Scope) -> str:
     return ""
 
 
-def leaves(key: str, values: Any) -> Iterator[Any]:
-    """Yield what stands in lists and dicts, the names too, up to a number."""
-    waiting = [values]
-    for _ in range(MOST):
-        if not waiting:
-            return
-        match waiting.pop():
-            case dict() as found:
-                waiting += [*found, *found.values()]
-            case list() | tuple() as found:
-                waiting += found
-            case found:
-                yield found
-    raise Refused(f"{key!r} has more than {MOST} values; write fewer")
+def _named(place: re.Match[str]) -> str:
+    """Return a name of Python's that stands for a reference in the tree."""
+    return f"{MARK}{place[0].encode().hex()}"
+
+
+def leaves(key: str, values: Any) -> list[Any]:
+    """Return what stands in lists and dicts, the names too, up to a number."""
+    found = [values]
+    for value in found:  # which grows
+        found += (
+            [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        )
+        if len(found) > MOST:
+            raise Refused(f"{key!r} has more than {MOST} values; write fewer")
+    return [value for value in found if not isinstance(value, dict | list | tuple)]
 
 
 @cache
@@ -275,12 +273,10 @@ def constants() -> dict[str, Any]:
         f"{module}.{name}": value
         for module, inside in MODULES.items()
         for name, value in vars(inside).items()
-        if name in ("pi", "inf", "nan", "e") or isinstance(value, torch.dtype) or _is_kind_of_number(value)
+        if name in ("pi", "inf", "nan", "e")
+        or isinstance(value, torch.dtype)
+        or (isinstance(value, type) and issubclass(value, np.number | np.bool_))
     } | {f"monai.utils.{place}{name}.{m.name}": m for name, m in members for place in ("", "enums.")}
-
-
-def _is_kind_of_number(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, np.number | np.bool_)
 
 
 @cache
@@ -289,23 +285,16 @@ def functions() -> dict[str, Callable[..., Any]]:
     from monai.apps.pathology.handlers.utils import from_engine_hovernet
     from monai.handlers import from_engine
 
-    plain = (len, int, float, bool, abs, min, max, sum, list, tuple)
-    found: dict[str, Callable[..., Any]] = {one.__name__: one for one in plain}
-    for module, inside in MODULES.items():
-        found |= {f"{module}.{name}": getattr(inside, name) for name in ARRAY_FUNCTIONS if hasattr(inside, name)}
-    found |= {f"{one.__module__}.{one.__name__}": one for one in (from_engine, from_engine_hovernet)}
+    plain = (len, int, float, bool, abs, min, max, sum, list, tuple, range)
+    arrays = itertools.product(MODULES.items(), ARRAY_FUNCTIONS)
     return {
-        **found,
+        **{one.__name__: one for one in plain},
+        **{f"{module}.{name}": getattr(own, name) for (module, own), name in arrays if hasattr(own, name)},
         "monai.handlers.from_engine": from_engine,
-        "range": range,
-        "filter": _filter,
+        "monai.handlers.utils.from_engine": from_engine,
+        "monai.apps.pathology.handlers.utils.from_engine_hovernet": from_engine_hovernet,
         "skimage.measure.label": _components,
     }
-
-
-def _filter(keeps: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
-    """Return the values that are kept, as a list."""
-    return [value for value in values if keeps(value)]
 
 
 def _components(image: Any) -> Any:

@@ -22,10 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fairflare.tasks.bundles.expressions import BUDGET, REFERENCE, Expression, Refused, leaves
 
 DEEPEST = 60  # references that lead from one to the next
+MOST_STEPS = 200  # of a key, with those of the macros on its way
+SAVING = ("SaveImage", "SaveImaged")
+LARGEST_CONFIG = 20_000  # values that are made, with what macros repeat
 LARGEST = 2**24  # a number in an argument
 LARGEST_IMAGE = 2**27  # voxels that a size in an argument may stand for
 SIZES = re.compile(
-    "size|border|shape|roi|times|samples|repeats|grid|cells|pixdim|zoom"
+    "size|border|shape|roi|times|samples|repeats|grid|cells|pixdim|zoom|onehot|classes"
 )  # arguments that say how large an image becomes
 MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # of tensors, while one object is made
 #: Text of an argument: no path, no module, no expression, and no number (``1e-05`` without a point is text in YAML).
@@ -42,14 +45,14 @@ FURTHER = (  # arguments that classes hand on: to readers of images, to numpy's 
     "sigma", "p", "mean", "std",
 )  # fmt: skip
 VARIOUS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-SPECIAL = ("_target_", "_desc_", "_disabled_", "_mode_", "_requires_")
+SPECIAL = ("_target_", "_desc_", "_disabled_")
 
 
 class Sealed:
     """Make objects from the keys of a configuration.
 
     Args:
-        config: content of the bundle's files, without macros.
+        config: content of the bundle's files.
         classes: full names of the classes that ``_target_`` may name; default: :func:`shipped_classes`.
     """
 
@@ -68,8 +71,11 @@ class Sealed:
         """
         key = key.replace("#", "::")
         if key not in self._made:
-            if key in self.making or len(self.making) >= DEEPEST:
-                raise Refused(f"{key!r} refers to itself, or over more than {DEEPEST} keys; name the value itself")
+            if key in self.making or len(self.making) >= DEEPEST or len(self._made) > LARGEST_CONFIG:
+                raise Refused(
+                    f"{key[-80:]!r} refers to itself, or over more than {DEEPEST} keys, or there are more than "
+                    f"{LARGEST_CONFIG} values; name the value itself"
+                )
             self.making.append(key)
             try:
                 self._made[key] = self._content(key, look(self.config, key))
@@ -79,11 +85,10 @@ class Sealed:
 
     def _content(self, key: str, value: Any) -> Any:
         match value:
-            case dict() if self._is_left_out(key, value):
+            case dict() if self._is_left_out(key):
                 return None
             case {"_target_": target}:
-                given = {name: part for name, part in value.items() if name not in SPECIAL}
-                return self.made(key, self.named(key, target), self._parts(key, given))
+                return self.made(key, self.named(key, target), self._parts(key, value, SPECIAL))
             case dict():
                 return self._parts(key, value)
             case list():
@@ -94,17 +99,16 @@ class Sealed:
                 return self.make(place[1:])
         return value
 
-    def _parts(self, key: str, value: Mapping[Any, Any]) -> dict[Any, Any]:
-        places = {name: f"{key}::{name}" for name in value}
-        return {n: self.make(place) for n, place in places.items() if not self._is_left_out(place, value[n])}
+    def _parts(self, key: str, value: Mapping[Any, Any], without: Collection[str] = ()) -> dict[Any, Any]:
+        places = {name: f"{key}::{name}" for name in value if name not in without}
+        return {name: self.make(place) for name, place in places.items() if not self._is_left_out(place)}
 
-    def _is_left_out(self, key: str, value: Any) -> bool:
-        """Return whether a part is an object that is disabled."""
+    def _is_left_out(self, key: str) -> bool:
+        """Return whether a key has an object that is disabled, or that would write files."""
+        value = look(self.config, key)
         if not isinstance(value, dict) or "_target_" not in value:
             return False
-        if value.get("_mode_", "default") != "default" or "_requires_" in value:
-            raise Refused(f"{key!r} has a _mode_ or _requires_ of its own; take it out")
-        disabled = self.make(f"{key}::_disabled_") if "_disabled_" in value else False
+        disabled = writes_files(value) or ("_disabled_" in value and self.make(f"{key}::_disabled_"))
         return disabled.strip().lower() == "true" if isinstance(disabled, str) else bool(disabled)
 
     def named(self, key: str, target: Any) -> Any:
@@ -117,8 +121,8 @@ class Sealed:
         for place in sorted({full.rpartition(".")[0] for full in self.classes}):
             found = vars(import_module(place)).get(name)
             if isinstance(found, type) and f"{place}.{found.__name__}" in self.classes:
-                short = [name] if place.startswith("monai.") else []
-                if target in (*short, f"{place}.{name}", f"{found.__module__}.{name}"):
+                full = target in (f"{place}.{name}", f"{found.__module__}.{name}")
+                if full or (target == name and place.startswith("monai.")):
                     return found
         raise Refused(
             f"{key!r}: {target!r:.80} is not on the list of classes that a sealed bundle may name; take one that is "
@@ -134,7 +138,8 @@ class Sealed:
             raise Refused(f"{key!r}: {cls.__name__} has no argument {strange[0]!r:.80}; take it out")
         for name, value in {**usual, **arguments}.items():
             harmless = any(value is one for one in (None, False, inspect.Parameter.empty))
-            if not harmless and (REACHES.search(name) or _not_of(name, value)):
+            chosen = isinstance(value, str) and value.lower() in CHOICES.get(name, ())
+            if (REACHES.search(name) or name in CHOICES) and not harmless and not chosen:
                 remedy = f"take one of {', '.join(CHOICES.get(name, ['false', 'null']))}"
                 raise Refused(f"{key!r}: {name} of a {cls.__name__} may load or write something; {remedy}")
             sides = value if isinstance(value, list | tuple) else [value] * 3
@@ -144,20 +149,14 @@ class Sealed:
             if SIZES.search(name) and math.prod(numbers) > LARGEST_IMAGE:
                 raise Refused(f"{key!r}: {name} is {value!r:.80}, which is too large for an image; write a smaller one")
         for value in leaves(key, arguments):
-            if isinstance(value, str) and not PLAIN.fullmatch(value):
+            large = isinstance(value, int | float) and not abs(value) <= LARGEST
+            if large or (isinstance(value, str) and not PLAIN.fullmatch(value)):
                 raise Refused(
-                    f"{key!r}: {value!r:.80} may be a path or the name of a module, or is a number as text; write a "
-                    "plain word, or the number (in YAML with a point: 1.0e-5)"
+                    f"{key!r}: {value!r:.80} may be a path or the name of a module, or is a number as text, or one too "
+                    f"large; write a plain word, or a number up to {LARGEST} (in YAML with a point: 1.0e-5)"
                 )
-            if isinstance(value, int | float) and not abs(value) <= LARGEST:
-                raise Refused(f"{key!r}: {value!r:.80} is too large; write a number up to {LARGEST}")
         with _Bounded(key):
             return cls(**arguments)
-
-
-def _not_of(name: str, value: Any) -> bool:
-    """Return whether an argument that names code names none of the known."""
-    return name in CHOICES and not (isinstance(value, str) and value.lower() in CHOICES[name])
 
 
 class _Bounded(TorchDispatchMode):
@@ -176,15 +175,29 @@ class _Bounded(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def writes_files(value: Mapping[str, Any]) -> bool:
+    """Return whether an object is a step that saves images, which nobody at a site asked for."""
+    return str(value.get("_target_")).rpartition(".")[2] in SAVING
+
+
 def look(config: Any, key: str) -> Any:
     """Return the value under a key such as ``train::dataset::0`` (or ``train#dataset#0``).
 
+    A macro (``%other::key``), on the way or at the end, stands for what the other key has.
+
     Raises:
-        KeyError, IndexError, ValueError, TypeError: there is none.
+        KeyError, IndexError, ValueError, TypeError: there is none, or macros lead in a circle.
     """
-    for step in key.replace("#", "::").split("::"):
-        config = config[int(step)] if isinstance(config, list) else config[step]
-    return config
+    found, steps = config, key.replace("#", "::").split("::")
+    for _ in range(MOST_STEPS):
+        if isinstance(found, str) and found.startswith("%"):
+            found, steps = config, [*found[1:].replace("#", "::").split("::"), *steps]
+        elif steps:
+            step, *steps = steps
+            found = found[int(step)] if isinstance(found, list) else found[step]
+        else:
+            return found
+    raise ValueError(f"{key[:80]!r} leads over more than {MOST_STEPS} keys; name the value itself")
 
 
 @cache

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.cli.run.folder import refuse_to_replace_run
 from fairflare.core.fairness import summarize
-from fairflare.core.similarity import linear_cka
 from fairflare.core.states import layerwise_average, weighted_average
 from fairflare.core.weighting import layer_weights, power_weights
 from fairflare.federation.plan.describe import in_lines, in_use
@@ -44,7 +43,6 @@ STATE = {"w": torch.ones(2)}
         (lambda: layer_weights({"A": {"conv": 1.6}}), r"delta of site 'A', layer 'conv' must be in .*1.5\], got 1.6"),
         (lambda: layer_weights({"A": {"conv": -3}}), r"delta of site 'A', layer 'conv' must be in .* got -3"),
         (lambda: layer_weights({"A": {"conv": None}}), "layer 'conv' must be a number, got None"),  # type: ignore[dict-item]
-        (lambda: linear_cka(torch.zeros(0, 3), torch.zeros(0, 3)), "hold no sample"),
     ],
 )
 def test_bad_input_is_named(call: Any, words: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fairflare.base.disk.files import csv_text, write_whole
-from fairflare.base.disk.record_log import RecordLog
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.groups import group_rows
 
@@ -31,32 +31,28 @@ class CsvFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._packed = {
-            name: RecordLog(folder / name, durable=False) for name in CSV_COLUMNS if Path(name).suffix == ".bz2"
-        }
 
     def rewrite(self, rounds: Iterable[Mapping[str, Any]]) -> None:
         """Write all CSV files anew, with the rows of the given encoded rounds."""
         for name, columns in CSV_COLUMNS.items():
-            head = csv_text([list(columns)])
-            if name in self._packed:
-                self._packed[name].clear()
-                self._packed[name].append(head)
-            else:
-                write_whole(
-                    self.folder / name, partial(Path.write_text, data=head, encoding="utf-8", newline=""), durable=False
-                )
+            write_whole(
+                self.folder / name, partial(Path.write_bytes, data=_packed(name, [list(columns)])), durable=False
+            )
         for record in rounds:
             self.add(table_rows(record))
 
     def add(self, rows: Mapping[str, list[list[Any]]]) -> None:
         """Append rows to the CSV files; ``rows`` are by file name, from :func:`table_rows` or :func:`final_rows`."""
-        for name, text in ((name, csv_text(found)) for name, found in rows.items() if found):
-            if name in self._packed:
-                self._packed[name].append(text)
-            else:
-                with (self.folder / name).open("a", encoding="utf-8", newline="") as file:
-                    file.write(text)
+        for name, found in rows.items():
+            if found:
+                with (self.folder / name).open("ab") as file:
+                    file.write(_packed(name, found))
+
+
+def _packed(name: str, rows: list[list[Any]]) -> bytes:
+    """Return rows as the bytes of a CSV file; a compressed file is one of many streams, which are read as one."""
+    data = csv_text(rows).encode()
+    return bz2.compress(data) if Path(name).suffix == ".bz2" else data
 
 
 def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:

@@ -18,7 +18,7 @@ from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.plan.site_training import at_home
-from fairflare.federation.record.models import BEST_MODEL_FILE, MODEL_FILE
+from fairflare.federation.record.models import MODEL_FILE
 from fairflare.federation.site.groups import FIELDS, IN_GROUPS, read_groups
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, suppressed_in
 from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
@@ -80,7 +80,6 @@ def at_unseen(
     found = Unseen(site=site, reason=NO_MODEL)
     if not home.own_everywhere:
         found = _tested(plan, state, site, local, should_stop)
-        found.best, found.best_is_last = _best(plan, workspace, found, local, should_stop)
     statistics = _statistics(network)
     if statistics and (not home.own_everywhere or home.tensors <= statistics):
         own = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
@@ -96,33 +95,19 @@ def at_unseen(
 
 
 def common_model(
-    plan: Plan, workspace: Path, local: Mapping[str, Any], name: str = MODEL_FILE
+    plan: Plan, workspace: Path, local: Mapping[str, Any]
 ) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     """Return the network of a run, with a common model loaded, and all tensors of this model.
 
     Args:
         plan: plan of the run.
         workspace, local: see :func:`at_unseen`.
-        name: name of the model's file.
     """
-    content = torch.load(workspace / RUN_DIR / name, map_location="cpu", weights_only=True)
+    content = torch.load(workspace / RUN_DIR / MODEL_FILE, map_location="cpu", weights_only=True)
     note = content["train_conf"].get("exchange") or {}
     network, state = rebuilt(plan.task, content["model"], note, local.get("initial_weights"))
     network.load_state_dict(state)
     return network, dict(state)
-
-
-def _best(
-    plan: Plan, workspace: Path, last: Unseen, local: Mapping[str, Any], stop: Callable[[], bool | str]
-) -> tuple[dict[str, float | None], bool]:
-    """Return the metrics of the run's best model at the left-out site, and whether it is the run's last model."""
-    told = read_results(workspace / RUN_DIR / RESULTS_FOLDER).best
-    if told.value is None or not (workspace / RUN_DIR / BEST_MODEL_FILE).is_file():
-        return {}, False
-    if told.is_last:
-        return last.metrics, True
-    _, state = common_model(plan, workspace, local, BEST_MODEL_FILE)
-    return _tested(plan, state, last.site, local, stop).metrics, False
 
 
 def _statistics(network: torch.nn.Module) -> set[str]:

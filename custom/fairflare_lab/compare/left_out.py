@@ -18,8 +18,6 @@ class Unseen(BaseModel, extra="forbid"):
         site: name of the left-out site.
         metrics: metrics of the last model on the site's test split; a value of ``None`` is undefined.
         adapted: metrics of the model with norm statistics of the site's own training images; empty: no such model.
-        best: metrics of the model that validated best at the run's sites; empty: there is none, or it is not common.
-        best_is_last: whether the best model is the last one.
         images: number of images in the site's test split.
         resampled, adapted_resampled: the primary metric of the model, and of the adapted model, on the same draws of
             the site's test patients; empty: no draws were made.
@@ -33,8 +31,6 @@ class Unseen(BaseModel, extra="forbid"):
     site: str
     metrics: dict[str, float | None] = Field(default_factory=dict)
     adapted: dict[str, float | None] = Field(default_factory=dict)
-    best: dict[str, float | None] = Field(default_factory=dict)
-    best_is_last: bool = False
     images: int | None = None
     resampled: list[float | None] = Field(default_factory=list)
     adapted_resampled: list[float | None] = Field(default_factory=list)

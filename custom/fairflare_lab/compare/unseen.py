@@ -19,7 +19,7 @@ from fairflare_lab.statistics.seed_intervals import ROUNDING
 
 KEPT = ("unseen", "gap", "gain")  # names of figures whose intervals are in the table
 FIGURES = (
-    "seen", "unseen", "unseen 95 %", "worst", "gap", "gap 95 %", "adapted", "gain", "gain 95 %", "best",
+    "seen", "unseen", "unseen 95 %", "worst", "gap", "gap 95 %", "adapted", "gain", "gain 95 %",
 )  # fmt: skip
 NOT_SURE = "how sure is not known: neither seeds nor draws of test cases scatter"
 Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at the site that was left out
@@ -41,7 +41,7 @@ class UnseenRow:
     Attributes:
         label: label of the method.
         seeds: number of seeds that have any figure.
-        figures: ``seen``, ``unseen``, ``worst``, ``gap``, ``adapted``, ``gain`` and ``best``, over the seeds that have
+        figures: ``seen``, ``unseen``, ``worst``, ``gap``, ``adapted`` and ``gain``, over the seeds that have
             all left-out sites; see :func:`unseen_table`.
         each: value of each left-out site, over all seeds.
         sure: certainty of ``seen``, ``unseen``, ``gap`` and, where it is known, ``gain``.
@@ -96,7 +96,7 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
         notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
-        notes += _in_words(rows[-1], [unseen for by in by_seed.values() for _, unseen in by.values()])
+        notes += _in_words(rows[-1])
     synthetic = any(run["info"].get("synthetic") for run, _ in found)
     return UnseenSites(chosen, higher, sites, rows, notes, synthetic, [run for run, _ in found], of_left_out(found))
 
@@ -129,7 +129,6 @@ def _row(
     ways: dict[str, tuple[str, Callable[[list[float]], Any]]] = {
         "worst": ("metrics", np.min if higher else np.max),
         "adapted": ("adapted", np.mean),
-        "best": ("best", np.mean),
     }
     figures |= {
         name: spread([float(figure(at(kind, by))) for by in whole.values()]) for name, (kind, figure) in ways.items()
@@ -193,7 +192,7 @@ def _trained(run: Results, metric: str) -> dict[str, tuple[float, Draws | None]]
 
 
 def _left_out(pair: Pair, kind: str, metric: str) -> tuple[float, Draws | None]:
-    """Return value and draws of a model at its left-out site; ``kind``: ``metrics`` (last), ``adapted`` or ``best``."""
+    """Return value and draws of a model at its left-out site; ``kind``: ``metrics`` or ``adapted``."""
     run, unseen = pair
     value = getattr(unseen, kind).get(metric)
     drawn = {"metrics": unseen.resampled, "adapted": unseen.adapted_resampled}.get(kind)
@@ -212,21 +211,14 @@ def _certainty(found: Contrast) -> Certainty:
     return Certainty(mean, float(of.half), float(of.p)) if of.error > ROUNDING else Certainty(mean)
 
 
-def _in_words(row: UnseenRow, tests: Sequence[Unseen]) -> list[str]:
+def _in_words(row: UnseenRow) -> list[str]:
     """Return notes on which of a method's models an unseen site can use."""
-    has = {name: math.isfinite(row.figures[name].mean) for name in ("adapted", "best")}
     told = {
         "an unseen site gets the common weights with norm statistics of its own images (adapted)": (
-            row.reason and has["adapted"]
+            row.reason and math.isfinite(row.figures["adapted"].mean)
         ),
         "seen sites are measured with a model of their own, the unseen one with the common": (
             row.personal and not row.reason
-        ),
-        "the figures are of the last models; the runs keep no best one that all share": (
-            not (row.reason or row.personal or has["best"])
-        ),
-        "the model that validated best is the last one in every run": (
-            not (row.reason or row.personal) and has["best"] and all(unseen.best_is_last for unseen in tests)
         ),
     }
     reasons = [f"no figure: {reason}" for reason in row.reason.split("; ") if reason]
@@ -245,8 +237,8 @@ def unseen_table(
     For each seed, "seen" is the mean over its runs of the mean over the sites that trained. "unseen" and "unseen worst"
     are mean and worst over the left-out sites, where every left-out site has a figure. "gap" is seen minus unseen.
     "adapted" is "unseen" of the same models with norm statistics of the left-out site's own training images, without
-    labels, and "gain" is adapted minus unseen. "best" is "unseen" of the models that validated best at the sites that
-    trained. Seeds that lack a left-out site are left out of these figures, and a note names them.
+    labels, and "gain" is adapted minus unseen. Seeds that lack a left-out site are left out of these figures, and a
+    note names them.
 
     Args:
         found: documents of completed runs, each with its :class:`Unseen`.

@@ -20,20 +20,19 @@ class DamagedLog(ValueError):
 class RecordLog:
     """Store records in a bzip2 file of many streams, which ``bzcat`` and every bzip2 library read as one text.
 
-    The cost of appending depends on the record's size alone, not on the log's. Bytes that an interrupted append left
+    A record is on disk, and outlives a power cut, when :meth:`append` returns. The cost depends on the record's size
+    alone, not on the log's. Bytes that an interrupted append left
     after the last whole record are overwritten by the next append.
 
     Args:
         path: the file, in a folder that exists when a record is appended.
-        durable: whether each record is on disk, and outlives a power cut, when :meth:`append` returns.
 
     Attributes:
         size: number of bytes of the whole records.
     """
 
-    def __init__(self, path: Path, *, durable: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.durable = durable
         self.size = 0
         self._hash = hashlib.sha256()
 
@@ -92,14 +91,14 @@ class RecordLog:
             except (OSError, ValueError):
                 continue
             kept.append(_HEAD + piece)
-        write_whole(self.path, lambda path: path.write_bytes(b"".join(kept)), durable=self.durable)
+        write_whole(self.path, lambda path: path.write_bytes(b"".join(kept)))
         self.open_at(sum(map(len, kept)))
         return len(kept)
 
     def clear(self) -> None:
         """Empty the log: write a file without records."""
         self.open_at(0)
-        write_whole(self.path, lambda path: path.write_bytes(b""), durable=self.durable)
+        write_whole(self.path, lambda path: path.write_bytes(b""))
 
     def read(self) -> Iterator[str]:
         """Return the records up to :attr:`size`."""
@@ -113,10 +112,9 @@ class RecordLog:
             left = memoryview(data)
             while left:
                 left = left[file.write(left) :]
-        if self.durable:
-            to_disk(self.path)
-            if new:
-                to_disk(self.path.parent)
+        to_disk(self.path)
+        if new:
+            to_disk(self.path.parent)
         self.size += len(data)
         self._hash.update(data)
 

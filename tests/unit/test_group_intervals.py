@@ -15,7 +15,8 @@ from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
 from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.layout import shown
-from fairflare_lab.compare.group_gaps import Value, gap_lead, gap_table, gaps_in_words, over_seeds
+from fairflare_lab.compare.group_gaps import Value, gap_table, gaps_in_words, over_seeds
+from fairflare_lab.page.groups import gap_lead
 from tests.unit.report_runs import read
 
 BINS, SURE = 40, 7

@@ -16,7 +16,8 @@ from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups
 from fairflare.reporting.documents import Results
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
 from fairflare.reporting.layout import interval
-from fairflare_lab.compare.group_gaps import gap_lead, has_groups
+from fairflare_lab.compare.group_gaps import has_groups
+from fairflare_lab.page.groups import gap_lead
 from tests.unit.report_runs import read
 from tests.unit.test_group_intervals import made
 

@@ -16,18 +16,10 @@ from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
 from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import OfGroups, Results, as_json
-from fairflare.reporting.groups import CALLED, OF_CASES, OF_IMAGES, UNKNOWN, by_group, how_sure
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, number, p_value, printed, spread
+from fairflare.reporting.groups import OF_CASES, OF_IMAGES, UNKNOWN, by_group
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, p_value, printed, spread
 from fairflare.reporting.values import label_of
-from fairflare_lab.compare.differences import (
-    BETTER,
-    NOT_KNOWN,
-    ONE_SEED,
-    WORSE,
-    Difference,
-    corrected,
-    paired,
-)
+from fairflare_lab.compare.differences import NOT_KNOWN, Difference, corrected, paired
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Contrast
 from fairflare_lab.statistics.seed_intervals import estimate
@@ -88,7 +80,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         rows: complete runs by label.
         reference: label of the row that other rows are compared with; without such a row differences are empty.
     """
-    values, judged = _judged(rows, reference)
+    values, differ = judged(rows, reference)
     order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
     body: list[list[Cell]] = []
     for key in order:
@@ -97,7 +89,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         ends = over_seeds(found)
         gaps = spread([of.value for of in found])
         body.append([
-            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_cells(judged.get(key)),
+            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_cells(differ.get(key)),
         ])  # fmt: skip
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
@@ -116,7 +108,7 @@ def _cells(of: Difference | None) -> list[Cell]:
     return [Shown(interval(of.low, of.high, of.mean), [of.mean, of.low, of.high]), p, of.verdict]
 
 
-def _judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
+def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
     """Return each measure by seed, and its difference to the reference with a verdict after Holm's correction."""
     each: dict[Key, dict[int, list[Value]]] = {}
     for label, runs in rows.items():
@@ -152,60 +144,12 @@ def _mean(values: Sequence[Value]) -> Value:
     return Value(float(np.mean([of.value for of in values])), (low, high), without, fewest)
 
 
-def gap_lead(rows: Mapping[str, Sequence[Run]], reference: str) -> str:
-    """Return sentences on the reference's worst group, its gap and certainty, and on methods with a smaller gap."""
-    values, judged = _judged(rows, reference)
-    attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled if name != EVERYBODY)
-    return " ".join(_lead(rows[reference], reference, attribute, values, judged) for attribute in attributes)
-
-
-def _lead(
-    runs: Sequence[Run], reference: str, attribute: str, values: Mapping[Key, Values], judged: Mapping[Key, Difference]
-) -> str:
-    metric = next((name for name in reversed(SCALED) if (reference, attribute, f"{name}_gap") in values), None)
-    if metric is None:
-        return f"With {reference}, fewer than two groups of {attribute} have a value across all sites."
-    found, inside = (
-        list(values.get((reference, attribute, f"{metric}_gap{where}"), {}).values()) for where in ("", WITHIN)
-    )
-    low, high = over_seeds(found)
-    sure = f" ({interval(low, high)}{', which may be chance' * (low == 0)})"
-    if math.isnan(low):
-        sure = how_sure(next(of for run in runs if (of := run.groups.pooled.get(attribute))), "")
-    told = (
-        f"With {reference}, across all sites {attribute} {_lowest(runs, attribute)[1]} has the lowest "
-        f"{CALLED.get(metric, metric)}, {_mean_gap(found)} below the best{sure}"
-        + (f", and {_mean_gap(inside)} within the sites" if inside else "")
-    )
-    others = {key[0]: of.verdict for key, of in judged.items() if key[1:] == (attribute, f"{metric}_gap")}
-    verdicts = {*others.values()}
-    if verdicts == {ONE_SEED}:
-        return f"{told}; with one seed nothing is said of the other methods."
-    if verdicts and verdicts <= {ONE_SEED, NOT_KNOWN}:
-        return f"{told}; how sure differences of the other methods are is not known."
-    by_word = {
-        word: [label for label, of in others.items() if of == verdict]
-        for word, verdict in (("smaller", BETTER), ("larger", WORSE))
-    }
-    shown = [
-        f"{_named(labels)} {'has' if len(labels) == 1 else 'have'} a {word} gap"
-        for word, labels in by_word.items()
-        if labels
-    ]
-    none = ["no other method is shown to have a smaller gap"] if others else []
-    return f"{'; '.join([told, *([', '.join(shown)] if shown else none)])}."
-
-
-def _mean_gap(found: Sequence[Value]) -> str:
-    return number(float(np.mean([of.value for of in found])))
-
-
-def _named(labels: Sequence[str]) -> str:
+def named(labels: Sequence[str]) -> str:
     """Return labels as a list in words, with semicolons between labels that contain commas."""
     return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
-def _lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
+def lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
     """Return a metric and its worst group, in how many of several runs; empty: no group is the worst."""
     asked = [run for run in runs if run.groups]
     worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
@@ -225,7 +169,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
         f"{reference} are paired by seed and by test case, their interval is over both; '{NOT_KNOWN}' where a group "
         f"has fewer than {FEW} cases, or nothing says how far the cases move a difference."
     ]
-    lowest: dict[str, list[str]] = {}
+    told: dict[str, list[str]] = {}
     for label, runs in rows.items():
         asked = [run for run in runs if run.groups]
         if len(asked) < len(runs):
@@ -233,10 +177,10 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
         if kept := sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names}):
             notes.append(f"{label}: groups or classes of them stay at {listed(kept)} and are in no figure.")
         for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"]):
-            metric, groups = _lowest(asked, attribute)
+            metric, groups = lowest(asked, attribute)
             if metric:
-                lowest.setdefault(f"lowest {metric} by {attribute}: {groups}.", []).append(label)
-    return notes + [f"{_named(labels)}: {text}" for text, labels in lowest.items()]
+                told.setdefault(f"lowest {metric} by {attribute}: {groups}.", []).append(label)
+    return notes + [f"{named(labels)}: {text}" for text, labels in told.items()]
 
 
 def gaps_in_words(

@@ -8,16 +8,28 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.statistics.group_metrics import SCALED
+from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import EVERYBODY
-from fairflare.reporting.documents import Groups
-from fairflare.reporting.groups import OF_IMAGES, POOLED, UNKNOWN, captions, group_notes, group_tables, of_everybody
-from fairflare.reporting.layout import Shown, number
+from fairflare.reporting.documents import Groups, Results
+from fairflare.reporting.groups import (
+    CALLED,
+    OF_IMAGES,
+    POOLED,
+    UNKNOWN,
+    captions,
+    group_notes,
+    group_tables,
+    how_sure,
+    of_everybody,
+)
+from fairflare.reporting.layout import Shown, number, spread
 from fairflare.reporting.values import in_words
-from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
+from fairflare_lab.compare.differences import BETTER, NOT_KNOWN, ONE_SEED, WORSE, Difference
+from fairflare_lab.compare.group_gaps import Key, Values, gap_table, judged, lowest, notes_of_gaps, over_seeds
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
 from fairflare_lab.page.material import Material
 from fairflare_lab.page.style import GRID, chart, label, look
+from fairflare_lab.page.words import say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,6 +83,35 @@ def worded(table: Table, whose: str = "") -> Table:
         rows = [[Shown(in_words(str(row[0])), [str(row[0])]), *row[1:]] for row in rows]
     columns, heads = [in_words(name) for name in table.columns], table.csv_columns or [[name] for name in table.columns]
     return replace(table, caption=whose + table.caption, columns=columns, rows=rows, csv_columns=heads)
+
+
+def gap_lead(rows: Mapping[str, Sequence[Results]], reference: str) -> str:
+    """Return sentences on the reference's worst group, its gap and certainty, and on methods with a smaller gap."""
+    values, differ = judged(rows, reference)
+    attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled if name != EVERYBODY)
+    told = [_between(rows[reference], reference, attribute, values, differ) for attribute in attributes]
+    return " ".join(text for one in told for text in say("between_groups", one))
+
+
+def _between(
+    runs: Sequence[Results], reference: str, attribute: str, values: Mapping[Key, Values],
+    differ: Mapping[Key, Difference],
+) -> dict[str, Any]:  # fmt: skip
+    """Return what a sentence says of the reference's gap between the groups of an attribute, and of other methods."""
+    metric = next((name for name in reversed(SCALED) if (reference, attribute, f"{name}_gap") in values), "")
+    found, inside = (
+        [*values.get((reference, attribute, f"{metric}_gap{where}"), {}).values()] for where in ("", WITHIN)
+    )
+    others = {key[0]: of.verdict for key, of in differ.items() if key[1:] == (attribute, f"{metric}_gap")}
+    words = {verdict: [label for label, of in others.items() if of == verdict] for verdict in others.values()}
+    return {
+        "reference": reference, "attribute": attribute, "metric": CALLED.get(metric, metric),
+        "lowest": lowest(runs, attribute)[1], "ends": over_seeds(found) if found else (math.nan, math.nan),
+        "unsure": how_sure(next(of for run in runs if (of := run.groups.pooled.get(attribute))), ""),
+        "gap": spread([of.value for of in found]).mean, "inside": spread([of.value for of in inside]).mean,
+        "smaller": words.get(BETTER, []), "larger": words.get(WORSE, []), "verdicts": [*words],
+        "silent": {*words} <= {ONE_SEED, NOT_KNOWN},
+    }  # fmt: skip
 
 
 def _metric(pooled: Mapping[str, Any]) -> str:

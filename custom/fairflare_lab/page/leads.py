@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fairflare_lab.compare.group_gaps import gap_lead
 from fairflare_lab.page import unseen
 from fairflare_lab.page.content import Lead, Picture, Section
-from fairflare_lab.page.groups import OF_GROUPS
+from fairflare_lab.page.groups import OF_GROUPS, gap_lead
 from fairflare_lab.page.material import Material
 from fairflare_lab.page.words import answer
 

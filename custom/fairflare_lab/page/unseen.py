@@ -16,7 +16,6 @@ from fairflare.reporting.values import in_words
 from fairflare_lab.compare.group_gaps import (
     OF_LEFT_OUT,
     first_left_out,
-    gap_lead,
     gap_table,
     notes_of_gaps,
 )
@@ -29,7 +28,7 @@ from fairflare_lab.compare.unseen import (
     unseen_cells,
 )
 from fairflare_lab.page.content import NOTHING, Lead, Page, Picture, Section, Table, listed
-from fairflare_lab.page.groups import picture_of, worded
+from fairflare_lab.page.groups import gap_lead, picture_of, worded
 from fairflare_lab.page.provenance import facts
 from fairflare_lab.page.style import INK, chart, look, rows_at
 from fairflare_lab.page.words import say

@@ -25,6 +25,7 @@ from fairflare_lab.compare.differences import (
     WORSE,
     Difference,
 )
+from fairflare_lab.compare.group_gaps import named
 from fairflare_lab.page.material import Material, PageRow, spelt
 from fairflare_lab.page.outcome import intervals, test_images
 
@@ -49,7 +50,9 @@ def templates(**more: Any) -> jinja2.Environment:
 @cache
 def _macros() -> object:
     environment = templates(finalize=partial(printable, most=None))
-    environment.globals.update(number=number, counted=counted, p_value=p_value, visible=VISIBLE, nan=math.nan)
+    environment.globals.update(
+        number=number, interval=interval, counted=counted, named=named, p_value=p_value, visible=VISIBLE, nan=math.nan
+    )
     environment.tests["nan"] = math.isnan
     return environment.get_template("words.txt").module
 

@@ -52,12 +52,10 @@ CANDIDATES: dict[str, Candidate] = {
     "mix 0.25": _lwr(mix=0.25),
     "mix 0.5": _lwr(**HALF),
     "mix 0.75": _lwr(mix=0.75),
-    "site": _lwr(layer_granularity="model"),
-    "site, mix 0.5": _lwr(**HALF, layer_granularity="model"),
     "unbiased, mix 0.5": _lwr(**HALF, cka_estimator="full_unbiased"),
     "mix 0.5, recalibrated": _lwr(**HALF, **MEASURED),
 }
-QUICK = (BASE, "paper", "mix 0.5", "site, mix 0.5")
+QUICK = (BASE, "paper", "mix 0.5")
 FIRST_PHANTOM = 500  # first seed of development phantoms
 
 

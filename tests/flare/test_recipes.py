@@ -81,7 +81,7 @@ def configs(folder: Path) -> tuple[dict, dict]:
 
 @pytest.mark.parametrize(
     "others",
-    [{"optimizer": "sgd", "momentum": 0.5}, {"betas": [0.5, 0.75], "similarity": "cosine", "cosine_mode": "matrix"}],
+    [{"optimizer": "sgd", "momentum": 0.5}, {"betas": [0.5, 0.75], "similarity": "cosine"}],
 )
 def test_every_exported_setting_is_read_back(others, tmp_path):
     """Check each argument, as one that is stored under another name would be lost without a message."""
@@ -92,7 +92,7 @@ def test_every_exported_setting_is_read_back(others, tmp_path):
         "cka_max_samples": 9, "cka_memory": 12345,
         "learning_rate": 0.5, "weight_decay": 0.25, "batch_size": 3,
         "local_epochs": 6, "keep_optimizer_state": False, "max_grad_norm": 2.0, "augment": True, "clip_min": 0.125,
-        "clip_max": 0.5, "layer_granularity": "block",
+        "clip_max": 0.5,
     }  # fmt: skip
     FedLWRRecipe(settings=changed).export(str(tmp_path))
     server, client = configs(tmp_path / "fed_lwr")

@@ -70,9 +70,7 @@ def cka(pairs: Sequence[tuple[np.ndarray, np.ndarray]], biased: bool) -> float:
     return float(sums[0] / math.sqrt(sums[1] * sums[2])) if sums[1] > 0 and sums[2] > 0 else math.nan
 
 
-def cosine(x: np.ndarray, y: np.ndarray, by_image: bool) -> float:
-    if not by_image:
-        x, y = x.reshape(1, -1), y.reshape(1, -1)
+def cosine(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean((x * y).sum(1) / (np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1))))
 
 
@@ -115,7 +113,7 @@ def reference(settings: dict, local: Batch, anchor: Batch, seed: int) -> dict[st
         batches = images_of(settings, len(x), seed)
         if settings.get("similarity") == "cosine":
             (numbers,) = batches
-            found[layer] = cosine(x[numbers], y[numbers], settings.get("cosine_mode", "sample") == "sample")
+            found[layer] = cosine(x[numbers], y[numbers])
         else:
             estimator = settings.get("cka_estimator") or (
                 "minibatch_unbiased" if settings.get("preset") == "authors" else "full_biased"
@@ -143,7 +141,6 @@ SETTINGS = {
     "authors, whole": {"preset": "authors", "cka_estimator": "full_biased"},
     "authors, biased": {"preset": "authors", "cka_estimator": "minibatch_biased"},
     "cosine": {"similarity": "cosine"},
-    "cosine of everything": {"similarity": "cosine", "cosine_mode": "matrix"},
     "cosine, fewer images": {"similarity": "cosine", "cka_max_samples": 13},
     "cosine, authors": {"similarity": "cosine", "preset": "authors"},
 }
@@ -264,29 +261,17 @@ def shares(values: dict[str, float]) -> dict[str, float]:
     return {name: v / sum(values.values()) for name, v in values.items()}
 
 
-GROUPS = {
-    "leaf": [[layer] for layer in LAYERS],
-    "block": [["down.0", "down.1", "down.2.conv"], ["up.0", "up.1"], ["head"]],
-    "model": [LAYERS],
-}
-
-
-@pytest.mark.parametrize("granularity", GROUPS)
-def test_layers_of_a_group_share_their_mean(granularity):
-    """Check blocks, which hold all layers under one top-level child at any depth."""
+def test_a_score_that_is_no_number_is_the_mean_of_the_sites_others():
     anchor = scored(0)
-    anchor["b"]["dissimilarity"]["up.0"] = math.nan  # its own other scores stand in: the block's, or (leaf) all
-    found = weighed(FedLWR(layer_granularity=granularity), anchor)
-    for group in GROUPS[granularity]:
+    anchor["b"]["dissimilarity"]["up.0"] = math.nan
+    found = weighed(FedLWR(), anchor)
+    for layer in LAYERS:
         means = {}
         for name in SITES:
             values = anchor[name]["dissimilarity"]
-            known = [values[x] for x in group if not math.isnan(values[x])] or [
-                v for v in values.values() if not math.isnan(v)
-            ]
-            means[name] = sum(known) / len(known)
-        for layer in group:
-            assert found[layer] == pytest.approx(shares(means), rel=1e-12), layer
+            known = [v for v in values.values() if not math.isnan(v)]
+            means[name] = sum(known) / len(known) if math.isnan(values[layer]) else values[layer]
+        assert found[layer] == pytest.approx(shares(means), rel=1e-12), layer
 
 
 @pytest.mark.parametrize(
@@ -407,12 +392,12 @@ def test_a_layer_that_the_network_has_not_is_refused_before_the_run():
 
 
 TINY = VOLUMES
-STEADY = {"warmup_rounds": 1, "mix": 0.5, "layer_granularity": "block"}
+STEADY = {"warmup_rounds": 1, "mix": 0.5}
 
 
 @pytest.mark.long
 def test_a_steadied_run_of_three_rounds(tmp_path):
-    """Check round 0, FedAvg with equal weights and one phase, and later ones, in which blocks share bounded weights."""
+    """Check round 0, FedAvg with equal weights and one phase, and later ones, with bounded weights."""
     plan = make_plan("fed_lwr", sites=3, num_rounds=3, settings={**TINY, **STEADY, "max_weight": 0.4})
     rounds = read_document(run_local(plan, tmp_path / "lwr"))["rounds"]
     average = make_plan("fed_avg", sites=3, num_rounds=2, settings={**TINY, "weighting": "uniform"})
@@ -423,10 +408,8 @@ def test_a_steadied_run_of_three_rounds(tmp_path):
     assert rounds[0]["site_weights"] == pytest.approx(dict.fromkeys(("site-1", "site-2", "site-3"), 1 / 3))
     assert rounds[0]["values"] == {"warmup": 1.0}
     for r in rounds[1:]:
-        for layer, by in r["layers"].items():
+        for by in r["layers"].values():
             assert all(1 / 6 <= v["weight"] <= 0.4 + 1e-9 for v in by.values())
-            partner = next(v for name, v in r["layers"].items() if name.partition(".")[0] == layer.partition(".")[0])
-            assert {s: v["weight"] for s, v in by.items()} == {s: v["weight"] for s, v in partner.items()}
 
 
 @pytest.mark.long

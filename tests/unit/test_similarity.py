@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fairflare.core.features import joint_pass
 from fairflare.core.similarity import (
-    COSINE_MODES,
     ESTIMATORS,
     layerwise,
     layerwise_cka,
@@ -1481,8 +1480,6 @@ def test_other_errors(vectors: Tensor, images: Tensor) -> None:
         layerwise_cka(a, a, [vectors], estimator="best")
     with pytest.raises(ValueError, match="memory must be finite and >= 0, got -1"):
         layerwise_cka(a, a, [vectors], memory=-1)
-    with pytest.raises(ValueError, match="mode must be one of 'sample', 'matrix', got 'all'"):
-        layerwise_cosine(a, a, [vectors], mode="all")
     conv = nn.Sequential(nn.Conv2d(1, 2, 3))
     with pytest.raises(ValueError, match=r"layer '0': .* all images must have the same size"):
         layerwise_cka(conv, conv, [images[:3], images[:3, :, :40]])
@@ -1500,14 +1497,13 @@ def test_chosen_layers_only(pairs: dict[str, tuple[nn.Module, nn.Module]], image
 # --- cosine -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", COSINE_MODES)
-def test_cosine_equals_the_formula(mode: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
+def test_cosine_equals_the_formula(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
     a, b = pairs["near"]
     u, v = features(a, images), features(b, images)
-    result = layerwise_cosine(a, b, images.split(7), mode=mode)
+    result = layerwise_cosine(a, b, images.split(7))
     assert list(result) == list(u)
     for name, value in result.items():
-        x, y = (f[name] if mode == "sample" else f[name].reshape(1, -1) for f in (u, v))
+        x, y = u[name], v[name]
         cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
         assert value.delta == pytest.approx(cosines.mean(), abs=1e-9)
         units = x / np.linalg.norm(x, axis=1, keepdims=True) - y / np.linalg.norm(y, axis=1, keepdims=True)

@@ -28,8 +28,8 @@ from fairflare.core.weighting import dissimilarity_weights, mixed, uniform_weigh
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
-from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, Granularity, LayerSimilarityReport, Preset
-from fairflare.methods.parts.layer_scores import Scores, by_granularity, filled, from_layer
+from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, LayerSimilarityReport, Preset
+from fairflare.methods.parts.layer_scores import Scores, filled, from_layer
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -58,8 +58,6 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         clip_min, clip_max: bounds of delta before Eq. 5.
         warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 10.
         mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.75.
-        layer_granularity: which layers share one weight, from their mean score: ``"leaf"`` (none: every module with
-            parameters is a layer), ``"block"`` (all under one top-level child), ``"model"`` (all: one weight a site).
         only_layer: ablation v2: one weight a site, from this layer's score. A name like ``"down_3"`` means the last
             layer inside that block.
 
@@ -75,7 +73,6 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
     clip_max: Fraction | None = None
     warmup_rounds: NonNegativeInt | None = None
     mix: Fraction | None = None
-    layer_granularity: Granularity | None = None
     only_layer: str | None = None
 
     _outlive = ("last_scores",)
@@ -119,7 +116,8 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         layers = list(dict.fromkeys(inputs.owner.values()))
         self._last_scores |= {site: dict(report["dissimilarity"]) for site, report in inputs.anchor_reports.items()}
         scores = self._scores(inputs, layers)
-        weights = self._weights(self._share(scores, layers))
+        shared = scores if self.only_layer is None else from_layer(scores, layers, self.only_layer)
+        weights = self._weights(shared)
         return Weighing(layers=weights, record=self._record(inputs, scores, weights))
 
     def _scores(self, inputs: RoundInputs, layers: list[str]) -> Scores:
@@ -128,12 +126,6 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         if not known:
             log.warning("Fed-LWR, round %d: no site reported about the anchor; equal weights", inputs.current_round)
         return filled(known, inputs.sites, layers)
-
-    def _share(self, scores: Scores, layers: list[str]) -> Scores:
-        """Return the scores averaged over groups of layers, or those of ``only_layer`` for all layers."""
-        if self.only_layer is not None:
-            return from_layer(scores, layers, self.only_layer)
-        return by_granularity(scores, layers, self.setting("layer_granularity"))
 
     def _weights(self, scores: Scores) -> LayerWeights:
         """Return the layer weights of Eq. 5, mixed with the share ``mix`` of uniform weights."""

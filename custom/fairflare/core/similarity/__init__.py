@@ -9,9 +9,9 @@ model, and K - L is summed from the difference. Rounding errors are then relativ
 
 from fairflare.core.features.layers import parameter_layers
 from fairflare.core.similarity.formulas import LEAST_SAMPLES, LayerSimilarity
-from fairflare.core.similarity.layerwise import COSINE_MODES, ESTIMATORS, layerwise_cka, layerwise_cosine
+from fairflare.core.similarity.layerwise import ESTIMATORS, layerwise_cka, layerwise_cosine
 
 __all__ = [
-    "COSINE_MODES", "ESTIMATORS", "LEAST_SAMPLES", "LayerSimilarity", "layerwise_cka", "layerwise_cosine",
+    "ESTIMATORS", "LEAST_SAMPLES", "LayerSimilarity", "layerwise_cka", "layerwise_cosine",
     "parameter_layers",
 ]  # fmt: skip

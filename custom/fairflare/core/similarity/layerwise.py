@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ESTIMATORS = ("biased", "unbiased", "minibatch_biased", "minibatch_unbiased")
-COSINE_MODES = ("sample", "matrix")
 CONSTANT = 1e-6  # a feature that varies by less than this over the images, relative to its size, counts as constant
 BLOCK = 8000  # columns stored and multiplied together: they fit a processor's cache; powers of two would be slow
 WIDE = 20000  # largest number of columns of a block that holds a part of one channel
@@ -371,38 +370,34 @@ def layerwise_cosine(
     batches: Iterable[Tensor],
     *,
     layers: Iterable[str] | None = None,
-    mode: str = "sample",
 ) -> dict[str, LayerSimilarity]:
     """Return the cosine similarity of two models' features on the same images, at each layer (Fed-LWR-v1).
 
     Args:
         model_a, model_b, batches, layers: as in :func:`layerwise_cka`, which raises the same errors.
-        mode: ``"sample"``: mean over the images of the cosine of an image's two feature vectors; ``"matrix"``: one
-            cosine of the features of all images, taken as one vector.
 
     Returns:
-        Similarity by layer name, in state-dict order; delta in [-1, 1]. A norm below 1e-8 counts as 1e-8. If both norms
+        Similarity by layer name, in state-dict order: the mean over the images of the cosine of an image's two feature
+        vectors; delta in [-1, 1]. A norm below 1e-8 counts as 1e-8. If both norms
         are below, delta is 1 (two dead layers are alike); if one is, delta is about 0. delta is NaN if there is no
         image, if a layer cannot be compared, or if features are not finite.
 
     Source:
         Yan et al., MICCAI 2024, ablation v1; the paper does not say whether the cosine is per sample.
     """
-    choice("mode", mode, COSINE_MODES)
     with JointPass(model_a, model_b, layers) as joint:
-        sums = {name: torch.zeros(1 if mode == "sample" else 4, dtype=torch.float64) for name in joint.names}
+        sums = {name: torch.zeros((), dtype=torch.float64) for name in joint.names}
 
         def visit(name: str, a: Tensor, b: Tensor) -> None:
             a, b = a.flatten(1).double(), b.flatten(1).double()
             products = torch.stack([(a * a).sum(1), (b * b).sum(1), (a * b).sum(1), (a - b).square().sum(1)]).cpu()
-            sums[name] += cosine_distance(*products).sum() if mode == "sample" else products.sum(1)
+            sums[name] += cosine_distance(*products).sum()
 
         for piece in joint.pieces(batches):
             joint.run(piece, visit)
         result = dict.fromkeys(joint.names, UNDEFINED)
         for name in joint.compared() if joint.images else ():
-            total = sums[name]
-            distance = float(total / joint.images if mode == "sample" else cosine_distance(*total))
+            distance = float(sums[name] / joint.images)
             if math.isfinite(distance):
                 result[name] = LayerSimilarity(1 - distance, distance)
     return result

@@ -21,14 +21,12 @@ from fairflare.methods.base.training import LocalTraining, SiteRun
 log = logging.getLogger(__name__)
 
 Preset = Literal["paper", "authors", "stable"]
-Granularity = Literal["leaf", "block", "model"]
 PAPER: dict[str, Any] = {
     "clip_min": 0.0,
     "clip_max": 1.0,
     "cka_estimator": "full_biased",
     "cka_split": "train",
     "cka_passes": 1,
-    "layer_granularity": "leaf",
     "warmup_rounds": 0,
     "mix": 0.0,
 }
@@ -87,7 +85,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
 
     Args:
         preset: ``"paper"``, ``"authors"`` or ``"stable"``; fills those of the ``cka_*`` settings that are ``None``.
-        similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1).
+        similarity: ``"cka"`` (Eq. 3) or ``"cosine"`` (ablation v1), mean over the images.
         cka_estimator: ``"full_biased"`` (Eq. 2, all images at once), ``"full_unbiased"`` (HSIC_1 from the same Gram
             matrices: does not favour sites with many images), ``"minibatch_biased"``, ``"minibatch_unbiased"``.
         cka_split: images: ``"train"`` (paper, D_k) or ``"val"`` (authors).
@@ -96,14 +94,12 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. One is
             made of a choice of images (``cka_max_samples``) from data that do not tell their order.
         cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
-        cosine_mode: ``"sample"`` (mean over images) or ``"matrix"`` (one cosine of all features).
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "cka_estimator": only_with("similarity", "cka"),
         "cka_passes": only_with("cka_estimator", "minibatch_biased", "minibatch_unbiased"),
-        "cosine_mode": only_with("similarity", "cosine"),
     }
 
     preset: Preset = "paper"
@@ -113,7 +109,6 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
     cka_batch_size: PositiveInt = 8
     cka_passes: PositiveInt | None = None
     cka_max_samples: Annotated[int, Bounds(strict=True, ge=2)] | None = None
-    cosine_mode: Literal["sample", "matrix"] = "sample"
     cka_memory: Annotated[int, Bounds(strict=True, ge=0)] = 2**30
 
     def made_of(self, name: str) -> tuple[str, ...] | None:
@@ -147,7 +142,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         layers = None if run.sent is None else run.sent.layers(layers_of(run.sent.names))
         scores: Mapping[str, LayerSimilarity]
         if self.similarity == "cosine":
-            scores = layerwise_cosine(local, anchor, images, layers=layers, mode=self.cosine_mode)
+            scores = layerwise_cosine(local, anchor, images, layers=layers)
         else:
             scores = layerwise_cka(
                 local,

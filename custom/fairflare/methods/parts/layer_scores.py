@@ -1,4 +1,4 @@
-"""Fill gaps in Fed-LWR's scores by site and layer, and average them over groups of layers."""
+"""Fill gaps in Fed-LWR's scores by site and layer, and give all layers the scores of one."""
 
 from __future__ import annotations
 
@@ -16,25 +16,6 @@ def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layer
     by_site = {site: {layer: scores.get(layer, math.nan) for layer in layers} for site, scores in sorted(known.items())}
     mean = {layer: finite_mean(scores[layer] for scores in by_site.values()) for layer in layers}
     return {site: dict(by_site.get(site, mean)) for site in sites}
-
-
-def by_granularity(scores: Scores, layers: Sequence[str], granularity: str) -> Scores:
-    """Return scores in which all layers of a group have the mean score of that group.
-
-    Args:
-        scores: the scores by site and layer.
-        layers: names of the model's layers.
-        granularity: kind of group: each layer alone (``"leaf"``), the layers of one top-level child (``"block"``), or
-            all layers (``"model"``).
-    """
-    if granularity == "leaf":
-        return scores
-    group = {layer: "" if granularity == "model" else layer.partition(".")[0] for layer in layers}
-    shared: Scores = {}
-    for site, by in scores.items():
-        means = {name: finite_mean(by[x] for x in layers if group[x] == name) for name in set(group.values())}
-        shared[site] = {layer: means[group[layer]] for layer in layers}
-    return shared
 
 
 def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from fairflare.cli.run.view import RunView
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
@@ -39,7 +42,10 @@ def run(
         for site, said in structures.items()
     }
     made = make_plan(method, task="segmentation", sites=list(structures), settings=SETTINGS, num_rounds=2, bootstrap=5)
-    results = run_local(made, folder / "run", {"sites": local})
+    shown = io.StringIO()
+    with RunView(Console(file=shown, width=200), metric=DICE, directions={DICE: True}) as view:
+        results = run_local(made, folder / "run", {"sites": local}, listeners=[view])
+    (folder / "shown.txt").write_text(shown.getvalue())
     return document(results), fairness_table(read_results(results))
 
 
@@ -67,6 +73,8 @@ def test_what_all_have_is_compared(tmp_path: Path) -> None:
     assert standing["low"] is None or standing["low"] <= test["B"][DICE] <= standing["high"]
     assert sum(standing["case_scores"][10:]) == 4
     assert "rest on those that all have: class_1." in " ".join(text.split())
+    lines = [line for line in (tmp_path / "shown.txt").read_text().splitlines() if "done" in line]
+    assert ["dice (over: class_1) 0." in line for line in lines] == [True, True]
 
 
 @pytest.mark.parametrize("method", ["fed_avg", "q_fed_avg", "fair_fed"])

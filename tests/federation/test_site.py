@@ -272,8 +272,9 @@ def test_a_private_file_of_another_form_is_named(tmp_path, content, message):
         read_site_file(tmp_path / "f.json", "a")
 
 
-def test_an_unreadable_private_file_tells_the_server_no_path(tmp_path):
-    (tmp_path / "f.json").write_text("{")
+@pytest.mark.parametrize("content", ["{", '{"sites": {"a": {"data_root": "/x"}, "a": {"data_root": "/y"}}}'])
+def test_an_unreadable_private_file_tells_the_server_no_path(tmp_path, content):
+    (tmp_path / "f.json").write_text(content)
     with pytest.raises(SiteError, match="is not readable JSON") as caught:
         read_site_file(tmp_path / "f.json", "a")
     assert str(tmp_path) in str(caught.value)

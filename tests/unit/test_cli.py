@@ -829,7 +829,10 @@ def drawn(width: int, *, terminal: bool) -> list[str]:
         reason = f"site {sites[2]!r}: [b] no answer within 5 s"
         view.event("site", {**told, "site": sites[2], "ok": False, "reason": reason})
         view.event("site", {**told, "site": "later", "ok": True, "metrics": {}})
-        view.event("round_done", {"current_round": 0, "num_rounds": 2, "metrics": {**metrics, "later": {}}})
+        view.event(
+            "round_done",
+            {"current_round": 0, "num_rounds": 2, "metrics": {**metrics, "later": {}}, "over": " (over: a)"},
+        )
         view.event("something new", {})
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).splitlines()
     return [line.rstrip() for line in shown]
@@ -846,7 +849,7 @@ def test_a_terminal_names_the_sites_that_are_still_at_work() -> None:
 def test_a_pipe_gets_a_line_for_each_round() -> None:
     left_out, done = drawn(80, terminal=False)
     assert left_out == "round 0, train: university-hospital-of-the-south left out: [b] no answer within 5 s"
-    wanted = "balanced_accuracy 0.500 on average, worst 0.250 (a)"
+    wanted = "balanced_accuracy (over: a) 0.500 on average, worst 0.250 (a)"
     assert re.fullmatch(rf"round 0 done \(1 of 2, \d+ s\); the model before it: {re.escape(wanted)}", done), done
 
 

@@ -53,6 +53,15 @@ def copy(folder: Path, source: str, target: str) -> None:
         image.save(folder / target)
 
 
+def test_a_site_that_stands_in_the_file_twice_is_refused(tmp_path: Path) -> None:
+    site(tmp_path / "a", True, 0)
+    own = '"a": {"data_root": "a"}'
+    (tmp_path / "two.json").write_text(f'{{"sites": {{{own}, {own}}}}}')
+    code, text = check(tmp_path / "two.json")
+    assert code == 2
+    assert "two.json cannot be read: 'a' stands twice in an object; keep one" in " ".join(text.split())
+
+
 def test_good_data(tmp_path: Path) -> None:
     for name in "ab":
         site(tmp_path / name, True, ord(name), class_names=["x", "y", "z"])

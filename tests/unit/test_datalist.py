@@ -101,6 +101,8 @@ def test_malformed_json(root: Path) -> None:
     assert "not readable JSON" in str(refused(root))
     (root / "datalist.json").write_text("[" * 100_000)
     assert "is not readable JSON (lists within lists without end); correct the file" in str(refused(root))
+    (root / "datalist.json").write_text('{"training": [], "test": [], "training": []}')
+    assert "('training' stands twice in an object; keep one)" in str(refused(root))
 
 
 ENTRY = {"image": "images/0.png", "label": "masks/0.png"}

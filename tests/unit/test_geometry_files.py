@@ -280,8 +280,14 @@ def test_a_mask_tells_which_of_two_forms_is_meant(tmp_path: Path) -> None:
         seen = read_image(Sample(both, mask, 1), site="a", split="test")
         alone = read_image(Sample(tmp_path / f"{name}.nii.gz", 0, 1), site="a", split="test")
         np.testing.assert_array_equal(seen, alone)
+        whole = read_whole(Sample(both, mask), masked=False, site="a", split="test", how=EXACT)  # as check-data does
+        alone = read_whole(Sample(tmp_path / f"{name}.nii.gz", 0), masked=False, site="a", split="test", how=EXACT)
+        np.testing.assert_array_equal(whole.image, alone.image)
+        np.testing.assert_array_equal(whole.affine, alone.affine)
     with pytest.raises(DataError, match="qform says LPS and sform RAS"):
         read_image(Sample(both, 0, 1), site="a", split="test")
+    with pytest.raises(DataError, match="qform says LPS and sform RAS"):
+        read_whole(Sample(both, 0), masked=False, site="a", split="test")
 
 
 # --- masks that are written -------------------------------------------------------------------------------

@@ -209,6 +209,8 @@ def test_what_is_in_no_figure_is_said() -> None:
     assert [line.partition(" (")[0] for line in group_notes(results)] == [
         missing, "Groups of people that stay at a site and are in no figure",
     ]  # fmt: skip
+    results.groups.kept, results.footing.how = {}, "shared"  # sites annotate different structures
+    assert group_notes(results)[-1].startswith("A group's figures at a site are means over its own structures")
     results = read(groups=by_group(alone, {}, BINS, SURE))
     assert captions(results) == ["Across all sites, fewer than two groups of age have a value."]
     assert group_notes(results) == ["No test image at any site is of age 40-60, >=60: in no figure."]

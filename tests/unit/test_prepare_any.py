@@ -140,6 +140,7 @@ def test_a_table_with_sites_patients_and_splits(tmp_path: Path) -> None:
         (["image,label", "i0,0", "i1,1"], {"columns": {"images": "x"}}, "columns must be some of image, label"),
         (["image,label", "i0,0", "i1,1"], {"group": "(x)"}, "does not match group"),
         (["image,label", "i0,0", "i1,1"], {"group": "p"}, "must have a part in brackets"),
+        (["image,label,patient", "i0,0,012", "i1,1,12.0"], {}, "'012' and '12.0' would be two patients; write them"),
         (["image,label"], {}, "has no rows"),
     ],
 )
@@ -377,6 +378,17 @@ def mask_folders(root: Path, sites: tuple[str, ...]) -> Path:
                 root / site / f"masks/p{index // 2}_{index}_mask.png"
             )
     return root
+
+
+def test_masks_of_smoothed_edges_or_numbered_objects_are_no_labels(tmp_path: Path) -> None:
+    source = mask_folders(tmp_path / "s", ("",))
+    for index, file in enumerate(sorted((source / "masks").iterdir())):
+        values = np.arange(12 * 14, dtype=np.uint8).reshape(12, 14) % (7 * index + 6)
+        Image.fromarray(values).save(file)
+    with pytest.raises(DataError, match=r"41 values, such as \[0, 1, 2, 3, 4\]; .* smoothed edges .*--mask-values"):
+        prepare_masks(source, tmp_path / "out")
+    one = {str(value): int(value > 0) for value in range(41)}
+    assert list(prepare_masks(source, tmp_path / "out", mask_values=one)) == ["site-1"]
 
 
 def test_masks_of_sites(tmp_path: Path) -> None:

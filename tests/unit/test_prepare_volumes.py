@@ -243,7 +243,7 @@ def test_a_tree_that_is_none(tmp_path: Path) -> None:
 
 
 def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
-    plain(tmp_path / "s", 10)
+    plain(tmp_path / "s", 11)
     images, masks = tmp_path / "s/images", tmp_path / "s/labels"
     nifti(masks / "p00_0_seg.nii.gz", labels_of(0, shape=(10, 12, 9)))
     moved = AFFINE.copy()
@@ -256,9 +256,11 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     holed[3, 4, 5] = np.nan
     nifti(images / "p09_0.nii.gz", holed)
     (masks / "p05_0_seg.nii.gz").unlink()
+    nifti(images / "p10_0.nii.gz", image_of(10).astype(np.complex64))
     told = refused(tmp_path / "out", source_dir=tmp_path / "s")
     for words in (
-        "7 of 10 volume(s) cannot be used",
+        "8 of 11 volume(s) cannot be used",
+        "1 x it holds complex64 values, not numbers: 's/images/p10",
         "1 x it has values that are NaN or infinite; repair the file: 's/images/p09",
         "it covers a part (from row 0, column 0, slice 0; 12 x 10 x 9 of 12 x 10 x 8)",
         "it is shifted by (0.6, 0, 0) mm",
@@ -269,7 +271,7 @@ def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     written = prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s", leave_out=True)
     assert sorted(entry["image"][7:10] for entry in entries(written["site-1"])) == ["p06", "p07", "p08"]
-    assert manifest(tmp_path / "out")["notes"][0].startswith("7 of 10 volume(s) are left out")
+    assert manifest(tmp_path / "out")["notes"][0].startswith("8 of 11 volume(s) are left out")
 
 
 def test_labels_get_numbers_without_gaps(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from PIL import Image
 
 from fairflare.data.datalist import DataError
-from fairflare.data.preparers.listed import attributes_of, by_value, classes_of
+from fairflare.data.preparers.listed import attributes_of, by_value, classes_of, refuse_two_spellings
 from fairflare.data.preparers.tables import Images, Row, read_table
 from fairflare.data.preparers.trees import listed
+from tests.unit.dicom_files import series
 
 CELLS = [("p0.png", "a"), ("p1.png", "b"), ("p2.png", "a")]
 PLAIN = "image,label\np0.png,a\np1.png,b\np2.png,a\n"
@@ -142,6 +143,34 @@ def test_images_that_no_row_names_are_counted(tmp_path: Path) -> None:
     assert (len(found.cases), found.notes) == (2, [f"{said}'p2.png', 'p3.png', 'p4.png' and 1 more"])
 
 
+def test_rows_without_a_patient_or_a_split_are_counted(tmp_path: Path) -> None:
+    source = pictures(tmp_path / "s", *(f"p{number}.png" for number in range(5)))
+    rows = ["p0,0,u,train", "p1,1,,val", "p2,0,NA,test", "p3,1,Unknown,", "p4,0,v,"]
+    (source / "t.csv").write_text("\n".join(["image,label,patient,split", *rows]))
+    found = listed(source, "t.csv", {}, "label", pictures=True)
+    assert [case.patient for case in found.cases] == ["u", None, None, None, "v"]
+    assert found.notes == [
+        f"'{source}/t.csv': 2 of 5 rows do not say the split, and are for training, as others say the validation",
+        f"'{source}/t.csv': 3 of 5 rows do not say the patient, and are of one each, unless --group or a header tells",
+    ]
+    (source / "t.csv").write_text(
+        "\n".join(["image,label,split", *(f"p{n},{n % 2},{'test' * (n < 2)}" for n in range(5))])
+    )
+    assert listed(source, "t.csv", {}, "label", pictures=True).notes == []  # the others are drawn, and nobody is known
+
+
+def test_series_of_a_table_are_read_and_files_of_none_counted(tmp_path: Path) -> None:
+    for number in range(2):
+        series(tmp_path / f"s/c{number}", np.zeros((4, 5, 3), np.int16))
+    (tmp_path / "s/c0/x.mha").touch()
+    (tmp_path / "s/t.csv").write_text("image,label\nc0,a\nc1,b\n")
+    found = listed(tmp_path / "s", "t.csv", {}, "label")
+    assert [case.image.name for case in found.cases] == ["c0", "c1"]
+    assert len(found.notes) == 1
+    assert found.notes[0].startswith(f"'{tmp_path / 's'}': not read: 1 .mha file ('c0/x.mha'): ")
+    assert found.notes[0].count(" file") == 1  # and no file of the series
+
+
 def test_a_class_called_na_is_one_where_the_classes_are_named(tmp_path: Path) -> None:
     source = pictures(tmp_path / "s", "p0.png", "p1.png")
     (source / "t.csv").write_text("image,label\np0,NA\np1,none\n")
@@ -177,6 +206,22 @@ def test_labels_by_value(labels: list[str], given: list[str] | None, names: list
 def test_labels_that_are_none(labels: list[str], given: list[str] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         classes_of(labels, given)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [("F", "f"), ("TRUE", "True"), ("0012", "12"), ("12.0", "12"), ("Na\u0308vus", "N\u00e4vus"), ("a", "b", "A")],
+)
+def test_one_value_in_two_spellings_is_no_class_group_or_patient_of_its_own(values: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match=r"^'.+' and '.+' would be two patients; write them alike$"):
+        refuse_two_spellings(values, "patients")
+    with pytest.raises(DataError, match="would be two classes"):
+        classes_of(["x", *values])
+    with pytest.raises(DataError, match=r"would be two groups \(column 'x'\)"):
+        attributes_of({"sex": "x"}, rows_of("x", *values))
+    if values[0].isalpha():
+        assert classes_of(values, values)[1] == [*range(len(values))]  # named on purpose
+    refuse_two_spellings(["12", "13", "p1", "p10", "12"], "patients")
 
 
 def test_by_value_keeps_numbers_that_a_float_cannot() -> None:

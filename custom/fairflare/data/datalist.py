@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base import checks
-from fairflare.base.disk.files import lies_in, real_folders, write_whole
+from fairflare.base.disk.files import keys_once, lies_in, real_folders, write_whole
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
@@ -137,7 +137,8 @@ def _read_json(file: Path, site: str) -> Any:
             f"site '{site}': the datalist does not exist",
         )
     try:
-        return json.loads(file.read_bytes())  # JSON may be in UTF-8 or UTF-16, with or without a byte order mark
+        # JSON may be in UTF-8 or UTF-16, with or without a byte order mark.
+        return json.loads(file.read_bytes(), object_pairs_hook=keys_once)
     except (OSError, ValueError, RecursionError) as error:
         why = "lists within lists without end" if isinstance(error, RecursionError) else error
         raise DataError(

@@ -110,14 +110,18 @@ def read_image(
     Raises:
         DataError: the file is too large, damaged, or holds no image.
     """
-    where = (site, split, max_bytes, how)
+    return _image(open_image(sample, site, split, max_bytes, how), sample.slice, max_bytes, how)
+
+
+def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
+    """Return the image of a sample; its mask decides between two forms of the image's header that differ."""
+    where = (site, split, limit, how)
     try:
-        opened = _open(sample.image, "image", *where)
+        return _open(sample.image, "image", *where)
     except DataError as error:
         if error.misfit is None or error.misfit.cause != TWO_FORMS or not isinstance(sample.label, Path):
             raise
-        opened = open_pair(sample, *where)[0]  # the mask decides between the two forms of the image's header
-    return _image(opened, sample.slice, max_bytes, how)
+        return open_pair(sample, *where)[0]
 
 
 def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:

@@ -14,9 +14,9 @@ from fairflare.data.reading import (
     PLAIN,
     Reading,
     _bounds,
-    _open,
     _Opened,
     _scaled,
+    open_image,
     open_pair,
     whole_numbers,
 )
@@ -67,7 +67,7 @@ def read_whole(
     if masked:
         opened, labels = map(_volume, open_pair(sample, site, split, max_bytes, how))
     else:
-        opened = _volume(_open(sample.image, "image", site, split, max_bytes, how))
+        opened = _volume(open_image(sample, site, split, max_bytes, how))
     image = _scaled(opened, opened.array, None, _bounds(opened, how, max_bytes), how)
     mask = None if labels is None else whole_numbers(labels, labels.array)
     affine = opened.facts.affine if opened.fit is None else opened.fit.affine

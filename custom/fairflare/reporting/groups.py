@@ -318,10 +318,11 @@ def group_notes(results: Results) -> list[str]:
         notes += [text for text, holds in told.items() if holds]
         many = sum(1 for count in images.values() if count)
         notes += [_one_rate(attribute, key, groups, many) for key, groups in pooled.undefined_rates.items()]
+    own = "A group's figures at a site are means over its own structures or classes: compare groups, not sites."
     stays = [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]
     why = "fewer cases than min_cases, or needed to hide one with fewer"
     kept_back = f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}."
-    return [*notes, kept_back] if stays else notes
+    return notes + [own] * bool(results.footing.how and {*found.attributes} - {EVERYBODY}) + [kept_back] * bool(stays)
 
 
 def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str:

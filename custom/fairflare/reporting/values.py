@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from fairflare.base import checks
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
-from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, ranks, where_counted
+from fairflare.core.statistics.footing import OWN, in_brackets, ranks, where_counted
 from fairflare.reporting.documents import Metrics, Results, RoundRecord
 
 GLOBAL = "global/"  # prefix of the global test's metrics in lists that have metrics of the sites too
@@ -161,9 +161,7 @@ def linked(results: Results, metric: str) -> bool:
 
 def rests_on(results: Results, metric: str) -> str:
     """Return what comparable figures rest on, to follow the metric's name in heads; empty: they are plain figures."""
-    shared = results.footing.how == SHARED
-    over = f"over: {checks.few(results.footing.shared, checks.MAX_NAMES)}" if shared else ADJUSTED
-    return f" ({over})" if compared(results, metric) else ""
+    return in_brackets(results.footing.how, results.footing.shared) if compared(results, metric) else ""
 
 
 def compared(results: Results, metric: str) -> bool:

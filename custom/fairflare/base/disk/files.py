@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -173,6 +174,19 @@ def unreadable(error: OSError | ValueError | RecursionError) -> str:
     if isinstance(error, FileNotFoundError):
         return "does not exist"
     return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of a JSON file as a dict; raise ``ValueError`` if a key stands in it twice.
+
+    Given to ``json.loads`` as ``object_pairs_hook``, which takes the last of two keys otherwise, without a word.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(
+            f"{Counter(key for key, _ in pairs).most_common(1)[0][0]!r} stands twice in an object; keep one"
+        )
+    return found
 
 
 def sha256_of(path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.base.checks import nearest
-from fairflare.base.disk.files import unreadable
+from fairflare.base.disk.files import keys_once, unreadable
 from fairflare.cli.screen import note
 from fairflare.data.datalist import SPLITS
 from fairflare.reporting.layout import listed
@@ -122,7 +122,8 @@ def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> di
         ValueError: the file has no object; the message names the file after ``what``, and says what is ``wanted``.
     """
     try:
-        content = json.loads(file.read_bytes())  # UTF-8 or UTF-16, with or without a byte-order mark
+        # UTF-8 or UTF-16, with or without a byte-order mark.
+        content = json.loads(file.read_bytes(), object_pairs_hook=keys_once)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{what}{file} {unreadable(error)}") from error
     if not isinstance(content, dict):

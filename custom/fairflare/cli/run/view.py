@@ -14,6 +14,7 @@ from rich.text import Text
 
 from fairflare.base.checks import MAX_NAMES, few
 from fairflare.core.fairness import higher_is_better
+from fairflare.core.statistics.footing import OWN
 from fairflare.federation.collecting.transport import Listener
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ class RunView(Listener):
         finite = {site: value for site, (_, value) in found.items() if math.isfinite(value)}
         if finite:
             name = next(iter(found.values()))[0]
-            text += f"; the model before it: {name} {statistics.fmean(finite.values()):.3f} on average"
+            over = details.get("over", "") * any(OWN + name in of for of in details["metrics"].values())
+            text += f"; the model before it: {name}{over} {statistics.fmean(finite.values()):.3f} on average"
             higher = higher_is_better(name, self._directions)
             if higher is not None:
                 worst = (min if higher else max)(sorted(finite), key=finite.__getitem__)

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from fairflare.base.checks import MAX_NAMES, few
 from fairflare.base.metric import metric_name
 
 Cells: TypeAlias = Mapping[str, Mapping[str, float]]  # values by site, then by structure
@@ -29,6 +30,11 @@ OWN = "own/"  # prefix of the name of a site's mean over its own cells; the metr
 LEAST_LOSS = 1e-10  # lower bound of a loss, which keeps ratios of losses finite
 OF_PART: Mapping[str, str] = {"balanced_accuracy": "recall"}  # name of the metric by class, if unlike the mean's
 SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures, or additive adjustment
+
+
+def in_brackets(how: str, shared: Sequence[str]) -> str:
+    """Return what comparable figures rest on, to follow a metric's name."""
+    return f" ({f'over: {few(shared, MAX_NAMES)}' if how == SHARED else how})"
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,16 @@ from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.names import listing
 
-MOST_LABELS = 256
+# Most values that are labels; more in pictures are grey values, smoothed edges or numbered objects.
+MOST_LABELS: Mapping[str, int] = {"volume": 256, "image": 40}
 VOID = 255  # value of unlabelled pixels in many data sets
 BLACK_AND_WHITE = [0, 255]  # values that every task on masks reads as 0 and 1
 
 
 def labels_of(
-    values: Collection[int], called: Mapping[int, str], notes: list[str], given: Mapping[str, int | str] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    values: Collection[int], called: Mapping[int, str], notes: list[str], given: Mapping[str, int | str] | None = None,
+    what: str = "volume",
+) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
     """Return the settings of the task for the labels of masks, and the settings of every site in ``fairflare.json``.
 
     Args:
@@ -24,6 +26,7 @@ def labels_of(
         called: names of labels by value.
         notes: list to which notes on the labels are added.
         given: label of each value, if the user gives them.
+        what: kind of the images, ``"image"`` or ``"volume"``.
 
     Raises:
         DataError: there are too many values, there is no label but 0, or a value is missing in ``given``.
@@ -38,8 +41,9 @@ def labels_of(
     known = [0, *sorted({*values, *called} - {0})]
     if problem := first_of({
         "all masks are empty (0 at every pixel); give those in which the structures are drawn": not set(values) - {0},
-        f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels":
-            len(known) > MOST_LABELS or known[0] < 0,
+        f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels, no picture, smoothed "
+        "edges or numbered objects: give such masks, or say what each value means (--mask-values)":
+            len(known) > MOST_LABELS[what],
     }):  # fmt: skip
         raise DataError(problem)
     number = len(known) - 1

@@ -19,7 +19,7 @@ from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Dicom, kind_of
 from fairflare.data.listing.attributes import MOST_GROUPS
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.names import listing
+from fairflare.data.preparers.names import composed, listing, unique
 from fairflare.data.preparers.tables import Row
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def person_in_header(path: Path, seed: int) -> str | None:
 
 
 def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
-    """Raise ``DataError`` for a site all of whose images are of one patient.
+    """Raise ``DataError`` for a site whose patients are written in two ways, or all of whose images are of one patient.
 
     Such a site cannot be split, and its patient's name is often a placeholder.
 
@@ -118,6 +118,8 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
     """
     for site, own in groupby(sorted(items, key=lambda item: item.site), lambda item: item.site):
         images = {item.image: item.patient for item in own if isinstance(item.image, Path)}
+        where = f" of site '{site}'" if site else ""
+        refuse_two_spellings((patient for patient in images.values() if patient), f"patients{where}")
         if len(images) < ONE_PATIENT or len({*images.values()}) != 1 or None in images.values():
             continue
         image, patient = next(iter(images.items()))
@@ -128,10 +130,22 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
             how = (
                 "where each image is of another patient: --group '^(.*)$'; else name the patients by --group or a table"
             )
-        where = f"site '{site}': " if site else ""
         raise DataError(
-            f"{where}all {len(images)} images are of one patient ({said}), who can be in one split alone; {how}"
+            f"all {len(images)} images{where} are of one patient ({said}), who can be in one split alone; {how}"
         )
+
+
+def refuse_two_spellings(values: Iterable[str], what: str) -> None:
+    """Raise ``DataError`` for two of some values that are the same number, or differ in capitals or composition alone.
+
+    >>> refuse_two_spellings(["0012", "12.0"], "patients")
+    Traceback (most recent call last):
+    fairflare.data.listing.samples.DataError: '0012' and '12.0' would be two patients; write them alike
+    """
+    unique(
+        ((by_value([composed(text).casefold()])[0], text) for text in values),
+        f"would be two {what}; write them alike",
+    )
 
 
 def by_value(labels: Sequence[str]) -> list[str]:
@@ -187,6 +201,7 @@ def attributes_of(
         )
         known = [plain.get(text) for text in texts]
         values = sorted(set(plain.values()))
+        refuse_two_spellings([] if edges else values, f"groups (column '{column}')")
         if not edges and len(values) >= MOST_GROUPS:
             raise DataError(
                 f"column '{column}' has {len(values)} different values, such as {listing(values[:3])}; of numbers "
@@ -273,6 +288,7 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
             raise DataError(f"an image has the label '{strange}'; the classes are {', '.join(given or ())}")
         return list(given or ()), [names.index(label) for label in found]
     names = sorted(set(found))
+    refuse_two_spellings(names, "classes")
     if len(names) < 2:
         raise DataError(f"expected at least two classes, found {listing(names)}")
     if all(WHOLE.fullmatch(name) for name in names):

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample, suffix_of
 from fairflare.data.geometry import DrawnOn, Fit, Misfit, codes_of, fit
 from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
@@ -149,8 +150,12 @@ def look_at_volume(
         raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
     found, labels = (None, None) if mask is None else _labels_on(facts, mask, drawn_on)
     volume = file.decode(is_mask=False, limit=MAX_IMAGE_BYTES)
-    if volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None:
-        raise ValueError("it has values that are NaN or infinite; repair the file")
+    if problem := first_of({
+        f"it holds {volume.dtype} values, not numbers": volume.dtype.kind not in "biuf",
+        "it has values that are NaN or infinite; repair the file":
+            volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None,
+    }):  # fmt: skip
+        raise ValueError(problem)
     affine = facts.affine if found is None else found.affine
     turn = None if plane is None else turn_of(affine, plane, facts.shape[2])
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fairflare.base.checks import few
 from fairflare.data.datalist import DataError
@@ -33,6 +34,19 @@ def composed(name: str) -> str:
 def file_name(name: str) -> str:
     """Return a name in which every character but letters, digits, ``.``, ``_`` and ``-`` is replaced by ``_``."""
     return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in composed(name))
+
+
+def unique(pairs: Iterable[tuple[str, Any]], why: str) -> dict[str, Any]:
+    """Return pairs of a key and a path, or a text, as a dict.
+
+    Raises:
+        DataError: two values have one key; the message names both values and ends with ``why``.
+    """
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if found.setdefault(key, value) != value:
+            raise DataError(f"'{found[key]}' and '{value}' {why}")
+    return found
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:

@@ -79,7 +79,7 @@ def write_own(
     notes += notes_of(note for seen in looks for note in seen.notes)
     called = {value: name for tree in trees.values() for value, name in tree.names.items()}
     values = {value for seen in looks for value in seen.values}
-    task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values)
+    task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values, what)
     task |= {"findings": names} if findings else {}
     if not all(seen.own_plane for seen in looks):
         task["orientation"] = plane

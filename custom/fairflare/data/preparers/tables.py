@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, suffix_of
-from fairflare.data.image_file import SUFFIXES
+from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.preparers.contents import contents, without_ending
 from fairflare.data.preparers.names import composed, listing
 
@@ -151,10 +151,13 @@ class Images:
         folders: folders of DICOM series, which count as images too.
     """
 
-    def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES, folders: Iterable[Path] = ()) -> None:
+    def __init__(self, folder: Path, endings: Iterable[str] = SUFFIXES, folders: Collection[Path] = ()) -> None:
         self.folder = folder
         self.contents = contents(folder, tuple(endings))
-        self.paths = sorted([*self.contents.images, *folders])
+        self.paths = sorted(  # in the folder of a series a DICOM file is no image of its own
+            {path for path in self.contents.images if path.parent not in folders or suffix_of(path) in VOLUMES}
+            | {*folders}
+        )
         self._known: dict[str, list[Path]] = {}
         for path in self.paths:
             for name in _spellings(path.name):

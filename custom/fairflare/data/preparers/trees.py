@@ -19,8 +19,8 @@ from fairflare.data.image_file import VOLUMES as NIFTI
 from fairflare.data.kinds import named, shown
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.listed import NO_VALUE, by_value, columns_of, split_name
-from fairflare.data.preparers.names import composed, existing_folder, file_name, listing
+from fairflare.data.preparers.listed import NO_VALUE, NOT_KNOWN, by_value, columns_of, split_name
+from fairflare.data.preparers.names import composed, existing_folder, file_name, listing, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
@@ -184,7 +184,7 @@ def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
     if together:
         own, marked = ([file for file in own if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
     by_name, partners = (
-        _unique(
+        unique(
             ((key_of(name, channel=not pictures), path) for name, path in files),
             "have the same name apart from the ending; rename or remove one of them",
         )
@@ -201,19 +201,6 @@ def key_of(name: str, channel: bool = False) -> str:
     """Return a name without the ending that marks a mask, and if ``channel``, without nnU-Net's channel number."""
     key = MASK_ENDING.sub("", name)
     return CHANNEL.sub("", key) if channel else key
-
-
-def _unique(files: Iterable[tuple[str, Path]], why: str) -> dict[str, Path]:
-    """Return files, given as pairs of key and path, as a dict by key.
-
-    Raises:
-        DataError: two files have one key; the message names both files and ends with ``why``.
-    """
-    found: dict[str, Path] = {}
-    for key, path in files:
-        if found.setdefault(key, path) != path:
-            raise DataError(f"'{found[key]}' and '{path}' {why}")
-    return found
 
 
 def _matched(folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path], notes: list[str]) -> Tree:
@@ -254,7 +241,7 @@ def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
     why = (
         "are of one examination; say which images are meant (--suffix T1w), or name images and masks in a table (--csv)"
     )
-    found = _matched(folder, _unique(files[False], why), _unique(files[True], why), seen.notes())
+    found = _matched(folder, unique(files[False], why), unique(files[True], why), seen.notes())
     people, notes = _participants(folder / PARTICIPANTS, attributes)
     for number, case in enumerate(found.cases):
         patient = case.name.partition("/")[0]
@@ -374,8 +361,11 @@ def _rows(
 def _told(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
     """Return the patient, site and split of an image by its row of a table, and the row itself."""
     split = split_name(row.get(called["split"], ""), row)
-    patient, site = row.get(called["patient"], "") or None, composed(row.get(called["site"], ""))
-    return {"patient": patient, "site": site, "splits": (split,) if split else (), "row": row}
+    patient, site = row.get(called["patient"], ""), composed(row.get(called["site"], ""))
+    return {
+        "patient": None if patient.lower() in NOT_KNOWN else patient, "site": site,
+        "splits": (split,) if split else (), "row": row,
+    }  # fmt: skip
 
 
 def listed(
@@ -413,8 +403,8 @@ def listed(
     if absent := sorted({*(classes or ())}.difference(there)) if findings else ():
         raise DataError(f"'{file}' has no column for the finding {listing(absent)}; --classes names the columns")
     table, called = _rows(file, columns, ("image",) if findings else ("image", of), attributes, notes, remedy)
-    series = [] if pictures else [path for _, path in _below(source, pictures)[0] if path.is_dir()]
-    images = Images(source, SUFFIXES if pictures else NIFTI, series)
+    series = set() if pictures else {path for _, path in _below(source, pictures)[0] if path.is_dir()}
+    images = Images(source, SUFFIXES if pictures else WANTED, series)
     paths = images.all([row[called["image"]] for row in table], file)
     texts = [row[called[of]] for row in table if not findings]
     for row, label in zip(table, texts, strict=False):
@@ -435,6 +425,17 @@ def listed(
         name = text if path.is_dir() else without_ending(text)
         cases.append(Item(name, text, path, target, text=text if pictures else name, **_told(row, called)))
     notes = [*images.contents.notes(), *notes]
+    notes += [
+        f"'{file}': {number} of {len(cases)} rows do not say {what}"
+        for what, number in (
+            (
+                "the split, and are for training, as others say the validation",
+                any("validation" in c.splits for c in cases) * sum(not c.splits for c in cases),
+            ),
+            ("the patient, and are of one each, unless --group or a header tells", sum(not c.patient for c in cases)),
+        )
+        if 0 < number < len(cases)
+    ]
     taken = {*paths, *(label for label in labels if isinstance(label, Path))}
     if others := [path.name for path in images.paths if path not in taken]:
         notes.append(

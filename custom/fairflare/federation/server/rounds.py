@@ -15,6 +15,7 @@ from typing import Any
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.features.adapting import products_of
+from fairflare.core.statistics.footing import in_brackets
 from fairflare.exchange.messages import (
     COMPARED,
     TASK_ANCHOR,
@@ -221,8 +222,9 @@ class Rounds:
             self.files.save(next_state, current_round)
         self.experiment.save(current_round + 1, next_state)
         self.journal.tell(
-            "round_done", current_round=current_round, num_rounds=run.rounds_in_all, metrics=record.validation
-        )
+            "round_done", current_round=current_round, num_rounds=run.rounds_in_all, metrics=record.validation,
+            over=in_brackets(self.test.footing.how, self.test.footing.shared),
+        )  # fmt: skip
         return next_state
 
     def _ask_about_anchor(self, record: RoundRecord) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fairflare.base.disk.files import keys_once
 from fairflare.base.machine.computing import Computing
 from fairflare.base.settings import Flag, in_words
 from fairflare.federation.site.examples import EXAMPLES
@@ -55,8 +56,9 @@ def read_site_file(path: Path, identity: str) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        settings = json.loads(path.read_bytes())  # UTF-8 or UTF-16, with or without a byte order mark
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+        # UTF-8 or UTF-16, with or without a byte order mark.
+        settings = json.loads(path.read_bytes(), object_pairs_hook=keys_once)
+    except (OSError, ValueError, RecursionError) as e:
         raise SiteError(
             f"site {identity!r}: {path} is not readable JSON: {e}",
             public=f"site {identity!r}: local/{SITE_FILE} is not readable JSON",

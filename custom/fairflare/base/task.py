@@ -208,6 +208,10 @@ class Task(ABC):
         """Return the names of the classes or structures in the result of :meth:`outcomes`; default: none."""
         return ()
 
+    def output_tensors(self) -> Sequence[str]:
+        """Return the names of the network's tensors with one row for each structure or finding; default: unknown."""
+        return ()
+
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
         """Return the model's result for each sample of a split, for sums by group of people.
 

@@ -242,6 +242,9 @@ def of_footing(results: Results) -> list[str]:
         "squares). How sure that is is not known, so that there are no intervals and no test of who is behind."
     )
     lines = [f"The sites annotate, or mark, different structures or classes ({own}). Figures of sites rest on {text}"]
+    if rows := results.info.output_rows:
+        of = "; ".join(f"{name}: {', '.join(sites) or 'no site, it stays as it was'}" for name, sites in rows.items())
+        lines.append(f"The model's output row of a structure is averaged over the sites that annotate it ({of}).")
     if found.bridges:
         lines.append(f"That the others can be compared rests on {' and on '.join(found.bridges)} alone.")
     for part in found.parts if len(found.parts) > 1 else ():

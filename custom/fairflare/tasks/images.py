@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
@@ -20,6 +21,7 @@ from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveIn
 from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
+from fairflare.core.features.adapting import outline_of
 from fairflare.data.datalist import DataError, Datalist, Sample, load_datalist
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.geometry import DrawnOn
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from fairflare.tasks.scores.dice_scores import Origin
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 # Types of the settings that tasks on images have.
 Grey = Literal[1, 3]
 Size = tuple[PositiveInt, PositiveInt]
@@ -200,6 +203,25 @@ class ImageTask(Intensities, Fitted, Task):
 
     def outcome_names(self) -> list[str]:
         return self.names()
+
+    def output_tensors(self) -> Sequence[str]:
+        """Return the output layer's tensors, for outputs that do not depend on each other: not for classes (softmax).
+
+        They are unknown where the network computes its outputs otherwise than by one layer.
+        """
+        if self.class_labels and not self.findings:
+            return ()
+        import torch
+
+        from fairflare.core.features.layers import output_tensors
+
+        model = outline_of(self)
+        inputs = torch.zeros(1, self.in_channels, *self.image_size, device=next(model.parameters()).device)
+        try:
+            return output_tensors(model, inputs, len(self.names()))
+        except Exception as error:  # a user's network may raise any error, and on the meta device it has no numbers
+            log.info("the output layer is unknown: %s", in_one_line(error))
+            return ()
 
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str

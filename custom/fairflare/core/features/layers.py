@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -51,6 +52,41 @@ def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
         Fed-LWR counts layers m = 1..M without defining them; one layer for each such module is our reading.
     """
     return {name: model.get_submodule(name) for name in dict.fromkeys(layers_of(model.state_dict()).values())}
+
+
+def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[str]:
+    """Return the names of the parameters (weight, bias) that have a row for each of a network's outputs.
+
+    They are those of the linear layer or convolution whose output, in evaluation mode and unchanged, is the network's,
+    and which runs once. The list is empty if there is no such layer, or if it has not this number of rows.
+
+    Args:
+        model: network; on the meta device nothing is computed.
+        inputs: input of the network, (1, ...), on the same device.
+        rows: number of outputs, (n, rows, ...).
+    """
+    from torch import nn
+
+    from fairflare.base.task import evaluating
+
+    ran: list[tuple[nn.Module, object]] = []
+    hooks = [
+        module.register_forward_hook(lambda module, args, output: ran.append((module, output)))
+        for module in model.modules()
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and len(module.weight) == rows
+    ]
+    try:
+        with evaluating(model):
+            outputs = model(inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    last = [module for module, output in ran if output is outputs]
+    whole = [
+        m for m in last if "weight" in m._parameters and sum(other is m for other, _ in ran) == 1
+    ]  # not made of parts
+    own = [id(parameter) for module in whole for parameter in module._parameters.values()]
+    return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own]
 
 
 #: Last component of the tensor names of a batch norm's running statistics.

@@ -22,8 +22,9 @@ from fairflare.base.machine.threads import one_thread
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Metric
 from fairflare.core.aggregation.low_rank import Products
+from fairflare.core.aggregation.output_rows import OutputRows
 from fairflare.core.features.layers import is_statistic, layers_of
-from fairflare.core.states import Movement, layerwise_average, weighted_average
+from fairflare.core.states import Movement, WeightsOf, layerwise_average, weighted_average
 from fairflare.core.statistics.footing import Footing
 from fairflare.core.weighting import counted_samples, normalise, ramp
 from fairflare.exchange.messages import Message
@@ -161,6 +162,7 @@ class Collector:
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
         self.products: Products | None = None  # averages products of low-rank factors; ``None``: factor by factor
         self.footing = Footing({})  # compares sites that annotate different structures; known after the check
+        self.rows = OutputRows()  # averages output rows over the sites that annotate them; known after the check
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
 
@@ -332,7 +334,8 @@ class Collector:
         """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
         sites = self.labelled
         plain = Movement(lambda change: change, {}, lambda: None, products=self.products)
-        return weighted_average(self._states(sites), dict.fromkeys(sites, 1.0 / len(sites)), movement=plain)
+        weights = dict.fromkeys(sites, 1.0 / len(sites))
+        return weighted_average(self._annotated(self._states(sites), lambda name: weights), weights, movement=plain)
 
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         """Return the next global model (or the aggregated update) and the weights that the rule gave.
@@ -358,12 +361,16 @@ class Collector:
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
         movement = Movement(self._moved, types, partial(inputs.start, rule), weighing.buffers, self.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
+        limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.of_made}
         if weighing.layers is not None:
-            state = layerwise_average(self._states(), weighing.layers, inputs.owner, **form)
+            by_layer = weighing.layers
+            states = self._annotated(self._states(), lambda name: by_layer.get(inputs.owner[name], {}), **limits)
+            state = layerwise_average(states, by_layer, inputs.owner, **form)
         elif weighing.sites is not None:
             shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
             log.info("round %d, weights: %s", self._round.number, shown)
-            state = weighted_average(self._states(), weighing.sites, **form)
+            weights = weighing.sites
+            state = weighted_average(self._annotated(self._states(), lambda name: weights, **limits), weights, **form)
         else:
             raise RuntimeError(f"{type(rule).__name__}.weigh() gave neither site nor layer weights")
         self._round.step = movement.length
@@ -372,6 +379,12 @@ class Collector:
             weighing.details["adapter_truncation"] = self.products.errors()
         state = {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
+
+    def _annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
+        """Return the sites' models with output rows of the sites that annotate them (:class:`OutputRows`)."""
+        unlabelled = set(self.accepted).difference(self.labelled)
+        silent = tuple(sites and sites.union(unlabelled) for sites in self.rows.silent)
+        return replace(self.rows, silent=silent).of_annotators(states, weights_of, self._round.received or {}, **limits)
 
     def _moved(self, change: State) -> State:
         with one_thread():

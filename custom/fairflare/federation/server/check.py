@@ -250,6 +250,22 @@ class Check:
         return Footing(of, self.task.primary_metric).without(support)
 
     @property
+    def annotators(self) -> dict[str, list[str]]:
+        """Return the sites that annotate each structure, class or finding, in the network's order.
+
+        It is empty where all sites annotate all. Where a site's file says nothing, it annotates all.
+        """
+        found: list[tuple[str, list[str]]] = []
+        for site, said in sorted(self.facts.items()):
+            names = [printable(name) for name in self.task.suited_to(_Said(said)).outcome_names()]
+            found += [(name, []) for name in names[len(found) :]]
+            for name, (_, sites) in zip(names, found, strict=False):
+                if name in said.get(ANNOTATED, names):
+                    sites.append(site)
+        differs = any(len(sites) < len(self.facts) for _, sites in found)
+        return dict(found) if differs else {}
+
+    @property
     def groups(self) -> Mapping[str, Sequence[int]]:
         """Return the groups of classes (head, medium, tail) in the sites' datalists; empty where the task has none."""
         return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})

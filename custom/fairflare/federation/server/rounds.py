@@ -14,6 +14,7 @@ from typing import Any
 
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Task, metric_name
+from fairflare.core.aggregation.output_rows import OutputRows
 from fairflare.core.features.adapting import products_of
 from fairflare.core.statistics.footing import in_brackets
 from fairflare.exchange.messages import (
@@ -112,6 +113,7 @@ class Rounds:
             self.collector.said, self.test.facts = self.check.said, self.check.facts
             self._say_unused()
             self.collector.footing = self.test.footing = self.check.footing
+            self._average_rows()
             while current_round < self.settings.rounds_in_all + 1:
                 try:
                     if current_round < self.settings.rounds_in_all:
@@ -135,6 +137,18 @@ class Rounds:
         half, unused = self.place.site_half, sum(of.get(UNLABELLED, 0) for of in self.check.said.values())
         if unused and half is not None and not half.get("args", {}).get("unlabelled"):
             self.transport.say(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
+
+    def _average_rows(self) -> None:
+        """Average output rows over the sites that annotate them, where sites annotate different structures."""
+        annotators = self.check.annotators if self.settings.num_rounds else {}
+        found = self.task.output_tensors() if annotators else ()
+        tensors = [name for name in found if name not in self.at_home.tensors]
+        every = frozenset(self.check.facts)
+        self.collector.rows = OutputRows(tensors, tuple(every.difference(sites) for sites in annotators.values()))
+        partly = {name: sites for name, sites in annotators.items() if tensors and len(sites) < len(every)}
+        self.journal.store.update_info(output_rows=partly)
+        if annotators and not partly:
+            self.transport.say("output rows are averaged over all sites, also those that do not annotate the structure")
 
     def _start(self) -> tuple[int, State]:
         """Return the first round to do, and the initial or the checkpointed model."""

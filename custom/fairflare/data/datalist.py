@@ -94,13 +94,12 @@ def load_datalist(
     content = _read_json(file, site)
     checked = CheckedList(site, root, file, class_labels, folders, problems=problems)
     splits = checked.splits(content)
-    made_up = content.get("synthetic") is True
     names, groups = None, None
     if class_labels:
         with checked.noted():
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
-    return Datalist(site, file, splits, names, groups, made_up, checked.attributes)
+    return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes)
 
 
 def write_datalist(

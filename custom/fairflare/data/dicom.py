@@ -88,6 +88,8 @@ class Picture:
         rescaling: slope and intercept, for each frame or one pair for all frames.
         windows: first display window in the header, for each frame or one for all frames.
         table: whether a Modality LUT gives the measured values.
+        rescaled: whether a slope and an intercept are applied to the stored values.
+        scaled: whether the values differ from the stored ones: then they are float32, and NaN marks padding.
         padding: range of stored values, ends included, that mark pixels outside the picture.
         eight_bits: whether the stored values are 0 to 255 and not rescaled.
         lossy: whether the pixels were compressed with loss.
@@ -108,6 +110,8 @@ class Picture:
     rescaling: tuple[tuple[float, float], ...]
     windows: tuple[Window | None, ...]
     table: bool
+    rescaled: bool
+    scaled: bool
     padding: Padding | None
     eight_bits: bool
     lossy: bool
@@ -121,16 +125,6 @@ class Picture:
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the decoded array: (rows, columns), then frames if several, then 3 if coloured."""
         return (self.rows, self.columns, *([self.frames] if self.frames > 1 else []), *([3] if self.colour else []))
-
-    @property
-    def scaled(self) -> bool:
-        """Return whether the values differ from the stored ones: then they are float32, and NaN marks padding."""
-        return self.table or self.padding is not None or self.rescaled
-
-    @property
-    def rescaled(self) -> bool:
-        """Return whether a slope and an intercept are applied to the stored values."""
-        return any(each != (1.0, 0.0) for each in self.rescaling)
 
 
 # ------------------------------------------------------------------------------------------------ headers
@@ -240,6 +234,8 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
         rescaling=rescaling,
         windows=tuple(map(_window, ordered)),
         table=table,
+        rescaled=rescaled,
+        scaled=scaled,
         padding=padding,
         eight_bits=int(head.get("BitsAllocated") or 8) == 8 and not (rescaled or table or signed),
         lossy=syntax in LOSSY or str(head.get("LossyImageCompression")) == "01",
@@ -295,7 +291,6 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
     alike = {"size": f"{head.Rows} x {head.Columns}", "PhotometricInterpretation": kind}
     alike |= {name: str(head.get(name, "")) for name in ("SOPClassUID", "FrameOfReferenceUID")}
     alike = {"SeriesInstanceUID": str(head.get("SeriesInstanceUID", "")), **alike}
-    apart = {name: _text(head.get(name)) for name in FILES_APART}
     tilt, number = float(head.get("GantryDetectorTilt") or 0), head.get("InstanceNumber")
     offsets = head.get("GridFrameOffsetVector")
     usual = Plane(
@@ -304,7 +299,7 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         tilt=tilt,
         modality=_text(head.get("Modality")),
         alike=alike,
-        apart=apart,
+        apart={name: _text(head.get(name)) for name in FILES_APART},
     )
     if not any(groups):  # the file has no functional groups
         top = replace(usual, **_place([head]))

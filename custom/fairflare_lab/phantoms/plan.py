@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +12,13 @@ from pydantic import Field
 
 from fairflare.base.checks import choice, number
 from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, settings
-from fairflare.data.corruptions import CORRUPTIONS, SEVERITIES
-from fairflare.data.partitions import SHARD_MODES
+from fairflare.data.corruptions import SEVERITIES
 from fairflare_lab.phantoms.canvas import Canvas
 from fairflare_lab.phantoms.scene import TONES, draw_spot
 from fairflare_lab.sets.published import GRADES, HYPERKVASIR, ISIC2018, ISIC2019
 
 Images = npt.NDArray[np.uint8]
 
-PARTITIONS = ("iid", "dirichlet", "two_pool", "shards")
-LABEL_NOISES = ("symmetric", "pair")
 MIN_SIZE = 32  # least height and width in pixels; in smaller images the patterns vanish
 OWN_CLASS = 4  # least number of images of a class in a site's own test set, for a meaningful recall
 
@@ -140,16 +137,16 @@ class PhantomPlan:
     num_samples: PositiveInt = 2000
     num_test: PositiveInt = 400
     num_own_test: PositiveInt = 150
-    partition: str = "two_pool"
+    partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
-    shard_mode: str = "literal"
+    shard_mode: Literal["literal", "complement", "authors"] = "literal"
     corrupted_sites: NonNegativeInt = 1
-    corruption: str = "gaussian_noise"
+    corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise"
     severity: Annotated[int, Field(strict=True, ge=1, le=len(SEVERITIES))] = 3
     label_noise_sites: NonNegativeInt = 0
     label_noise: Fraction = 0.4
-    label_noise_kind: str = "symmetric"
+    label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
     validation_fraction: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=0.9)] = 0.1
     min_site: PositiveInt = 10
     min_class: PositiveInt = 4
@@ -161,12 +158,7 @@ class PhantomPlan:
     attribute_noise: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        named = {
-            "phantom": PHANTOMS, "partition": PARTITIONS, "shard_mode": SHARD_MODES, "corruption": CORRUPTIONS,
-            "label_noise_kind": LABEL_NOISES,
-        }  # fmt: skip
-        for name, known in named.items():
-            choice(name, getattr(self, name), known)
+        choice("phantom", self.phantom, PHANTOMS)
         sites = self.num_sites
         for name in ("corrupted_sites", "label_noise_sites"):
             number(f"{name} of num_sites={sites}", getattr(self, name), low=0, high=sites, whole=True)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample, suffix_of
-from fairflare.data.geometry import DrawnOn, Fit, Misfit, codes_of, fit
-from fairflare.data.image_file import MAX_IMAGE_BYTES, Facts, TooLarge, image_file
+from fairflare.data.geometry import DrawnOn, Misfit, codes_of
+from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of
-from fairflare.data.intensity import labels_of as whole_labels
 from fairflare.data.kinds import by_kind, odd_pair
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
-from fairflare.data.reading import PLAIN, read_pair
+from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, whole_numbers
 
 GZIP = b"\x1f\x8b"
 
@@ -60,11 +58,11 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
     def tried(case: Item) -> Look | Misfit | str:
         try:
             return look(case.image, case.mask if isinstance(case.mask, Path) else None)
-        except TooLarge as error:
-            return f"it or its mask would take {error.size} bytes"
         except Misfit as error:
             return error
         except Exception as error:  # libraries raise errors of any type for a damaged file
+            if isinstance(error, DataError) and error.misfit is not None:
+                return error.misfit
             names = (path for path in (case.image, case.mask) if isinstance(path, Path) and path.is_file())
             why = next(filter(None, map(_misnamed, names)), "") or _plain(error)
             return why if isinstance(error, ValueError) else f"it cannot be opened ({why})"
@@ -88,7 +86,8 @@ def _plain(error: Exception) -> str:
     """Return the reason why a file cannot be used, as text without site, split and names of Python objects."""
     if type(error).__name__ == "UnidentifiedImageError":
         return "damaged, or no picture"
-    text = error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
+    whose = "its mask: " if str(error).startswith("site '': mask ") else ""
+    text = whose + error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
     return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")
 
 
@@ -104,28 +103,21 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
         ValueError: the file is a volume, or the mask does not fit the picture.
         Exception: any error that a library raises for a damaged file.
     """
-    grids = []
-    for path in filter(None, (image, mask)):
-        file = image_file(path)
-        facts = file.facts() if path == image else file.mask_facts()
+    sample, how = Sample(image, mask), Reading(drawn_on=drawn_on)
+    for facts in [image_file(image).facts(), *([image_file(mask).mask_facts()] if mask else [])]:
         if (facts.slices or 1) > 1:
             raise ValueError(f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})")
-        grids.append(facts.grid)
-    notes = tuple(grid.note for grid in grids)
-    if mask is None:
-        return Look(notes=notes)
-    try:
-        pair = read_pair(Sample(image, mask), site="", split="none", how=replace(PLAIN, drawn_on=drawn_on))
-    except DataError as error:
-        if odd := odd_pair(image, mask):
-            raise ValueError(odd) from error
-        whose = "its mask: " if str(error).startswith("site '': mask ") else ""
-        raise error.misfit or ValueError(whose + _plain(error)) from error
-    values = tuple(np.unique(pair[1]).tolist())
-    if len(values) > 2 and (odd := odd_pair(image, mask)):
-        raise ValueError(odd)
-    found = fit(grids[0], grids[1], drawn_on)
-    return Look(values, notes if isinstance(found, Misfit) else (*notes, found.note))
+    values: tuple[int, ...] = ()
+    if mask is not None:
+        try:
+            values = tuple(np.unique(read_pair(sample, site="", split="none", how=how)[1]).tolist())
+        except DataError as error:
+            if odd := odd_pair(image, mask):
+                raise ValueError(odd) from error
+            raise
+        if len(values) > 2 and (odd := odd_pair(image, mask)):
+            raise ValueError(odd)
+    return Look(values, tuple(notes_on(sample, how)))
 
 
 def look_at_volume(
@@ -144,19 +136,23 @@ def look_at_volume(
         ValueError: the file is no volume, has values that are no numbers, or the mask does not fit the volume.
         Exception: any error that a library raises for a damaged file.
     """
-    file = image_file(image)
-    facts = file.facts()
+    facts = image_file(image).facts()
     if len(facts.shape) != 3:
         raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
-    found, labels = (None, None) if mask is None else _labels_on(facts, mask, drawn_on)
-    volume = file.decode(is_mask=False, limit=MAX_IMAGE_BYTES)
+    sample, how, labels = Sample(image, mask), Reading(drawn_on=drawn_on), None
+    if mask is None:
+        opened = _open(image, "image", "", "none", MAX_IMAGE_BYTES, how)
+    else:
+        opened, drawn = open_pair(sample, "", "none", MAX_IMAGE_BYTES, how)
+        labels = whole_numbers(drawn, drawn.array).reshape(facts.grid.shape)
+    volume = opened.array
     if problem := first_of({
         f"it holds {volume.dtype} values, not numbers": volume.dtype.kind not in "biuf",
         "it has values that are NaN or infinite; repair the file":
             volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None,
     }):  # fmt: skip
         raise ValueError(problem)
-    affine = facts.affine if found is None else found.affine
+    affine = facts.affine if opened.fit is None else opened.fit.affine
     turn = None if plane is None else turn_of(affine, plane, facts.shape[2])
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
@@ -169,7 +165,7 @@ def look_at_volume(
             spacing = spacing[np.argsort(turn[:, 0])]
     return Look(
         () if labels is None else tuple(np.unique(labels).tolist()),
-        (facts.grid.note, "" if found is None else found.note),
+        tuple(notes_on(sample, how)),
         None if spacing is None else tuple(spacing.tolist()),
         stored,
         "?" if affine is None else codes_of(affine),
@@ -177,26 +173,6 @@ def look_at_volume(
         empty,
         plane is None or same_turn(turn, turn_of(affine, "canonical", facts.shape[2])),
     )
-
-
-def _labels_on(image: Facts, mask: Path, drawn_on: str | None) -> tuple[Fit, npt.NDArray[np.int64]]:
-    """Return how a mask lies on its image, and the mask's labels along the axes of the image.
-
-    Raises:
-        Misfit: the mask does not fit its image.
-        ValueError: values of the mask are not whole numbers.
-    """
-    file = image_file(mask)
-    found = fit(image.grid, file.mask_facts().grid, drawn_on)
-    if isinstance(found, Misfit):
-        raise Misfit(found.cause, f"its mask '{mask.name}': {found.value}", found.remedy)
-    try:
-        values = whole_labels(file.decode(is_mask=True, limit=MAX_IMAGE_BYTES))
-    except (TooLarge, Misfit):
-        raise
-    except ValueError as error:
-        raise ValueError(f"its mask '{mask.name}': {error}") from error
-    return found, found.bring(values).reshape(image.grid.shape)
 
 
 def refuse_bad(

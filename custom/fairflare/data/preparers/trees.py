@@ -243,10 +243,11 @@ def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
     )
     found = _matched(folder, unique(files[False], why), unique(files[True], why), seen.notes())
     people, notes = _participants(folder / PARTICIPANTS, attributes)
-    for number, case in enumerate(found.cases):
-        patient = case.name.partition("/")[0]
-        row = people.get(patient.removeprefix("sub-"), Row())
-        found.cases[number] = replace(case, name=file_name(case.name), patient=patient, row=row)
+    found.cases = [
+        replace(case, name=file_name(case.name), patient=patient, row=people.get(patient.removeprefix("sub-"), Row()))
+        for case in found.cases
+        for patient in [case.name.partition("/")[0]]
+    ]
     lacking = sorted({str(case.patient) for case in found.cases if not case.row})
     if people and lacking:
         notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {named(lacking)}")

@@ -19,13 +19,13 @@ from PIL import Image
 from fairflare.base.described import described
 from fairflare.data.corruptions import CORRUPTIONS
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
+from fairflare.data.partitions import SHARD_MODES
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
 from fairflare.tasks.templates import classification_task, segmentation_task
 from fairflare.tasks.transforms import values_in
-from fairflare_lab.phantoms import PHANTOMS
-from fairflare_lab.phantoms.plan import PARTITIONS, SHARD_MODES
+from fairflare_lab.phantoms import PHANTOMS, PhantomPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Array = npt.NDArray[Any]
@@ -323,8 +323,8 @@ def test_every_setting_is_described(task_class: type) -> None:
 
 
 def test_the_choices_are_those_of_the_phantom() -> None:
-    wanted = {s.name: s.wanted for s in described(ClassificationTask)}
-    for name, known in (
-        ("phantom", PHANTOMS), ("partition", PARTITIONS), ("shard_mode", SHARD_MODES), ("corruption", CORRUPTIONS)
-    ):  # fmt: skip
+    wanted, drawn = ({s.name: s.wanted for s in described(of)} for of in (ClassificationTask, PhantomPlan))
+    for name, known in (("phantom", PHANTOMS), ("shard_mode", SHARD_MODES), ("corruption", CORRUPTIONS)):
         assert wanted[name] == f"one of {', '.join(map(repr, known))}"
+    for name in ("partition", "shard_mode", "corruption", "label_noise_kind"):
+        assert wanted[name] == drawn[name]

@@ -77,9 +77,9 @@ def _misnamed(path: Path) -> str:
         return ""
     with path.open("rb") as file:
         packed = file.read(len(GZIP)) == GZIP
-    if packed == (suffix_of(path) == ".nii.gz"):
-        return ""
-    return f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {'.nii.gz' if packed else '.nii'}"
+    ending = ".nii.gz" if packed else ".nii"
+    told = f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {ending}"
+    return "" if suffix_of(path) == ending else told
 
 
 def _plain(error: Exception) -> str:

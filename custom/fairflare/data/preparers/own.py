@@ -91,14 +91,14 @@ def write_own(
     seed = writing.get("seed", 0)
     items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
     refuse_one_patient(items, group)
+    record = dict(writing.get("record", {}))
     if what == "volume":
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
-        writing["record"] = {**writing.get("record", {}), **kind, "volumes": _in_figures(good)}
+        record |= {**kind, "volumes": _in_figures(good)}
     if not names:
-        marked = {case.site: Counter[int]() for case, _ in good if case.mask is not None}
-        for case, seen in good:
-            marked.get(case.site, Counter()).update(seen.values)
-        writing["record"] = {**writing.get("record", {}), "marked": marked}
+        masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
+        record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
+    writing["record"] = record
     form = Form(names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes)
     return write_pool(items, out_dir, dealing, settings, form, **writing)
 
@@ -139,10 +139,14 @@ def _labels(
 
 def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """Count the volumes of each site of the source by spacing, orientation and label."""
-    found: dict[str, dict[str, Counter[str]]] = {}
+    found: dict[str, list[Look]] = {}
     for case, look in good:
-        own = found.setdefault(case.site or "site-1", {key: Counter() for key in ("spacing", "orientation", "label")})
-        own["spacing"][look.stored] += 1
-        own["orientation"][look.way] += 1
-        own["label"].update(map(str, look.values))
-    return {site: {"volumes": own["orientation"].total(), **own} for site, own in found.items()}
+        found.setdefault(case.site or "site-1", []).append(look)
+    return {
+        site: {
+            "volumes": len(looks), "spacing": Counter(look.stored for look in looks),
+            "orientation": Counter(look.way for look in looks),
+            "label": Counter(str(value) for look in looks for value in look.values),
+        }
+        for site, looks in found.items()
+    }  # fmt: skip

@@ -457,7 +457,8 @@ def test_every_preparer_is_a_command_and_in_the_docs(capsys: pytest.CaptureFixtu
         assert main([name, "--help"]) == 0
         shown = capsys.readouterr().out
         assert preparer.text in " ".join(shown.split())
-        for option in ("--out", "--seed", "--number", "--overwrite", "--source" if preparer.has_source else "--site"):
+        source = "--site" if name in ("folders", "volumes") else "--source"
+        for option in ("--out", "--seed", "--number", "--overwrite", source):
             assert option in shown
 
 

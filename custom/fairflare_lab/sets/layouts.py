@@ -29,7 +29,7 @@ from fairflare.data.preparers.items import Item, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
 from fairflare.data.preparers.looking import refuse_bad
 from fairflare.data.preparers.names import existing_folder, file_name, listing
-from fairflare.data.preparers.options import Preparer
+from fairflare.data.preparers.options import OPTIONS, Preparer
 from fairflare.data.preparers.tables import Images, Row, read_table
 from fairflare.data.preparers.trees import pairs
 from fairflare.data.preparers.writing import Form, Writing, write_pool, write_sites
@@ -138,7 +138,7 @@ def public_set(
             said = replace(said, attributes=declared)
         return write_pool(items, out_dir, dealing or said.dealing, settings, said, **writing)
 
-    return Preparer(name, text, prepare, options, dealing=usual)
+    return Preparer(name, text, prepare, (OPTIONS["source_dir"], *options), usual)
 
 
 # ------------------------------------------------------------------------------------------------------ layouts

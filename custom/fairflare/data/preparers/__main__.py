@@ -25,7 +25,6 @@ from fairflare.data.preparers.writing import COUNTS, MANIFEST, SITE_FILE
 
 INTERRUPTED = 130
 PROG = "python -m fairflare.data.preparers"
-SOURCE = option("source_dir", str, "Folder with the source files.", Parameter.empty, "--source", metavar="SOURCE")
 SHARED = (
     option("out_dir", str, "Folder to write to.", Parameter.empty, "--out", metavar="OUT"),
     option("seed", int, "Of everything random.", 0, min=0),
@@ -73,7 +72,7 @@ def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
             print("interrupted; nothing is written", file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
-    given = [*([SOURCE] if preparer.has_source else []), *SHARED, *preparer.options]
+    given = [*preparer.options, *SHARED]
     given += dealing.options(preparer.dealing) if preparer.dealing is not None else []
     run.__signature__ = Signature(given)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in given}

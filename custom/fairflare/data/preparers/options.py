@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Parameter
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 if TYPE_CHECKING:
     from fairflare.data.preparers.dealing import Dealing
 
+Plane = Literal["axial", "coronal", "sagittal"]
 TOGETHER = "\n"  # separator between the words of one value
 Made = Callable[[Any], Any] | None
 
@@ -51,8 +52,7 @@ class Preparer:
         name: name of the command.
         text: help text of the command.
         prepare: function of the command, which gets the options by name.
-        options: options that only this command has.
-        has_source: whether the command reads one folder of source files, ``source_dir``.
+        options: options of this command, but for those that all commands have.
         dealing: default rule by which images are dealt to sites; None: the command does not deal images.
     """
 
@@ -60,7 +60,6 @@ class Preparer:
     text: str
     prepare: Callable[..., dict[str, Path]]
     options: Sequence[Parameter] = ()
-    has_source: bool = True
     dealing: Dealing | None = None
 
 
@@ -94,13 +93,6 @@ def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-DRAWN_ON = option(
-    "mask_drawn_on", Literal["stored", "upright"] | None,
-    "Where only one of image and mask says how it lies: the mask is drawn on the pixels as they are stored, or as they "
-    "are shown.", None,
-)  # fmt: skip
-
-
 def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
     """Return the two paths (images and labels) of each option ``--site``, by the site's name.
 
@@ -116,40 +108,66 @@ def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
     return given
 
 
-CSV = option(
-    "csv", str | None, "Table of the images: below SOURCE, or as seen from the working folder.", None, metavar="FILE"
-)
-CLASSES = option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME")
-UNLABELLED_IN = option(
-    "unlabelled", list[str] | None, "Folder of images without labels. Repeatable; SITE= where there are several sites.",
-    None, metavar="(SITE=)FOLDER",
-)  # fmt: skip
-UNCERTAIN = option(
-    "uncertain",
-    Literal["ignore", "zero", "one"] | None,
-    "What -1 in a column of findings becomes: not known, 0 or 1.",
-    None,
-)
-BLANK = option(
-    "blank",
-    Literal["zero", "missing"] | None,
-    "What an empty cell in a column of findings becomes: 0, or not known.",
-    None,
-)
-LEAVE_OUT = option("leave_out", bool, "Go on without what cannot be used.", False, "--leave-out")
-COLUMNS = option(
-    "columns", list[str] | None, "What the columns are called, where not image, label (or mask), site, patient, split.",
-    None, metavar="NAME=COLUMN", made=parse_pairs,
-)  # fmt: skip
-ATTRIBUTES = option(
-    "attributes", list[str] | None,
-    "Attributes of the people, by their columns of the CSV file: sex=sex, or with the inner edges of bins "
-    "age=age_approx:40,60.",
-    None, metavar="NAME=COLUMN(:EDGES)", made=parse_pairs,
-)  # fmt: skip
-GROUP = option(
-    "group", list[str] | None,
-    "Regular expression, searched in the name of an image (images, volumes: in its path); its first part in brackets "
-    "is the patient. One for all, or repeated with one for each site.",
-    None, metavar="(SITE=)EXPR",
-)  # fmt: skip
+SITE_FLAG: Any = {"metavar": "NAME IMAGES LABELS", "made": sites_of}
+#: Options of the commands for a user's own files, by the argument of the commands' functions.
+OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
+    option(
+        "source_dir", str, "Folder with the source files; of volumes a tree (Decathlon, BIDS, images/ and masks/), or "
+        "a folder with one for each site.", Parameter.empty, "--source", metavar="SOURCE",
+    ),
+    option(
+        "sites", list[str], "LABELS: a folder of masks, or a table of classes. Repeatable.", Parameter.empty, "--site",
+        **SITE_FLAG,
+    ),
+    option(
+        "folders", list[str] | None, "In place of --source; LABELS: a folder of masks, or a table of classes. "
+        "Repeatable.", None, "--site", **SITE_FLAG,
+    ),
+    option(
+        "csv", str | None, "Table of the images: below SOURCE, or as seen from the working folder.", None,
+        metavar="FILE",
+    ),
+    option(
+        "columns", list[str] | None,
+        "What the columns are called, where not image, label (or mask), site, patient, split.", None,
+        metavar="NAME=COLUMN", made=parse_pairs,
+    ),
+    option(
+        "attributes", list[str] | None, "Attributes of the people, by their columns of the CSV file: sex=sex, or with "
+        "the inner edges of bins age=age_approx:40,60.", None, metavar="NAME=COLUMN(:EDGES)", made=parse_pairs,
+    ),
+    option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME"),
+    option(
+        "uncertain", Literal["ignore", "zero", "one"] | None,
+        "What -1 in a column of findings becomes: not known, 0 or 1.",
+    ),
+    option(
+        "blank", Literal["zero", "missing"] | None,
+        "What an empty cell in a column of findings becomes: 0, or not known.",
+    ),
+    option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes."),
+    option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
+    option("leave_out", bool, "Go on without what cannot be used.", False, "--leave-out"),
+    option(
+        "unlabelled", list[str] | None,
+        "Folder of images without labels. Repeatable; SITE= where there are several sites.", None,
+        metavar="(SITE=)FOLDER",
+    ),
+    option("suffix", str | None, "Of the images of a BIDS tree, such as T1w."),
+    option(
+        "group", list[str] | None, "Regular expression, searched in the name of an image (images, volumes: in its "
+        "path); its first part in brackets is the patient. One for all, or repeated with one for each site.", None,
+        metavar="(SITE=)EXPR",
+    ),
+    option("mask_values", list[str] | None, "Such as 0=0 128=1 255=2.", None, metavar="VALUE=LABEL", made=parse_pairs),
+    option(
+        "mask_drawn_on", Literal["stored", "upright"] | None, "Where only one of image and mask says how it lies: the "
+        "mask is drawn on the pixels as they are stored, or as they are shown.",
+    ),
+)}  # fmt: skip
+
+
+def of_function(name: str, text: str, prepare: Callable[..., dict[str, Path]], dealing: Dealing | None) -> Preparer:
+    """Return the command of a function; its arguments that are in :data:`OPTIONS`, with their defaults, are options."""
+    given = [own for own in signature(prepare).parameters.values() if own.name in OPTIONS]
+    return Preparer(name, text, prepare, [OPTIONS[own.name].replace(default=own.default) for own in given], dealing)

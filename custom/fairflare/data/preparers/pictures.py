@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from inspect import Parameter
 from pathlib import Path
 
 from fairflare.base.for_types import Unpack
@@ -14,22 +13,7 @@ from fairflare.data.preparers.contents import contents
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.listed import Answers, Blank, Groups, Uncertain
 from fairflare.data.preparers.looking import look_at_picture
-from fairflare.data.preparers.options import (
-    ATTRIBUTES,
-    BLANK,
-    CLASSES,
-    COLUMNS,
-    CSV,
-    DRAWN_ON,
-    GROUP,
-    LEAVE_OUT,
-    UNCERTAIN,
-    UNLABELLED_IN,
-    Preparer,
-    option,
-    parse_pairs,
-    sites_of,
-)  # fmt: skip
+from fairflare.data.preparers.options import of_function
 from fairflare.data.preparers.own import write_own
 from fairflare.data.preparers.trees import add_known, add_unlabelled, class_folders, listed, of_site, paired_sites
 from fairflare.data.preparers.writing import Writing
@@ -210,25 +194,14 @@ def _check_columns(csv: str | Path | None, columns: Mapping[str, str] | None) ->
         raise ValueError("columns are those of a CSV file; give csv, too")
 
 
-MASK_VALUES = option(
-    "mask_values", list[str] | None, "Such as 0=0 128=1 255=2.", None, metavar="VALUE=LABEL", made=parse_pairs
-)
-SITE = option(
-    "sites", list[str], "LABELS: a folder of masks, or a table of classes. Repeatable.", Parameter.empty, "--site",
-    metavar="NAME IMAGES LABELS", made=sites_of,
-)  # fmt: skip
 PREPARERS = (
-    Preparer(
-        "images", "any images with classes: folders, or a CSV file", prepare_images,
-        (CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNCERTAIN, BLANK, LEAVE_OUT), dealing=Dealing(),
-    ),
-    Preparer(
+    of_function("images", "any images with classes: folders, or a CSV file", prepare_images, Dealing()),
+    of_function(
         "masks", "images with masks below one folder (images/ and masks/, or such for each site), or in a CSV file",
-        prepare_masks, (CSV, COLUMNS, ATTRIBUTES, GROUP, MASK_VALUES, DRAWN_ON), dealing=Dealing(),
+        prepare_masks, Dealing(),
     ),
-    Preparer(
+    of_function(
         "folders", "images with masks or classes, in folders that are named site by site (--site)", prepare_folders,
-        (SITE, CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNCERTAIN, BLANK, UNLABELLED_IN, LEAVE_OUT, DRAWN_ON),
-        has_source=False,
+        None,
     ),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from fairflare.base.checks import choice, first_of
 from fairflare.base.for_types import Unpack
@@ -13,24 +13,10 @@ from fairflare.data.geometry import DrawnOn
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.listed import Groups
 from fairflare.data.preparers.looking import look_at_volume
-from fairflare.data.preparers.options import (
-    ATTRIBUTES,
-    CLASSES,
-    COLUMNS,
-    CSV,
-    DRAWN_ON,
-    GROUP,
-    LEAVE_OUT,
-    UNLABELLED_IN,
-    Preparer,
-    option,
-    sites_of,
-)  # fmt: skip
+from fairflare.data.preparers.options import Plane, of_function
 from fairflare.data.preparers.own import write_own
 from fairflare.data.preparers.trees import add_unlabelled, listed, of_site, trees_of
 from fairflare.data.preparers.writing import Writing
-
-Plane = Literal["axial", "coronal", "sagittal"]
 
 
 def prepare_volumes(
@@ -114,23 +100,9 @@ def prepare_volumes(
     )  # fmt: skip
 
 
-OPTIONS = (
-    option(
-        "source_dir", str | None, "A tree (Decathlon, BIDS, images/ and masks/), or a folder with one for each site.",
-        None, "--source", metavar="SOURCE",
-    ),
-    option(
-        "folders", list[str] | None, "Instead of it; LABELS: a folder of masks, or a table of classes. Repeatable.",
-        None, "--site", metavar="NAME IMAGES LABELS", made=sites_of,
-    ),
-    option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes.", None),
-    option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
-    option("suffix", str | None, "Of the images of a BIDS tree, such as T1w.", None),
-    CSV, COLUMNS, ATTRIBUTES, GROUP, CLASSES, UNLABELLED_IN, LEAVE_OUT, DRAWN_ON,
-)  # fmt: skip
 PREPARERS = (
-    Preparer(
+    of_function(
         "volumes", "NIfTI volumes and DICOM series with masks or classes, whole (3D) or slice by slice (--slices)",
-        prepare_volumes, OPTIONS, has_source=False, dealing=Dealing(),
+        prepare_volumes, Dealing(),
     ),
 )  # fmt: skip

@@ -31,8 +31,9 @@ WHY = {
     "fair_lora": "adapters of a random encoder; see docs/fair_lora.md for one that was trained before",
     "cgsv": "a model moves at most cgsv_gamma a round",
     "moon": "five rounds hardly train its projection head",
-    "logit_adjustment": "shifted logits start slowly",
-    "ldam": "margins slow the first rounds",
+    "logit_adjustment": "at seed 0, not at seed 1",
+    "ldam": "at seeds 0 and 1; see docs/ldam.md",
+    "fed_ga": "at seeds 0 and 1; see docs/fed_ga.md",
     "fed_avg_m": "the server's momentum has hardly begun in three rounds",
     "fed_opt": "the server's moments have hardly begun in three rounds",
 }

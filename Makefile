@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-core test-all test-long test-real test-adapters test-seg test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
+.PHONY: run test test-core test-all test-long test-real test-adapters test-dp test-seg test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -32,6 +32,11 @@ test-real: $(STAMP)
 test-adapters: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]"
 	$(BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/unit/test_pretrained.py tests/federation/test_adapters_run.py
+
+# Differential privacy, by the extra `dp`.
+test-dp: $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dp]"
+	$(BIN)/python -m pytest -m "" -n 2 tests/unit/test_privacy_ledger.py tests/federation/test_private_training.py
 
 # DICOM SEG as masks, by the extra `seg`.
 test-seg: $(STAMP)

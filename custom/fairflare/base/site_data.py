@@ -111,6 +111,14 @@ class SiteData(ABC):
         """
         return self.class_counts(split) if self.cases(split) is None else None
 
+    def identities(self, split: str) -> Sequence[Hashable]:
+        """Return what tells a sample's case apart in all jobs: it may not depend on the settings of one."""
+        return self.cases(split) or range(self.num_samples(split))
+
+    def chosen(self, split: str, numbers: Sequence[int], shuffle_seed: int, augment: bool) -> Batches:
+        """Return the samples of these numbers as one batch; otherwise as :meth:`batches`."""
+        raise ValueError("these data cannot be read sample by sample")
+
     def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]] | None:
         """Return the case of each image of a split, with the numbers of the structures or classes that its label has.
 

@@ -21,11 +21,13 @@ from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import SendsBeside, anchor_fields
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.parts.fine_tuning import DIRECTIVE
+from fairflare.privacy.policy import EPSILON
 
 Row = tuple[str, ...]
 #: Tasks whose answers contain a declared field, for the fields that are not in every answer.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
+    EPSILON: TASK_TRAIN,
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
     **dict.fromkeys((field.name for field in (*groups.FIELDS, *clinical.FIELDS)), TASK_VALIDATE),
     **dict.fromkeys(("tuned_steps", "tuned_passes", "tuned_before", "tuned_after", "own_gain"), TASK_TRAIN),

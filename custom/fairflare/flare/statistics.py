@@ -38,6 +38,8 @@ from fairflare.federation.site.gate import MIN_CASES
 from fairflare.federation.site.replies import named, printable, reasons
 from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
 from fairflare.methods.base.reports import shortened
+from fairflare.methods.base.site_run import SiteError
+from fairflare.privacy.policy import PRIVACY
 from fairflare.reporting.sites import statistics as figures
 from fairflare.tasks.images import Intensities
 from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
@@ -93,6 +95,8 @@ class ImageStatistics(Intensities, Statistics):
     def sums(self) -> SiteSums:
         """Return the site's counts, which are computed once and reused for every question of FLARE."""
         if self._sums is None:
+            if PRIVACY in self._own:
+                raise SiteError(f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}")
             least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
             self._sums = measure(self._site, own, self.task or kind_of_labels(own), self.reading(), least)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -39,6 +39,8 @@ class ProximalTraining(LocalTraining):
     Source:
         Li et al., MLSys 2020, Eq. (2).
     """
+
+    under_dp: ClassVar[bool] = True
 
     mu: NonNegative = 0.1
 

@@ -102,6 +102,7 @@ class ClassificationTask(Preprocessing, ClassTask):
         "light/balanced_accuracy", "dark/balanced_accuracy",
     )  # fmt: skip
 
+    under_dp: ClassVar[bool] = True  # the loss of an image does not depend on other images
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 from abc import abstractmethod
@@ -386,13 +387,19 @@ class ImageData(SiteData):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
+        checks.whole("batch_size", batch_size)
+        return self._batches(split, self.order(split, shuffle_seed), batch_size, shuffle_seed, augment)
+
+    def chosen(self, split: str, numbers: Sequence[int], shuffle_seed: int, augment: bool) -> Batches:
+        return self._batches(split, numbers, len(numbers), shuffle_seed, augment)
+
+    def _batches(self, split: str, order: Sequence[int], size: int, seed: int | None, augment: bool) -> Batches:
         from fairflare.tasks.batches import Augmented, loaded
 
-        checks.whole("batch_size", batch_size)
-        batches = loaded(self, split, batch_size, self.order(split, shuffle_seed))
+        batches = loaded(self, split, size, order)
         if not augment:
             return batches
-        seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
+        seed = checks.whole("shuffle_seed of augmented batches", seed, low=0)
         return Augmented(
             batches, self.task.augmentation, seed, size=self.task.image_size, with_targets=self.moves_targets
         )
@@ -524,6 +531,7 @@ class FolderImages(PreparedData, ImageData):
         self.max_image_bytes = max_image_bytes
         self.reading = replace(task.reading(kept), drawn_on=mask_drawn_on)
         self._marks: dict[str, list[tuple[Hashable, Collection[int]]]] = {}
+        self._identities: dict[str, list[Hashable]] = {}
         self.attributes = {name: attribute.groups for name, attribute in datalist.attributes.items()}
         listed = [sample for samples in datalist.splits.values() for sample in samples]
         for name, groups in self.attributes.items():
@@ -548,6 +556,18 @@ class FolderImages(PreparedData, ImageData):
             found = read_all(lambda k: self.labelled(own[k], split), range(len(own)), self.num_workers)
             self._marks[split] = [(sample.case, found[k]) for k, sample in enumerate(own)]
         return self._marks[split]
+
+    def identities(self, split: str) -> list[Hashable]:
+        """Return the patient of each image, else the checksum of its pixels, which is the same in a renamed file."""
+        if split not in self._identities:
+            listed = self.datalist.splits[self.check_split(split)]
+            self._identities[split] = [s.case if s.patient is not None else self._pixels(s, split) for s in listed]
+        return self._identities[split]
+
+    def _pixels(self, sample: Sample, split: str) -> str:
+        how = Reading(kept=self.reading.kept)  # not as the job says: another job must find the same
+        pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
+        return hashlib.sha256(pixels.tobytes()).hexdigest()
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return [sample.groups[attribute] for sample in self.datalist.splits[self.check_split(split)]]

@@ -60,6 +60,7 @@ class SegmentationTask(Preprocessing, StructureTask):
             outlined, in all splits: no model can tell whose.
     """
 
+    under_dp: ClassVar[bool] = True  # the loss of an image does not depend on other images
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "features": only_with("network", "unet"),
         "norm_momentum": only_with("network", "unet"),

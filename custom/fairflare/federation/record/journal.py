@@ -24,6 +24,7 @@ from fairflare.federation.site.replies import AT_HOME, RESAMPLED, printable
 from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
+from fairflare.privacy.policy import EPSILON, PRIVACY
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
@@ -83,6 +84,9 @@ class Journal:
         if any(found["synthetic"] for found in facts.values()):
             self._note_synthetic()
 
+    def _why(self, site: str) -> str:
+        return TOO_FEW if not self.info.get("said", {}).get(site, {}).get(PRIVACY) else "differential privacy"
+
     def _note_synthetic(self) -> None:
         if not self.synthetic:
             self.synthetic = True
@@ -119,7 +123,7 @@ class Journal:
             "num_steps": found.num_steps,
             "seconds": found.stats["seconds"],
         }
-        said |= {name: found.stats[name] for name in (SHARE, WITHOUT_LABELS) if found.stats[name] is not None}
+        said |= {name: found.stats[name] for name in (SHARE, WITHOUT_LABELS, EPSILON) if found.stats[name] is not None}
         if lost := printable(found.stats["state_lost"] or ""):
             said["state_lost"] = lost
             self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
@@ -189,7 +193,7 @@ class Journal:
             *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
             *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.without(self.metric)),
             *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
-            *(f": site {s!r}: {len(names)} metric(s) {SUPPRESSED}: {TOO_FEW}" for s, names in last.suppressed.items()),
+            *(f": site {s!r}: {len(of)} metric(s) {SUPPRESSED}: {self._why(s)}" for s, of in last.suppressed.items()),
         ):
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
@@ -282,6 +286,7 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
         "SYNTHETIC": found["synthetic"],
         f"{found['num_classes']} classes": found["num_classes"] is not None,
         f"prior {found['prior']}": found["prior"],
+        f"differential privacy: {found.get(PRIVACY)}": found.get(PRIVACY),
         **{str(found[key]): found[key] for key in ("device", "computing")},
     }
     return ", ".join(text for text, there in told.items() if there)

@@ -28,6 +28,7 @@ from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head,
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
+from fairflare.privacy.policy import PRIVACY
 
 NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
 MAX_LISTS = 100  # largest number of lists of images that a site may have
@@ -102,6 +103,7 @@ FIELDS = (
         MARKED_CASES, "vector", low=0, high=MAX_SAMPLES, same_length_as=MARKED, required=False,
         doc="number of cases with each of these", reveals="how often each occurs at the site", keep="as `marked`",
     ),
+    Field(PRIVACY, "text", required=False, doc=f"target, unit and noise of the site's `{PRIVACY}`, where it has one"),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
@@ -130,9 +132,9 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
-    # None: not asked for, or the site reports nothing about its labels.
-    of_labels = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES)
-    found = {key: value for key, value in found.items() if value is not None or key not in of_labels}
+    # None: not asked for, or the site reports nothing about its labels or its privacy.
+    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY)
+    found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}

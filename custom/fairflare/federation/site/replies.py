@@ -28,6 +28,7 @@ from fairflare.methods.base.reports import (
     shortened,
 )
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
+from fairflare.privacy.policy import EPSILON, PRIVACY
 
 #: Prefix of the names of the last model's metrics on the validation split. No test list can have this name.
 VALIDATED = "validation.split/"
@@ -87,6 +88,11 @@ STATS = (
     Field(
         WITHOUT_LABELS, "flag", required=False,
         doc="with `unlabelled=consistency`: there, and true, of a site without a labelled training image", of=NO_IMAGES,
+    ),
+    Field(
+        EPSILON, low=0, required=False,
+        doc=f"with the site's `{PRIVACY}`: what its cases have spent, with this round; made of numbers of steps alone",
+        of=NO_IMAGES,
     ),
     *SAMPLING,
     *groups.FIELDS,

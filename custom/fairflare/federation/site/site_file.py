@@ -17,6 +17,7 @@ from fairflare.base.settings import Flag, in_words
 from fairflare.federation.site.examples import EXAMPLES
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.methods.base.training import LocalTraining, SiteError
+from fairflare.privacy.policy import PRIVACY
 
 SITE_FILE = "fairflare.json"  # name of a site's private file, in the folder local/ of a FLARE workspace
 DECODED = "decoded_folder"  # name of the site's setting: folder in which tasks save decoded volumes
@@ -40,6 +41,7 @@ SHELL_SETTINGS = (
     SAVES,
     SUBMITS,
     EXAMPLES,
+    PRIVACY,
 )
 
 

@@ -53,6 +53,8 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     check_names(worker.site, [metric.name for metric in worker.task.declared_metrics()])
     check_unlabelled(worker.training, worker.task, run.data, worker.site)
     model = worker.network.of(worker.task, request)
+    if worker.private is not None:
+        worker.private.check(worker.training, run, model)
     answers = worker.training.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
     groups.check_asked(worker.site, worker.task, run.data, request.groups)
@@ -91,11 +93,12 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         run.unlabelled = Consistency.of(training, run, model) if training is worker.training else None
         if alone := run.unlabelled is not None and run.unlabelled.alone:
             training, run.data = run.unlabelled.half_alone(training), TrainedOn(run.data)  # type: ignore[assignment]
-        trained = training.train(run, model)
+        private = worker.private
+        trained = training.train(run, model) if private is None else private.train(training, request, run, model)
         trained.check_moved(run, model, received)
         local = clean_state(model.state_dict())
         worker.network.check_unchanged(received, local)
-        report = training.report(run, model)
+        report = {} if private is not None else training.report(run, model)
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
@@ -156,6 +159,8 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if not request.as_sent:
         model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
     metrics = worker.evaluate(model, run, "test")
+    if worker.private is not None:  # nothing is measured: it is not counted
+        return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     splits = [split for split in run.data.test_splits if split not in (SPLIT_TEST, SPLIT_GLOBAL)]
     further = {f"{split.removeprefix('test_')}/": split for split in splits}
     if SPLIT_VALIDATION in request.measure:

@@ -60,6 +60,8 @@ from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.group_sums import ByPeople
+from fairflare.privacy.policy import Private
+from fairflare.privacy.training import Units
 
 log = logging.getLogger(__name__)
 #: Methods of a site's data whose first argument is the name of a list (split).
@@ -125,6 +127,7 @@ class SiteWorker:
         self.sends_classes = setting(site, self.settings, METRICS_BY_CLASS, True)
         self.min_cases: int = setting(site, self.settings, MIN_CASES, 1, PositiveInt)
         self.trains_below = setting(site, self.settings, TRAINS_BELOW, True)
+        self.private = Private.of(site, self.settings)
         self.save_seconds = setting(site, self.settings, SAVES, SAVE_SECONDS, NonNegative, "a number of seconds >= 0")
         self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
@@ -141,6 +144,14 @@ class SiteWorker:
             request: the task that the server asks for.
             should_stop: is called at every batch and in every other long loop; True ends the task with a refusal.
         """
+        reply = self._answer(request, should_stop)
+        if self.private is None:
+            return reply
+        unit = Units.of(self._data).kind if self._data is not None else ""
+        metrics = [metric.name for metric in self.task.declared_metrics()]
+        return self.private.told(request, reply, metrics, unit)
+
+    def _answer(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
         started = time.monotonic()
         if SPLIT_GLOBAL in request.measure:  # the global test is about the model that all sites share
             request = replace(request, as_sent=True)
@@ -190,6 +201,8 @@ class SiteWorker:
         if request.name not in TASKS:
             raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}")
         do = TASKS[request.name]
+        if self.private is not None:
+            self.private.refuse_task(request.name)
         if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self.has_its_own(request)):
             return do(self, request, self.state.store(request.run))  # without a lock: this task saves nothing
         with self.state.opened(request) as store:
@@ -221,8 +234,8 @@ class SiteWorker:
 
         Metrics that the server would refuse after a round of training are refused here, before the training.
         """
-        # A site without labels has nothing to measure; the gate says so.
-        if UNLABELLED in run.data.lists and not run.data.num_samples(split):
+        # A site without labels has nothing to measure; the gate says so. What is not counted is not even measured.
+        if self.private is not None or (UNLABELLED in run.data.lists and not run.data.num_samples(split)):
             return dict.fromkeys((self.task.primary_metric, LOSS.name), math.nan)
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
@@ -271,7 +284,7 @@ class SiteWorker:
                 of_task.setdefault(DECODED, str(self.decoded.absolute()))
             opened = self.task.open_site(self.site, of_task)
             self.task, self._data = self.task.suited_to(opened), opened
-            measured = measured_in(opened, Floor(opened, self._floor(request)))
+            measured = None if self.private else measured_in(opened, Floor(opened, self._floor(request)))
             self.task = self.task.annotating(measured) if measured else self.task
             log.info("site %s: %s", self.site, opened.description)
         return SiteRun(

@@ -20,7 +20,7 @@ CACHE_BYTES = 2**30  # default memory for decoded images of a site, all splits t
 OTHER_KEYS = (  # keys of the site file that other parts than the task read
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
     "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
-    "precision", "channels_last", "compile", "deterministic", "networks", "bundle_classes",
+    "precision", "channels_last", "compile", "deterministic", "networks", "bundle_classes", "privacy",
 )  # fmt: skip
 
 Filename = Annotated[str, Field(min_length=1)]

@@ -1,0 +1,263 @@
+"""Keep the ledger of a site: what each round has cost its cases in privacy, written down before the round begins.
+
+One line of JSON for each round: the line's number, the hash of the line before and a code that only the site's secret
+gives. A copy of the last line's hash (the head) lies in another folder. A budget belongs to cases: what counts for a
+list are all lines of lists that share a case with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fairflare import __version__
+from fairflare.base.disk.files import private_folder, safe_name, to_disk, write_whole
+from fairflare.base.disk.locks import Held, locked
+from fairflare.methods.base.site_run import SiteError
+
+log = logging.getLogger(__name__)
+
+LEDGER, SECRET, LISTS = "ledger.jsonl", "secret", "lists"
+BOOKS, HEADS = ".privacy", ".privacy_heads"  # folders in the site's state root; no experiment can be called so
+NEEDED = "it needs the package opacus: pip install 'fairflare[dp]'"
+SIZE = 32  # bytes of a case's key
+ERROR = 1e-3  # largest error of an epsilon by PRV
+WAIT = 60.0  # seconds to wait for another process that holds the ledger
+
+Cost = tuple[float, float, int]  # noise multiplier, sampling rate, steps
+
+
+class Refused(SiteError):
+    """Signal that a site does not do a task by its own privacy setting; the whole text is for the server too."""
+
+    def __init__(self, site: str, why: str) -> None:
+        super().__init__(f"site {site!r}: differential privacy: {why}", skipped=True)
+
+
+def epsilon(history: Iterable[Cost], delta: float) -> tuple[float, str]:
+    """Return the epsilon of all steps of a history together, composed as a whole, and the name of the accountant.
+
+    Args:
+        history: noise multiplier z, sampling rate q and number of steps of each line.
+        delta: the chance for which epsilon does not hold.
+
+    Returns:
+        The epsilon by PRV; by RDP, which is 9 to 16 % above, where PRV fails.
+
+    Source:
+        Gopi et al., NeurIPS 2021 (PRV); Mironov et al., arXiv 1908.10530 (RDP); both by Opacus.
+    """
+    from opacus import __version__ as version
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    steps: Counter[tuple[float, float]] = Counter()
+    for noise, rate, count in history:
+        steps[noise, rate] += count
+    prv, rdp = PRVAccountant(), RDPAccountant()
+    prv.history = rdp.history = [(noise, rate, count) for (noise, rate), count in sorted(steps.items())]
+    try:
+        found = float(prv.get_epsilon(delta, eps_error=ERROR))
+        if math.isfinite(found):
+            return found, f"PRV, opacus {version}"
+    except Exception as error:
+        log.warning("PRV cannot count this history, RDP does: %s", error)
+    return float(rdp.get_epsilon(delta)), f"RDP, opacus {version}"
+
+
+@dataclass(frozen=True)
+class Spending:
+    """Describe a round before it begins: its noise, draws and steps, and the target that holds for it.
+
+    Attributes:
+        kind, unit: what is released, and whom the guarantee is about.
+        units: number of units in the list.
+        z, q, steps: noise multiplier, chance of a unit to be drawn, and steps.
+        sensitivity: norm that a unit's gradient is clipped to.
+        target, delta: the largest epsilon at this delta.
+    """
+
+    kind: str
+    unit: str
+    units: int
+    z: float
+    q: float
+    steps: int
+    sensitivity: float
+    target: float
+    delta: float
+
+
+class Ledger:
+    """Count what a site's rounds cost its cases, and refuse a round that the target does not allow.
+
+    Args:
+        site: name of the site.
+        root: the site's state root, which outlives its jobs.
+    """
+
+    def __init__(self, site: str, root: Path) -> None:
+        name = safe_name(site)
+        self.site = site
+        self.folder, self.head = root / BOOKS / name, root / HEADS / f"{name}.json"
+        self._secret = b""
+
+    def reserve(self, cases: Iterable[Hashable], spending: Spending, of: Mapping[str, Any]) -> float:
+        """Write a round into the ledger, on disk when this returns, and return the epsilon with it.
+
+        Args:
+            cases: what tells the cases of the list apart.
+            spending: the round.
+            of: names of job, experiment and round.
+
+        Raises:
+            Refused: the budget is spent; or the ledger is damaged, older than its head or gone.
+            OSError: the disk is full or cannot be written.
+        """
+        try:
+            with locked(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True):
+                return self._reserve(cases, spending, of)
+        except Held as held:
+            raise Refused(self.site, f"its ledger is in use by {held}; end that process, then start again") from held
+        except ModuleNotFoundError as error:
+            raise Refused(self.site, NEEDED) from error
+
+    def _reserve(self, cases: Iterable[Hashable], spending: Spending, of: Mapping[str, Any]) -> float:
+        if not self.folder.exists() and not self.head.exists():
+            self._begin()
+        lines = self._read()
+        keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
+        past = list(map(json.loads, lines))
+        shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
+        history = [(line["z"], line["q"], line["steps"]) for line in past if shares[line["cases"]]]
+        after, accountant = epsilon([*history, (spending.z, spending.q, spending.steps)], spending.delta)
+        if not after <= spending.target:
+            raise Refused(
+                self.site,
+                f"privacy budget spent: with this round epsilon is {after:.4f}, the target {spending.target:g} (delta "
+                f"{spending.delta:g}); only the site's own file can raise it",
+            )
+        content = b"".join(sorted(keys))
+        digest = hashlib.sha256(content).hexdigest()
+        if not (path := self.folder / LISTS / digest).exists():
+            write_whole(path, lambda draft: draft.write_bytes(content))
+        record = {
+            **vars(spending), **of, "seq": len(lines) + 1, "day": datetime.now(timezone.utc).date().isoformat(),
+            "cases": digest, "epsilon_after": after, "accountant": accountant,
+            "version": __version__, "prev": _hash(lines),
+        }  # fmt: skip
+        lines.append(self._signed(record))
+        self._append(lines)
+        self._set_head(lines)
+        return after
+
+    # -- reading
+
+    def _read(self) -> list[bytes]:
+        """Return the lines of the ledger, each with its line end, after all of them are verified.
+
+        Raises:
+            Refused: a line is not as it was written, or the ledger is older than its head or gone.
+        """
+        path = self.folder / LEDGER
+        for needed in (path, self.folder / SECRET, self.folder / LISTS):
+            if not needed.exists():
+                self._refuse(f"{needed.name!r} of its ledger is gone")
+        self._secret = (self.folder / SECRET).read_bytes()
+        *lines, cut = path.read_bytes().split(b"\n")
+        if cut:
+            log.warning("site %s: the last line of its privacy ledger was cut by a crash, and is left out", self.site)
+        lines = [line + b"\n" for line in lines]
+        for number, line in enumerate(lines):
+            try:
+                record = json.loads(line)
+                good = line == self._signed({k: v for k, v in record.items() if k != "mac"})
+                good = good and (record["seq"], record["prev"]) == (number + 1, _hash(lines[:number]))
+            except (AttributeError, KeyError, TypeError, ValueError):
+                good = False
+            if not good:
+                self._refuse(f"line {number + 1} of its ledger is damaged, moved or changed")
+        if not self.head.exists():
+            if lines:
+                self._refuse("the head of its ledger is gone")
+            self._set_head(lines)  # a crash came between the first file and its head: nothing was written yet
+        try:
+            head = json.loads(self.head.read_bytes())
+            seq, last = int(head["seq"]), head["hash"]
+        except (KeyError, TypeError, ValueError):
+            self._refuse("the head of its ledger is damaged")
+        if seq > len(lines):
+            self._refuse(f"its ledger has {len(lines)} lines, and its head knows of {seq}: it is an older one, or cut")
+        if seq < len(lines) - 1 or last != _hash(lines[:seq]):
+            self._refuse("its ledger and its head do not belong together")
+        if seq < len(lines):
+            self._set_head(lines)
+        return lines
+
+    def _list(self, digest: str) -> set[bytes]:
+        """Return the keys of the cases of a list that a line names."""
+        path = self.folder / LISTS / digest
+        content = path.read_bytes() if path.exists() else b""
+        if hashlib.sha256(content).hexdigest() != digest:
+            self._refuse("a list of cases of its ledger is damaged or gone")
+        return {content[k : k + SIZE] for k in range(0, len(content), SIZE)}
+
+    def _refuse(self, why: str) -> Any:
+        raise Refused(
+            self.site,
+            f"{why}; what was spent is not known, so nothing is trained. Bring back the newest copy of {BOOKS} and "
+            f"{HEADS} in its state root, or have its privacy officer decide on a new one",
+        )
+
+    # -- writing
+
+    def _begin(self) -> None:
+        """Make an empty ledger with a new secret, whole or not at all."""
+        draft = self.folder.with_name(f".{self.folder.name}.new")
+        shutil.rmtree(draft, ignore_errors=True)
+        private_folder(draft / LISTS)
+        for name, content in ((SECRET, os.urandom(SIZE)), (LEDGER, b"")):
+            write_whole(draft / name, lambda path, content=content: path.write_bytes(content))  # type: ignore[misc]
+        draft.rename(self.folder)
+        to_disk(self.folder.parent)
+
+    def _append(self, lines: Sequence[bytes]) -> None:
+        """Add the last line to the file, behind the lines before, and wait until it is on disk."""
+        path, size = self.folder / LEDGER, sum(map(len, lines[:-1]))
+        with path.open("r+b", buffering=0) as file:
+            file.truncate(size)  # removes a line that a crash has cut
+            file.seek(size)
+            left = memoryview(lines[-1])
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        to_disk(self.folder)
+
+    def _set_head(self, lines: Sequence[bytes]) -> None:
+        private_folder(self.head.parent)
+        told = json.dumps({"seq": len(lines), "hash": _hash(lines)})
+        write_whole(self.head, lambda path: path.write_text(told, "utf-8"))
+
+    def _signed(self, record: Mapping[str, Any]) -> bytes:
+        """Return a record as a line, with the code of its content."""
+        plain = json.dumps(dict(record), sort_keys=True)
+        signed = {**record, "mac": self._code(plain.encode(), b"line").hexdigest()}
+        return json.dumps(signed, sort_keys=True).encode() + b"\n"
+
+    def _code(self, text: bytes, what: bytes) -> hmac.HMAC:
+        return hmac.new(self._secret, what + b"\0" + text, hashlib.sha256)
+
+
+def _hash(lines: Sequence[bytes]) -> str:
+    """Return the SHA-256 of the last line; of none, an empty text."""
+    return hashlib.sha256(lines[-1]).hexdigest() if lines else ""

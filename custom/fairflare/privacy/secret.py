@@ -1,0 +1,56 @@
+"""Draw random numbers that nobody but the site can know: for the noise and for who is in a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+Floats = npt.NDArray[np.float64]
+
+
+class SecretDraws:
+    """Draw from ChaCha20 under a key of the operating system; a new object, with a new key, for each step.
+
+    Nothing is drawn from the run's seed, which the server knows: the same noise on another model would give the
+    difference of two gradients without noise.
+
+    Args:
+        key: 32 bytes, for tests; ``None``: from the operating system.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        cipher = Cipher(algorithms.ChaCha20(os.urandom(32) if key is None else key, bytes(16)), mode=None)
+        self._stream = cipher.encryptor()
+
+    def uniform(self, count: int) -> Floats:
+        """Return numbers in [0, 1) of 53 random bits, (count,)."""
+        words = np.frombuffer(self._stream.update(bytes(8 * count)), "<u8")
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def noise(self, count: int) -> Floats:
+        """Return standard normal numbers, (count,), each half the sum of four.
+
+        Source:
+            Box and Muller; half the sum of four against the attack on floating-point numbers, as Opacus does: Holohan
+            and Braghin, 2021, arXiv 2107.10138.
+        """
+        half = 2 * count
+        length = np.sqrt(-2 * np.log1p(-self.uniform(half)))
+        turn = 2 * np.pi * self.uniform(half)
+        four = np.concatenate([length * np.cos(turn), length * np.sin(turn)]).reshape(4, count)
+        total: Floats = four.sum(0) / 2
+        return total
+
+    def drawn(self, count: int, rate: float) -> list[int]:
+        """Return the numbers below ``count`` of which each is drawn by itself with probability ``rate`` (Poisson)."""
+        return np.flatnonzero(self.uniform(count) < rate).tolist()
+
+    def some(self, of: Sequence[int], most: int) -> list[int]:
+        """Return at most ``most`` of the numbers, chosen at random where there are more."""
+        if len(of) <= most:
+            return list(of)
+        return [of[k] for k in np.argsort(self.uniform(len(of)), kind="stable")[:most].tolist()]

@@ -1,0 +1,138 @@
+"""Train one round by DP-SGD: each unit's gradient by itself, clipped, summed and noised.
+
+A unit's gradient is autograd's own, of the unit's images alone, so that every network and loss is right in which images
+do not see each other. Opacus counts (:mod:`fairflare.privacy.ledger`) and is what the tests compare these steps with.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fairflare.base.site_data import SiteData
+from fairflare.methods.base.local_loop import Trained, check_finite, make_optimizer, rate
+from fairflare.methods.base.site_run import SiteRun
+from fairflare.methods.base.training import LocalTraining
+from fairflare.privacy.secret import SecretDraws
+
+log = logging.getLogger(__name__)
+MOMENTS = "private_optimizer"  # moments of noised gradients; those of a training without noise are never continued
+
+
+@dataclass(frozen=True)
+class Units:
+    """Hold what a list consists of: whom the guarantee is about.
+
+    Attributes:
+        kind: ``patient``, ``volume`` or ``image``; ``case``: some images name a patient, and some do not.
+        members: numbers of the images of each unit.
+    """
+
+    kind: str
+    members: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, data: SiteData, split: str = "training") -> Units:
+        """Return the units of a list: patients wherever the data name them."""
+        cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
+        members: dict[Hashable, list[int]] = {}
+        for number, case in enumerate(cases):
+            members.setdefault(case, []).append(number)
+        kinds = {case[0] if isinstance(case, tuple) else "case" for case in cases}
+        return cls(kinds.pop() if len(kinds) == 1 else "case", list(members.values()))
+
+    def plan(self, half: LocalTraining) -> tuple[float, int]:
+        """Return the chance of a unit to be in a batch, and the number of steps of a round, both fixed beforehand."""
+        each = math.ceil(len(self.members) / half.batch_size)
+        return 1 / each, half.local_steps or half.local_epochs * each
+
+
+@dataclass
+class PrivateLoop:
+    """Train a model for one round by DP-SGD, with a method's settings, loss and optimizer.
+
+    Args:
+        half: the site half.
+        run: the task at the site.
+        model: the network, which is trained in place; of its state only what is trained changes.
+        noise, clip: noise multiplier, and the norm that the gradient of a unit is clipped to.
+        images: of a drawn unit at most so many images are used in a step.
+        draws: makes the secret draws of a step.
+
+    Source:
+        Abadi et al., CCS 2016, Algorithm 1, with Poisson draws and the expected batch.
+    """
+
+    half: LocalTraining
+    run: SiteRun
+    model: torch.nn.Module
+    noise: float
+    clip: float
+    images: int = 1
+    draws: Callable[[], SecretDraws] = SecretDraws
+
+    def train(self, units: Units) -> Trained:
+        """Train the round's fixed number of steps, and put back every tensor that is not trained.
+
+        Raises:
+            NotFinite: the trained model is not finite.
+        """
+        half, run, model = self.half, self.run, self.model
+        before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        torch.manual_seed(run.seed)  # of dropout alone: it need not be secret
+        model.train()
+        half.begin_round(run, model)
+        optimizer = make_optimizer(half, model.parameters(), run.task)
+        moments = run.store.load_before(MOMENTS, run.current_round) if half.keep_optimizer_state else None
+        if moments is not None:
+            optimizer.load_state_dict(moments)
+        for group in optimizer.param_groups:
+            group["lr"] = rate(half, run.current_round, run.num_rounds)
+        chance, steps = units.plan(half)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for _ in range(steps):
+            self._set_gradients(trained, units, chance)
+            optimizer.step()
+        names = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+        for name, tensor in model.state_dict().items():  # statistics of norms and the like hold images without noise
+            if name not in names:
+                tensor.copy_(before[name])
+        check_finite(run, model)
+        if half.keep_optimizer_state:
+            run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
+        return Trained([], steps, run.data.num_samples("training"))
+
+    def _set_gradients(self, trained: Sequence[torch.nn.Parameter], units: Units, chance: float) -> None:
+        """Set each parameter's gradient: clipped ones of the drawn units, summed, noised, over the expected number."""
+        draws = self.draws()
+        total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in trained]
+        for number in draws.drawn(len(units.members), chance):
+            try:
+                own = self._of_unit(trained, draws.some(units.members[number], self.images), draws)
+            except ValueError as error:  # an unreadable image; that a round fails would tell of one patient
+                log.warning("site %s: a %s counts as one without a gradient: %s", self.run.site, units.kind, error)
+                continue
+            norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in own))
+            if not math.isfinite(norm):
+                continue  # a unit without a gradient counts as one with a gradient of 0
+            for summed, gradient in zip(total, own, strict=True):
+                summed += gradient.double() * min(1.0, self.clip / (norm + 1e-6))
+        for parameter, summed in zip(trained, total, strict=True):
+            noise = torch.from_numpy(draws.noise(parameter.numel())).view(parameter.shape).to(parameter.device)
+            noised = summed + self.noise * self.clip * noise
+            parameter.grad = (noised / (len(units.members) * chance)).to(parameter.dtype)
+
+    def _of_unit(
+        self, trained: Sequence[torch.nn.Parameter], images: Sequence[int], draws: SecretDraws
+    ) -> list[torch.Tensor]:
+        """Return the gradient of a unit: the sum over its images, of each parameter."""
+        seed = int(draws.uniform(1)[0] * 2**32)
+        inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
+        self.run.batch = list(images)
+        loss = self.half.loss(self.run, self.model, self.run.on_device(inputs), self.run.on_device(targets))
+        found = torch.autograd.grad(loss * len(images), trained, allow_unused=True)
+        return [torch.zeros_like(p) if own is None else own for p, own in zip(trained, found, strict=True)]

@@ -1,0 +1,540 @@
+"""Test training under differential privacy: its steps against Opacus, what is refused, and every byte that leaves."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy import stats
+from torch import nn
+
+from fairflare.data.datalist import write_datalist
+from fairflare.exchange.messages import SiteReply, encode_reply
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.worker import SiteWorker
+from fairflare.federation.transports.local import run_local
+from fairflare.flare.statistics import ImageStatistics
+from fairflare.flare.stock_tasks import NotServed, metrics_of
+from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.training import LocalTraining
+from fairflare.methods.fed_prox import ProximalTraining
+from fairflare.privacy import ledger, policy
+from fairflare.privacy.ledger import BOOKS, LEDGER
+from fairflare.privacy.policy import declares
+from fairflare.privacy.secret import SecretDraws
+from fairflare.privacy.training import PrivateLoop, Units
+from fairflare.reporting.notes import run_notes
+from fairflare.reporting.results import read_results
+from fairflare.tasks.classification import ClassificationTask
+
+from ..methods.support import initial, request
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PICTURES: dict[str, Any] = {
+    "image_size": (32, 32), "network": "vit_mini", "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,
+    "phantom_test": 40, "partition": "iid", "corrupted_sites": 0,
+}  # fmt: skip
+OWN = {"epsilon": 100.0}
+
+
+@pytest.fixture(autouse=True)
+def by_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count by a plain sum of steps, which needs no opacus and no time."""
+    monkeypatch.setattr(ledger, "epsilon", lambda history, delta: (float(sum(c[2] for c in history)), "sum"))
+
+
+def site(
+    folder: Path, half: LocalTraining | None = None, own: Any = OWN, task: Any = None, **settings: Any
+) -> SiteWorker:
+    given = {"privacy": own, "state_root": str(folder / "root"), **settings}
+    task = ClassificationTask(**PICTURES) if task is None else task
+    return SiteWorker("site-1", task, half or LocalTraining(batch_size=8), given, folder / "state", num_threads=1)
+
+
+# ------------------------------------------------------------------------------------------------ secret draws
+
+
+def test_the_stream_is_chacha20() -> None:
+    """Compare with RFC 8439, A.1, test vector 1: the key stream of a key and a nonce of zeros."""
+    first = int.from_bytes(bytes.fromhex("76b8e0ada0f13d90"), "little") >> 11
+    assert SecretDraws(bytes(32)).uniform(3)[0] == first / 2**53
+
+
+def test_noise_is_normal_and_nobody_can_know_it() -> None:
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    noise = SecretDraws().noise(200_001)
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    assert not np.isin(SecretDraws().noise(1000), noise).any()
+    assert noise.shape == (200_001,)
+    assert stats.kstest(noise, "norm").pvalue > 1e-6
+    assert abs(np.corrcoef(noise[:-1], noise[1:])[0, 1]) < 0.02
+    assert abs(np.corrcoef(noise[:100_000], noise[100_000:-1])[0, 1]) < 0.02
+
+
+def test_each_unit_is_drawn_by_itself() -> None:
+    counts = np.array([len(SecretDraws().drawn(400, 1 / 8)) for _ in range(400)])
+    assert counts.mean() == pytest.approx(50, abs=2)
+    assert counts.var() == pytest.approx(400 / 8 * 7 / 8, rel=0.4)  # a shuffled list would have none
+    assert SecretDraws().drawn(5, 1.0) == [0, 1, 2, 3, 4]
+
+
+def test_some_images_of_a_patient_are_chosen_at_random() -> None:
+    chosen = [SecretDraws().some([7, 8, 9], 2) for _ in range(200)]
+    assert {len(set(of)) for of in chosen} == {2}
+    assert {image for of in chosen for image in of} == {7, 8, 9}
+    assert SecretDraws().some([7, 8], 2) == [7, 8]
+
+
+# ------------------------------------------------------------------------------------------------ the steps
+
+
+class Small(nn.Module):
+    """Represent a network with a group norm, a buffer that a forward pass changes, and a frozen part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4, 3)
+        self.frozen = nn.Linear(3, 3).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen += inputs.sum().detach()  # type: ignore[operator]
+        return self.frozen(self.head(self.norm(self.conv(inputs)).relu().mean((2, 3))))  # type: ignore[no-any-return]
+
+
+class Few:
+    """Represent nine images of five patients."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = (
+            torch.randn(9, 1, 6, 6, generator=torch.Generator().manual_seed(3)),
+            torch.arange(9) % 3,
+        )
+        self.patients = [0, 0, 1, 2, 2, 2, 3, 4, 4]
+
+    def num_samples(self, split: str) -> int:
+        return 9
+
+    def cases(self, split: str) -> list[tuple[str, int]]:
+        return [("patient", patient) for patient in self.patients]
+
+    def chosen(self, split: str, numbers: Sequence[int], seed: int, augment: bool) -> Iterator[Any]:
+        return iter([(self.inputs[list(numbers)], self.targets[list(numbers)])])
+
+
+def stepped(model: nn.Module, data: Any, noise: float = 0.0, clip: float = 0.05, images: int = 9, **more: Any) -> Any:
+    """Make one step with all patients, and return the change of each trained tensor at a learning rate of 1."""
+    half = LocalTraining(
+        **{"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "learning_rate": 1.0, "batch_size": 9, **more},
+        keep_optimizer_state=False,
+    )
+    run = SimpleNamespace(
+        site="s", seed=0, task=SimpleNamespace(loss=nn.functional.cross_entropy), data=data, store=None,
+        current_round=0, num_rounds=1, device=torch.device("cpu"), on_device=lambda tensor: tensor, batch=None,
+    )  # fmt: skip
+    before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    found = PrivateLoop(half, run, model, noise, clip, images).train(Units.of(data))  # type: ignore[arg-type]
+    assert found.num_steps == 1
+    return {name: before[name] - tensor for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("clip", [0.05, 0.5, 100.0])
+def test_a_step_is_that_of_opacus(clip: float) -> None:
+    """Compare with Opacus' gradients of single images, added up by patient, clipped by norm and divided."""
+    grad_sample = pytest.importorskip("opacus.grad_sample", reason="opacus is not installed: make test-dp")
+    data, model = Few(), Small()
+    reference = grad_sample.GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    nn.functional.cross_entropy(reference(data.inputs), data.targets, reduction="sum").backward()
+    own = {
+        name.removeprefix("_module."): torch.zeros(5, *p.shape).index_add(0, torch.tensor(data.patients), p.grad_sample)
+        for name, p in reference.named_parameters()
+        if p.requires_grad
+    }
+    norms = torch.stack([g.flatten(1).norm(dim=1) for g in own.values()]).norm(dim=0)
+    factors = (clip / (norms + 1e-6)).clamp(max=1)
+    assert clip != 0.05 or (factors < 1).all()
+    assert clip != 100.0 or (factors == 1).all()
+    change = stepped(model, data, clip=clip)
+    for name, gradients in own.items():
+        expected = torch.einsum("n,n...->...", factors, gradients) / 5
+        torch.testing.assert_close(change[name], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_only_what_is_trained_changes() -> None:
+    change = stepped(Small(), Few(), noise=1.0)
+    assert {name for name, by in change.items() if not by.any()} == {"seen", "frozen.weight", "frozen.bias"}
+
+
+def test_one_patient_moves_a_step_by_the_clip_at_most() -> None:
+    """Check the sensitivity with gradients of any length, with labels the wrong way and with NaN."""
+    model = Small()
+    usual = stepped(copy.deepcopy(model), Few())
+    for harm in (1.0, -30.0, 1e20, math.nan, math.inf):
+        data = Few()
+        data.inputs[3:6] *= harm
+        data.targets[3:6] = 2 - data.targets[3:6]
+        other = stepped(copy.deepcopy(model), data)
+        moved = math.sqrt(sum(float((usual[n] - other[n]).double().square().sum()) for n in usual)) * 5
+        assert math.isfinite(moved)
+        assert moved <= 2 * 0.05 + 1e-5  # blank in place of the patient: the clip; another patient: twice
+
+
+def test_the_noise_has_the_declared_size() -> None:
+    """Check the spread over all numbers of a step: z times the clip over the expected number of patients."""
+    model, data = Small(), Few()
+    plain = stepped(copy.deepcopy(model), data)
+    gaps = [
+        float(value)
+        for _ in range(60)
+        for name, by in stepped(copy.deepcopy(model), data, noise=3.0).items()
+        for value in (by - plain[name]).flatten()
+        if name.split(".")[0] in ("conv", "norm", "head")
+    ]
+    assert np.std(gaps) == pytest.approx(3.0 * 0.05 / 5, rel=0.05)
+    assert stats.kstest(np.array(gaps) / (3.0 * 0.05 / 5), "norm").pvalue > 1e-6
+
+
+def test_a_step_is_divided_by_the_expected_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a step in which one of five patients is drawn, where 5 / 3 are expected, and one in which none is."""
+    model, data = Small(), Few()
+    monkeypatch.setattr(SecretDraws, "drawn", lambda self, count, rate: [2])
+    of_five = stepped(copy.deepcopy(model), data)
+    for name, change in stepped(copy.deepcopy(model), data, batch_size=2, local_steps=1).items():
+        torch.testing.assert_close(change, 3 * of_five[name])
+    monkeypatch.setattr(SecretDraws, "drawn", lambda self, count, rate: [])
+    assert not any(change.any() for change in stepped(model, data).values())
+
+
+def test_of_a_patient_at_most_so_many_images_are_used() -> None:
+    data, seen = Few(), []
+    chosen = data.chosen
+    data.chosen = lambda split, numbers, *more: seen.append(numbers) or chosen(split, numbers, *more)  # type: ignore
+    stepped(Small(), data, images=2)
+    assert sorted(map(len, seen)) == [1, 1, 2, 2, 2]
+    assert all(len({data.patients[k] for k in numbers}) == 1 for numbers in seen)
+
+
+def test_an_unreadable_image_counts_as_a_gradient_of_zero(caplog: pytest.LogCaptureFixture) -> None:
+    data, model = Few(), Small()
+    usual = stepped(copy.deepcopy(model), data)
+    chosen = data.chosen
+
+    def damaged(split: str, numbers: Sequence[int], *more: Any) -> Iterator[Any]:
+        if 6 in numbers:
+            raise ValueError("image_6.png is damaged")
+        return chosen(split, numbers, *more)
+
+    data.chosen = damaged  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING):
+        other = stepped(copy.deepcopy(model), data)
+    assert "image_6.png is damaged" in caplog.text
+    moved = math.sqrt(sum(float((usual[n] - other[n]).double().square().sum()) for n in usual)) * 5
+    assert 0 < moved <= 0.05 + 1e-6
+
+
+def test_steps_are_fixed_beforehand() -> None:
+    units = Units.of(Few())  # type: ignore[arg-type]
+    assert (units.kind, [len(of) for of in units.members]) == ("patient", [2, 1, 3, 1, 2])
+    assert units.plan(LocalTraining(batch_size=2, local_epochs=4)) == (1 / 3, 12)
+    assert units.plan(LocalTraining(batch_size=9)) == (1.0, 1)
+    assert units.plan(LocalTraining(batch_size=2, local_steps=7)) == (1 / 3, 7)
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+class Changed(LocalTraining):
+    """Represent a new site half that has not said what it is."""
+
+    def loss(self, *args: Any) -> Any:
+        return super().loss(*args)
+
+
+class Same(LocalTraining):
+    """Represent a site half that changes nothing."""
+
+
+def test_a_new_method_is_refused_until_it_says_what_it_is() -> None:
+    assert declares(LocalTraining)
+    assert declares(Same)
+    assert not declares(Changed)
+    assert not declares(type("Begun", (LocalTraining,), {"__init__": lambda self: None}))
+    told = {method.training for method in all_methods().values() if declares(method.training)}
+    assert told == {LocalTraining, ProximalTraining}
+    for half in told:  # the loop calls none of these
+        assert (half.step, half.train, half.report) == (LocalTraining.step, LocalTraining.train, LocalTraining.report)
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("name", sorted(all_methods()))
+def test_every_other_method_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    method = all_methods()[name]
+    half = method.training(**method.site)
+    reply = site(tmp_path, half).perform(request("check", {}))
+    if type(half) in (LocalTraining, ProximalTraining) and half.criterion == "task":
+        assert reply.status == "ok"
+    else:
+        assert reply.status == "skipped"
+        assert "'site-1': differential privacy: " in reply.reason
+        assert type(half).__name__ in reply.reason or "criterion" in reply.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"criterion": "balanced_softmax"},
+            "criterion='balanced_softmax' cannot go with it (class counts have no noise)",
+        ),
+        ({"max_grad_norm": 1.0}, "max_grad_norm=1.0 cannot go with it"),
+        ({"norm_statistics": "site"}, "norm_statistics='site' cannot"),
+        ({"personalise": "finetune"}, "personalise='finetune' cannot"),
+        ({"unlabelled": "consistency"}, "unlabelled='consistency' cannot"),
+        ({"precision": "fp16"}, "precision='fp16' scales the loss"),
+    ],
+)
+@pytest.mark.parametrize("task", ["check", "train"])
+def test_settings_that_cannot_be_counted_are_refused(settings: Any, why: str, task: str, tmp_path: Path) -> None:
+    """Check both tasks: a server need not ask ``check`` first."""
+    half = LocalTraining(**{"batch_size": 8, **settings})
+    state = {} if task == "check" else initial(ClassificationTask(**PICTURES))
+    reply = site(tmp_path, half).perform(request(task, state))
+    assert (reply.status, reply.update) == ("skipped", None)
+    assert why in reply.reason
+    assert not (tmp_path / "root" / BOOKS).exists()
+
+
+class OwnLoss(ClassificationTask):
+    """Represent a task of a user, whose loss may be anything."""
+
+    def loss(self, *args: Any) -> Any:
+        return super().loss(*args)
+
+
+class OwnName(ClassificationTask):
+    """Represent the task file of a job that changes nothing."""
+
+
+def test_networks_and_tasks_that_cannot_be_counted_are_refused(tmp_path: Path) -> None:
+    batch = ClassificationTask(**{**PICTURES, "network": "resnet18"})
+    reply = site(tmp_path, task=batch).perform(request("check", {}))
+    assert "norms over a batch ('encoder.bn1.running_mean')" in reply.reason
+    assert "network=vit_s" in reply.reason
+    assert "OwnLoss does not say" in site(tmp_path, task=OwnLoss(**PICTURES)).perform(request("check", {})).reason
+    assert site(tmp_path, task=OwnName(**PICTURES)).perform(request("check", {})).status == "ok"
+
+
+@pytest.mark.parametrize("name", ["anchor", "norms"])
+def test_questions_that_are_not_counted_are_refused(name: str, tmp_path: Path) -> None:
+    reply = site(tmp_path).perform(request(name, initial(ClassificationTask(**PICTURES))))
+    assert f"answers to '{name}' are not counted" in reply.reason
+    assert (reply.status, reply.report, reply.stats) == ("skipped", {}, {})
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        (True, "must be an object with 'epsilon', got True"),
+        ({}, "needs the setting 'epsilon'"),
+        ({"epsilon": 0}, "epsilon must be"),
+        ({"epsilon": 1.0, "nose": 2}, "nose"),
+        ({"epsilon": 1.0, "noise": 0.0}, "noise must be"),
+        ({"epsilon": 1.0, "delta": 1.0}, "delta must be"),
+    ],
+)
+def test_a_wrong_setting_is_named(own: Any, why: str, tmp_path: Path) -> None:
+    with pytest.raises(policy.SiteError, match="site 'site-1': setting 'privacy'") as refused:
+        site(tmp_path, own=own)
+    assert why in str(refused.value)
+
+
+def test_the_ledger_needs_a_folder_that_outlives_jobs(tmp_path: Path) -> None:
+    with pytest.raises(policy.SiteError, match="'privacy' needs 'state_root'"):
+        SiteWorker("site-1", ClassificationTask(**PICTURES), LocalTraining(), {"privacy": OWN}, tmp_path)
+
+
+def test_a_delta_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    here = site(tmp_path, own={**OWN, "delta": 0.5})
+    assert "delta must lie between 0 and 1 / " in here.perform(request("train", initial(here.task))).reason
+
+
+def test_a_spent_budget_ends_the_site_s_training_over_jobs(tmp_path: Path) -> None:
+    state = initial(ClassificationTask(**PICTURES))
+    first = site(tmp_path, own={"epsilon": 10.0})
+    replies = [first.perform(request("train", state, number)) for number in range(2)]
+    assert [reply.status for reply in replies] == ["ok", "ok"]
+    steps = replies[0].num_steps
+    assert [reply.stats["epsilon"] for reply in replies] == [steps, 2 * steps]
+    again = site(tmp_path, own={"epsilon": 10.0})  # another job, of another experiment
+    reply = again.perform(request("train", state, 0, run="other", experiment="second"))
+    assert (reply.status, reply.update, reply.num_samples) == ("skipped", None, None)
+    assert "privacy budget spent" in reply.reason
+    found = [json.loads(line) for line in (tmp_path / "root" / BOOKS / "site-1" / LEDGER).read_text().splitlines()]
+    assert [(of["round"], of["unit"], of["q"], of["steps"]) for of in found] == [
+        (0, "image", 1 / steps, steps), (1, "image", 1 / steps, steps),
+    ]  # fmt: skip
+
+
+def test_a_round_is_in_the_ledger_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = []
+
+    def killed(self: PrivateLoop, units: Units) -> Any:
+        there.append((tmp_path / "root" / BOOKS / "site-1" / LEDGER).read_text().count("\n"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PrivateLoop, "train", killed)
+    here = site(tmp_path)
+    for _ in range(2):  # a round that is redone is counted again
+        with pytest.raises(KeyboardInterrupt):
+            here.perform(request("train", initial(here.task)))
+    assert there == [1, 2]
+
+
+# ------------------------------------------------------------------------------------------------ what leaves
+
+
+def pictures(folder: Path, seed: int, patients: bool = True) -> str:
+    """Write a site's images and return the folder; another seed's have other pixels and labels."""
+    random = np.random.default_rng(seed)
+    folder.mkdir()
+    splits: dict[str, Any] = {"training": [], "validation": [], "test": [], "test_dark": []}
+    for split, count in zip(splits, (12, 6, 6, 4), strict=True):
+        for number in range(count):
+            name = f"{split}_{number}.png"
+            Image.fromarray(random.integers(0, 256, (40, 40, 3), dtype=np.uint8)).save(folder / name)
+            who = {"patient": f"{split}-{number // 2}"} if patients else {}
+            splits[split].append({"image": name, "label": int(random.integers(0, 5)), **who})
+    write_datalist(folder / "datalist.json", splits, class_names=list("abcde"))
+    return str(folder)
+
+
+def told(reply: SiteReply) -> tuple[Any, ...]:
+    message = encode_reply(reply, 0)
+    shapes = {name: tensor.shape for name, tensor in (message.params or {}).items()}
+    return shapes, message.metrics, message.meta, message.is_update
+
+
+def test_nothing_but_the_update_depends_on_an_image_or_a_label(tmp_path: Path) -> None:
+    """Check every byte of every reply of two sites that have no pixel and hardly a label in common."""
+    task = ClassificationTask(**{**PICTURES, "num_classes": 5})
+    state, found = initial(task), []
+    for seed in (1, 2):
+        own = tmp_path / str(seed)
+        own.mkdir()
+        here = site(own, task=copy.deepcopy(task), data_root=pictures(own / "images", seed))
+        asked = [
+            request("check", {}), request("train", state), request("train", state, 1, min_cases=3),
+            request("validate", state), request("validate", state, measure=("test", "validation"), resample=20),
+            request("validate", state, as_sent=True), request("anchor", state), request("norms", state),
+        ]  # fmt: skip
+        found.append([told(here.perform(one)) for one in asked])
+    for first, second in zip(*found, strict=True):
+        assert first == second
+    check, train, _, validate, *_ = [of[2] for of in found[0]]
+    assert check["report"] == {
+        "splits": ["training", "validation", "test", "test_dark"], "images": [12, 6, 6, 4], "synthetic": False,
+        "device": "cpu", "class_names": list("abcde"), "personal": False,
+        "privacy": "epsilon at most 100, delta at most 1e-05, unit patient; DP-SGD, noise 1, clip 1",
+    }  # fmt: skip
+    assert (train["num_samples"], train["num_steps"]) == (12, 1)
+    assert train["stats"].keys() == {"synthetic", "suppressed", "epsilon"}
+    assert {"metrics/loss", "metrics/balanced_accuracy"} < {*train["stats"]["suppressed"]}
+    assert validate["stats"].keys() == {"suppressed"}
+    assert all(of[1] == {} and of[2].get("report", {}) == {} for of in found[0][1:])
+
+
+def test_a_renamed_image_without_a_patient_is_the_same_case(tmp_path: Path) -> None:
+    """Check that images are told apart by their pixels, whatever the job makes of them."""
+    first = pictures(tmp_path / "a", 1, patients=False)
+    second = pictures(tmp_path / "b", 1, patients=False)
+    for path in (tmp_path / "b").iterdir():
+        path.rename(path.with_name(path.name.replace("training", "other")))
+    listed = tmp_path / "b" / "datalist.json"
+    listed.write_text(listed.read_text().replace("training_", "other_"))
+    spent = []
+    for folder, size in ((first, 32), (second, 48), (pictures(tmp_path / "c", 2, patients=False), 32)):
+        task = ClassificationTask(**{**PICTURES, "num_classes": 5, "image_size": (size, size), "intensity": "range"})
+        here = site(tmp_path, task=task, data_root=folder)
+        spent.append(here.perform(request("train", initial(task))).stats["epsilon"])
+    assert spent == [2.0, 4.0, 2.0]
+
+
+@pytest.mark.parametrize("wrong", ["loss", "data"])
+def test_a_failure_leaves_as_one_fixed_text(tmp_path: Path, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> Any:
+        raise policy.SiteError("the loss of patient 7 became nan")
+
+    here = site(tmp_path)
+    monkeypatch.setattr(*((LocalTraining, "loss", fails) if wrong == "loss" else (here.task, "open_site", fails)))
+    reply = here.perform(request("train", initial(ClassificationTask(**PICTURES))))
+    assert reply == SiteReply("failed", reason="site 'site-1': train failed; its own log says why")
+
+
+def test_other_questions_of_flare_are_not_answered(tmp_path: Path) -> None:
+    here = site(tmp_path)
+    reply = here.perform(request("validate", initial(here.task), as_sent=True))
+    with pytest.raises(NotServed, match="balanced_accuracy is suppressed"):
+        metrics_of(reply, "balanced_accuracy")
+    sums = ImageStatistics()
+    sums.open("site-1", {"privacy": OWN, "data_root": str(tmp_path)})
+    with pytest.raises(policy.SiteError, match="sums over its images are not counted under its 'privacy'"):
+        sums.features()
+
+
+def test_moments_of_a_training_without_noise_are_not_continued(tmp_path: Path) -> None:
+    """Check a site that is given its setting in the middle of a run: its Adam begins anew."""
+    state = initial(ClassificationTask(**PICTURES))
+    plain = SiteWorker("site-1", ClassificationTask(**PICTURES), LocalTraining(batch_size=8), {}, tmp_path / "state")
+    assert plain.perform(request("train", state)).status == "ok"
+    here, taken = site(tmp_path), []
+    load = here.state.store("").__class__.load_before
+    here.state.store("").__class__.load_before = lambda self, name, at: (
+        taken.append((name, load(self, name, at))) or None
+    )  # type: ignore
+    try:
+        assert here.perform(request("train", state, 1)).status == "ok"
+    finally:
+        here.state.store("").__class__.load_before = load  # type: ignore[method-assign]
+    assert taken == [("private_optimizer", None)]
+
+
+@pytest.mark.parametrize(
+    ("method", "task", "settings"),
+    [
+        ("fed_avg", "classification", {**PICTURES, "image_size": [32, 32], "batch_size": 8}),
+        (
+            "fed_prox",
+            "segmentation",
+            {"image_size": [32, 32], "phantom_cases": 0.1, "network": "segresnet", "width": 8},
+        ),
+    ],
+)
+def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, settings: Any) -> None:
+    plan = make_plan(
+        method, task=task, sites=["site-1", "site-2"], num_rounds=2, settings={**settings, "local_epochs": 1}
+    )
+    own = {"privacy": {"epsilon": 100, "noise": 2.0}, "state_root": str(tmp_path / "root")}
+    folder = run_local(plan, tmp_path / "run", {"sites": {"site-1": own}})
+    results = read_results(folder)
+    assert [record.accepted for record in results.rounds] == [["site-1", "site-2"]] * 2
+    assert results.rounds[1].train["site-1"]["epsilon"] == 2 * results.rounds[1].train["site-1"]["num_steps"]
+    assert results.rounds[1].train["site-1"]["loss"] is None or math.isnan(results.rounds[1].train["site-1"]["loss"])
+    assert results.test["site-1"] == {}
+    first = run_notes(results)[0]
+    unit = "image" if task == "classification" else "patient"
+    assert first.startswith("Differential privacy at site-1 (epsilon at most 100, delta at most 1e-05, unit " + unit)
+    assert "their metrics and reports stay at home" in first
+    assert first.endswith("Updates, metrics and reports of site-2 are not covered.")
+    assert any("site-1 (suppressed: differential privacy)" in note for note in run_notes(results))

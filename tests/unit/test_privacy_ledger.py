@@ -1,0 +1,280 @@
+"""Test a site's privacy ledger: it counts every round before it begins, and refuses what it cannot trust."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fairflare.privacy import ledger
+from fairflare.privacy.ledger import Cost, Ledger, Refused, Spending
+
+OF = {"job": "j", "experiment": "e", "round": 0}
+EACH = 0.5  # epsilon of a step of the accountant below
+
+
+def counted(history: Iterable[Cost], delta: float) -> tuple[float, str]:
+    return sum(EACH * steps for _, _, steps in history), "sum"
+
+
+@pytest.fixture(autouse=True)
+def by_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count by a plain sum, which needs no opacus and no time; a test of opacus undoes it."""
+    monkeypatch.setattr(ledger, "epsilon", counted)
+
+
+def spending(steps: int = 2, target: float = 4.0) -> Spending:
+    return Spending("train", "patient", 9, 1.0, 0.5, steps, 1.0, target, 1e-5)
+
+
+def reserve(root: Path, cases: str = "abc", steps: int = 2, target: float = 4.0) -> float:
+    return Ledger("site-1", root).reserve(cases, spending(steps, target), OF)
+
+
+def lines(root: Path) -> list[dict[str, Any]]:
+    text = (root / ledger.BOOKS / "site-1" / ledger.LEDGER).read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def files(root: Path) -> tuple[Path, Path, Path]:
+    book = root / ledger.BOOKS / "site-1"
+    return book / ledger.LEDGER, book / ledger.SECRET, root / ledger.HEADS / "site-1.json"
+
+
+# ------------------------------------------------------------------------------------------------ budgets
+
+
+def test_rounds_add_up_over_jobs_until_the_budget_is_spent(tmp_path: Path) -> None:
+    assert [reserve(tmp_path) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(Refused, match=r"privacy budget spent: with this round epsilon is 5\.0000, the target 4 "):
+        reserve(tmp_path)
+    assert reserve(tmp_path, target=5.0) == 5.0  # the site's own file raised it
+    with pytest.raises(Refused, match="budget spent"):
+        reserve(tmp_path, steps=0, target=4.0)  # a lower target holds at once
+    assert [line["epsilon_after"] for line in lines(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [line["seq"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_list_that_shares_one_case_goes_on_with_what_was_spent(tmp_path: Path) -> None:
+    assert reserve(tmp_path, "abc") == 1.0
+    assert reserve(tmp_path, "cxy") == 2.0
+    assert reserve(tmp_path, "mno") == 1.0  # no case in common
+    assert reserve(tmp_path, "abcd") == 3.0  # one image more is no new budget
+    assert reserve(tmp_path, "yz") == 2.0
+    assert reserve(tmp_path, "am") == 4.0  # of both lists
+
+
+def test_no_name_of_a_case_stands_in_the_files_and_only_the_owner_reads_them(tmp_path: Path) -> None:
+    Ledger("site-1", tmp_path).reserve(["patient-0815"], spending(), OF)
+    found = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    assert len(found) == 4
+    for path in found:
+        assert b"0815" not in path.read_bytes()
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+
+
+def changed(path: Path, old: bytes, new: bytes) -> None:
+    content = path.read_bytes()
+    assert old in content
+    path.write_bytes(content.replace(old, new, 1))
+
+
+def moved(path: Path) -> None:
+    first, second, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([second, first, *rest]))
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (lambda book, secret, head: changed(book, b'"steps": 2', b'"steps": 1'), "line 1 of its ledger is damaged"),
+        (lambda book, secret, head: changed(book, b'"z": 1.0', b'"z": 1.0 '), "line 1 of its ledger is damaged"),
+        (lambda book, secret, head: moved(book), "line 1 of its ledger is damaged, moved"),
+        (
+            lambda book, secret, head: book.write_bytes(b"".join(book.read_bytes().splitlines(keepends=True)[1:])),
+            "line 1 of its ledger is damaged",
+        ),
+        (
+            lambda book, secret, head: book.write_bytes(b"".join(book.read_bytes().splitlines(keepends=True)[:-1])),
+            "its ledger has 2 lines, and its head knows of 3: it is an older one",
+        ),
+        (lambda book, secret, head: book.write_bytes(b""), "its ledger has 0 lines, and its head knows of 3"),
+        (lambda book, secret, head: book.unlink(), "'ledger.jsonl' of its ledger is gone"),
+        (lambda book, secret, head: secret.unlink(), "'secret' of its ledger is gone"),
+        (lambda book, secret, head: secret.write_bytes(bytes(32)), "line 1 of its ledger is damaged"),
+        (lambda book, secret, head: head.unlink(), "the head of its ledger is gone"),
+        (lambda book, secret, head: head.write_text("{}"), "the head of its ledger is damaged"),
+        (lambda book, secret, head: head.write_text('{"seq": 1, "hash": ""}'), "do not belong together"),
+        (lambda book, secret, head: changed(head, b'"seq": 3', b'"seq": 2'), "do not belong together"),
+        (lambda book, secret, head: next((book.parent / "lists").iterdir()).unlink(), "a list of cases of its ledger"),
+        (
+            lambda book, secret, head: next((book.parent / "lists").iterdir()).write_bytes(bytes(96)),
+            "a list of cases of its ledger is damaged",
+        ),
+        (lambda book, secret, head: book.parent.rename(book.parent.with_name("away")), "is gone"),
+    ],
+)
+def test_a_ledger_that_is_not_as_it_was_written_is_refused(tmp_path: Path, harm: Any, why: str) -> None:
+    for _ in range(3):
+        reserve(tmp_path)
+    harm(*files(tmp_path))
+    with pytest.raises(Refused, match=why) as refused:
+        reserve(tmp_path)
+    assert "nothing is trained" in refused.value.public
+    assert refused.value.skipped
+
+
+def test_an_older_copy_of_the_file_is_noticed_and_one_of_both_is_not(tmp_path: Path) -> None:
+    book, _, head = files(tmp_path)
+    reserve(tmp_path)
+    old, old_head = book.read_bytes(), head.read_bytes()
+    reserve(tmp_path)
+    book.write_bytes(old)
+    with pytest.raises(Refused, match="an older one"):
+        reserve(tmp_path)
+    head.write_bytes(old_head)
+    assert reserve(tmp_path) == 2.0  # the page says so: nothing at the site can tell
+
+
+# ------------------------------------------------------------------------------------------------ crashes
+
+
+def test_a_line_that_a_crash_has_cut_at_any_byte_is_left_out(tmp_path: Path) -> None:
+    """Check every length of a half-written third line: no step was made for it, so it does not count."""
+    for _ in range(2):
+        reserve(tmp_path)
+    book, _, head = files(tmp_path)
+    before, told = book.read_bytes(), head.read_bytes()
+    reserve(tmp_path)
+    third = book.read_bytes().removeprefix(before)
+    for length in range(0, len(third), 7):
+        book.write_bytes(before + third[:length])
+        head.write_bytes(told)
+        assert reserve(tmp_path) == 3.0
+        assert len(lines(tmp_path)) == 3
+
+
+def test_a_crash_between_line_and_head_counts_the_line(tmp_path: Path) -> None:
+    for _ in range(2):
+        reserve(tmp_path)
+    _, _, head = files(tmp_path)
+    told = head.read_bytes()
+    reserve(tmp_path)
+    head.write_bytes(told)
+    assert reserve(tmp_path) == 4.0
+
+
+def test_a_full_disk_leaves_a_ledger_that_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reserve(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space")))
+        with pytest.raises(OSError, match="no space"):
+            reserve(tmp_path)
+    assert reserve(tmp_path) in (2.0, 3.0)  # the line may be on disk, and counts then
+
+
+KILLED = """
+import sys, pathlib
+from fairflare.privacy import ledger
+ledger.epsilon = lambda history, delta: (sum(c[2] for c in history) * 0.001, "sum")
+root, done = pathlib.Path(sys.argv[1]), open(sys.argv[2], "a")
+print("ready", flush=True)
+while True:
+    after = ledger.Ledger("site-1", root).reserve(sys.argv[3], ledger.Spending(
+        "train", "patient", 9, 1.0, 0.5, 1, 1.0, 1e9, 1e-5), {})
+    done.write(f"{after:.3f}\\n")
+    done.flush()
+"""
+
+
+@pytest.mark.many
+@pytest.mark.parametrize("seed", range(4))
+def test_a_ledger_outlives_kill_9_at_any_moment(tmp_path: Path, seed: int) -> None:
+    """Check that after each kill all rounds that were allowed are counted, and at most one that was not yet."""
+    root, done = tmp_path / "root", tmp_path / "done"
+    for kills, wait in enumerate((0.0, 0.003, 0.011, 0.05), 1):
+        arguments = [sys.executable, "-c", KILLED, str(root), str(done), "abc"]
+        process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(wait * (1 + seed / 3))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        allowed = len(done.read_text().splitlines())
+        after = Ledger("site-1", root).reserve("abc", spending(1, 1e9), OF)
+        with done.open("a") as file:
+            file.write(f"{after:.3f}\n")
+        assert allowed < after / EACH <= allowed + 1 + kills  # each kill: at most one line whose round did not begin
+    assert len(lines(root)) == after / EACH
+
+
+# ------------------------------------------------------------------------------------------------ the accountant
+
+#: Setting: z, 1 / q, steps, delta, epsilon by RDP and by PRV; from the specification, entered by hand.
+TABLE = (
+    (1.0, 7, 140, 1e-3, 10.0583, 8.7521),
+    (1.0, 13, 260, 1e-3, 7.0081, 6.0653),
+    (1.0, 13, 1300, 1e-3, 18.5232, 16.6481),
+    (1.69, 13, 1300, 1e-3, 7.4549, 6.6523),
+    (1.0, 16, 800, 1e-4, 12.1837, 11.0192),
+    (1.0, 32, 1600, 1e-4, 7.9981, 7.2189),
+    (1.2, 32, 6400, 1e-4, 13.0018, 11.9350),
+    (1.0, 125, 2500, 1e-4, 2.1508, 1.9072),
+    (0.8, 79, 7900, 1e-5, 12.6084, 11.5995),
+    (0.7, 157, 15700, 1e-5, 11.9660, 10.9497),
+)
+
+
+@pytest.mark.many(1)
+@pytest.mark.parametrize(("z", "each", "steps", "delta", "rdp", "prv"), TABLE)
+def test_ten_settings_to_four_digits(
+    z: float, each: int, steps: int, delta: float, rdp: float, prv: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    accountants = pytest.importorskip("opacus.accountants", reason="opacus is not installed: make test-dp")
+    history = [(z, 1 / each, steps - 100), (z, 1 / each, 100)]  # of two rounds, which are composed
+    found, by = ledger.epsilon(history, delta)
+    assert (f"{found:.4f}", by) == (f"{prv:.4f}", f"PRV, opacus {version('opacus')}")
+
+    def fails(*args: Any, **options: Any) -> float:
+        raise RuntimeError("the grid is too coarse")
+
+    monkeypatch.setattr(accountants.PRVAccountant, "get_epsilon", fails)
+    found, by = ledger.epsilon(history, delta)
+    assert (f"{found:.4f}", by) == (f"{rdp:.4f}", f"RDP, opacus {version('opacus')}")
+
+
+def test_full_batches_are_the_gaussian_of_a_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with Balle and Wang, ICML 2018, Theorem 8: T Gaussians of noise z are one of noise z / sqrt(T)."""
+    monkeypatch.undo()
+    pytest.importorskip("opacus", reason="opacus is not installed: make test-dp")
+    mu, delta = math.sqrt(3) / 4, 1e-5
+
+    def gap(epsilon: float) -> float:
+        return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu) - delta)
+
+    found, _ = ledger.epsilon([(4.0, 1.0, 3)], delta)
+    assert found == pytest.approx(brentq(gap, 0.01, 20), abs=4e-3)
+
+
+def test_without_the_package_the_site_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "opacus.accountants", None)
+    with pytest.raises(Refused, match=r"needs the package opacus: pip install 'fairflare\[dp\]'"):
+        reserve(tmp_path)

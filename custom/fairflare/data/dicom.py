@@ -154,9 +154,8 @@ def stack_of(pictures: Sequence[Picture]) -> Stack:
         Misfit: the frames or files form no single stack.
         ValueError: a file of a series has several frames, or is in colour.
     """
-    first = pictures[0]
     if len(pictures) == 1:
-        return first.stack
+        return pictures[0].stack
     if any(picture.frames > 1 or picture.colour for picture in pictures):
         raise ValueError("the series has files of several frames or in colour; name one file")
     return stack([p.plane for p in pictures], same=lambda i, j: _same_pixels(pictures[i].path, pictures[j].path))

@@ -79,7 +79,6 @@ class Facts:
         windows: first display window in the header, for each slice or one for all slices.
         padded: whether NaN in the array marks pixels that are no part of the picture.
         eight_bits: whether values are 0 to 255, whatever the type of the array.
-        shape: shape of the decoded array, for volumes.
     """
 
     grid: Grid
@@ -88,7 +87,6 @@ class Facts:
     windows: tuple[Window | None, ...] = (None,)
     padded: bool = False
     eight_bits: bool = False
-    shape: tuple[int, ...] = ()
 
     @property
     def affine(self) -> npt.NDArray[Any] | None:
@@ -264,7 +262,7 @@ class Array(ImageFile):
         plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # has channels first
         slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
         rows, columns = (*plane, 1, 1)[:2]
-        return Facts(Grid((rows, columns, slices)), shape=shape)
+        return Facts(Grid((rows, columns, slices)))
 
 
 class Volume(ImageFile):
@@ -314,7 +312,7 @@ class Volume(ImageFile):
         with self.opened() as stream:
             header = _nifti_header(stream)[1]
         grid, axes = nifti_grid(header), three_axes(header.get_data_shape())
-        return Facts(grid, grid.shape[2] if len(axes) == 3 else None, shape=grid.shape[: len(axes)])
+        return Facts(grid, grid.shape[2] if len(axes) == 3 else None)
 
 
 class Dicom(ImageFile):
@@ -342,7 +340,6 @@ class Dicom(ImageFile):
         first, found = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
         several = frames > 1 or self.path.is_dir()
-        shape = (first.rows, first.columns, *([frames] if several else []), *([3] if first.colour else []))
         said = () if found.affine is None else (("header", found.affine),)
         of = ("series" if len(pictures) > 1 else "frames") if said and frames > 1 else ""
         grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
@@ -353,7 +350,6 @@ class Dicom(ImageFile):
             tuple(window for picture in pictures for window in picture.windows),
             any(picture.padding is not None for picture in pictures),
             all(picture.eight_bits for picture in pictures),
-            shape,
         )
 
     def mask_facts(self) -> Facts:

@@ -137,8 +137,6 @@ def look_at_volume(
         Exception: any error that a library raises for a damaged file.
     """
     facts = image_file(image).facts()
-    if len(facts.shape) != 3:
-        raise ValueError(f"it has the shape {facts.shape}, expected rows, columns and slices; save channels as files")
     sample, how, labels = Sample(image, mask), Reading(drawn_on=drawn_on), None
     if mask is None:
         opened = _open(image, "image", "", "none", MAX_IMAGE_BYTES, how)
@@ -147,18 +145,20 @@ def look_at_volume(
         labels = whole_numbers(drawn, drawn.array).reshape(facts.grid.shape)
     volume = opened.array
     if problem := first_of({
+        f"it has the shape {volume.shape}, expected rows, columns and slices; save channels as files":
+            facts.slices is None or volume.ndim != 3,
         f"it holds {volume.dtype} values, not numbers": volume.dtype.kind not in "biuf",
         "it has values that are NaN or infinite; repair the file":
             volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None,
     }):  # fmt: skip
         raise ValueError(problem)
     affine = facts.affine if opened.fit is None else opened.fit.affine
-    turn = None if plane is None else turn_of(affine, plane, facts.shape[2])
+    turn = None if plane is None else turn_of(affine, plane, facts.grid.shape[2])
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
     kept, empty = None, 0
     if plane is not None:
-        shown = turned(np.broadcast_to(np.True_, facts.shape) if labels is None else labels != 0, turn)
+        shown = turned(np.broadcast_to(np.True_, facts.grid.shape) if labels is None else labels != 0, turn)
         filled = shown.any(axis=(0, 1)) | (labels is None or keep_empty)
         kept, empty = tuple(np.flatnonzero(filled).tolist()), int((~filled).sum())
         if spacing is not None and turn is not None:
@@ -171,7 +171,7 @@ def look_at_volume(
         "?" if affine is None else codes_of(affine),
         kept,
         empty,
-        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.shape[2])),
+        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
     )
 
 

@@ -283,15 +283,14 @@ def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     Options that are not given have the data set's usual value, if that is possible with the given ones: the number of
     sites is left out with the data's own sites, and corrupted sites are left out without a corruption.
     """
-    found = {name: options.pop(name) for name in field_names(Dealing)}
-    if found["sites"] is None and found["partition"] != "site":
-        found["sites"] = usual.sites
-    for name, other in (("common_test", "global_test"), ("global_test", "common_test")):
-        if found[name] is None:
-            found[name] = getattr(usual, name) and not found[other]
-    if found["corrupt"] == NO_CORRUPTION:
-        found["corrupt"] = None
-    if found["corrupt_sites"] is None:
-        needed = found["corrupt"] is not None or found["partition"] == "two-pool"
-        found["corrupt_sites"] = usual.corrupt_sites if needed else 0
-    return Dealing(**{**found, "fractions": tuple(found["fractions"])})
+    given = {name: options.pop(name) for name in field_names(Dealing)}
+    corrupt = None if given["corrupt"] == NO_CORRUPTION else given["corrupt"]
+    corrupts = corrupt is not None or given["partition"] == "two-pool"
+    usually: dict[str, Any] = {
+        "sites": None if given["partition"] == "site" else usual.sites,
+        "common_test": usual.common_test and not given["global_test"],
+        "global_test": usual.global_test and not given["common_test"],
+        "corrupt_sites": usual.corrupt_sites if corrupts else 0,
+    }
+    rule = {name: usually[name] if value is None and name in usually else value for name, value in given.items()}
+    return Dealing(**{**rule, "corrupt": corrupt, "fractions": tuple(given["fractions"])})

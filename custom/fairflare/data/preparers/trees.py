@@ -396,10 +396,10 @@ def listed(
     file = next((place for place in (source / csv, Path(csv)) if place.is_file()), None)
     if file is None:
         raise DataError(f"the table '{csv}' is neither below '{source}' nor below the working folder '{Path.cwd()}'")
-    of = of or ("mask" if columns.get("mask", "mask") in read_table(file, notes=[])[0] else "label")
-    remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
     notes: list[str] = []
     there = read_table(file, notes=[])[0]
+    of = of or ("mask" if columns.get("mask", "mask") in there else "label")
+    remedy = f"; where columns have other names: --columns image=COLUMN {of}=COLUMN, --attributes NAME=COLUMN"
     findings = of == "label" and columns.get(of, of) not in there and {*(classes or ())} & {*there}
     if absent := sorted({*(classes or ())}.difference(there)) if findings else ():
         raise DataError(f"'{file}' has no column for the finding {listing(absent)}; --classes names the columns")

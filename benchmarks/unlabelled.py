@@ -1,10 +1,13 @@
-"""Measure what images without labels add: 75 % of the masks removed at two sites, against dropping these images.
+"""Measure what missing labels cost, and what images without labels add.
 
     python benchmarks/unlabelled.py FOLDER --out RUNS [--task segmentation] [--rounds 12] [--seeds 3] [--share 0.75]
+    python benchmarks/unlabelled.py FOLDER --out RUNS --drawn JTSC=2 CellaVision=1 [...]
 
 FOLDER is what ``fairflare prepare white-cells`` or ``benchmarks/hippocampus_folders.py`` wrote. At the first two sites
 the masks of this share of the training images are put aside. FedAvg runs with all labels, without these images, and
-with them as ``unlabelled`` (``unlabelled=consistency``). Prints Markdown.
+with them as ``unlabelled`` (``unlabelled=consistency``). With ``--drawn`` the masks of training and validation at these
+sites keep one label alone instead, output rows averaged over all sites and over annotators; then each structure's Dice
+on the complete test masks is printed. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
 
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.check import Check
 from fairflare.federation.transports.local import RUN_DIR, run_local
 from fairflare.reporting.results import read_document
 
@@ -45,6 +51,36 @@ def lists(given: Path, local: dict[str, Any], share: float, seed: int, out: Path
     return arms
 
 
+def drawn(given: Path, local: dict[str, Any], said: dict[str, int], out: Path) -> dict[str, dict[str, Any]]:
+    """Write masks with one label alone for the sites that drew no other, and return ``fairflare.json`` of each arm."""
+    part = {}
+    for site, block in local["sites"].items():
+        content = json.loads((given / site / block.get("datalist", "datalist.json")).read_text(encoding="utf-8"))
+        for number, entry in enumerate(entry for split in content if isinstance(content[split], list)
+                                       for entry in content[split] if site in said and "label" in entry):  # fmt: skip
+            mask = np.asarray(Image.open(given / site / entry["label"]))
+            entry["label"] = f"drawn_{number}.png"
+            Image.fromarray(np.where(mask == said[site], mask, 0).astype(np.uint8)).save(given / site / entry["label"])
+        file = out / f"drawn-{site}.json"
+        file.write_text(json.dumps(content), encoding="utf-8")
+        own = {"datalist": str(file.absolute()), "structures": [said[site]]} if site in said else {}
+        part[site] = {**block, **own}
+    return {"all labels": local, "rows of all sites": {"sites": part}, "rows of annotators": {"sites": part}}
+
+
+def on_complete_masks(plan: Any, place: Path, local: dict[str, Any]) -> dict[str, float]:
+    """Return the Dice of a run's last model by site and structure, on the complete masks of each site's test images."""
+    (file,) = place.rglob("FL_global_model.pt")
+    model = plan.task.build_model()
+    model.load_state_dict(torch.load(file, weights_only=True)["model"])
+    found: dict[str, float] = {}
+    for site, block in local["sites"].items():
+        test = plan.task.open_site(site, block).batches("test", batch_size=12)
+        of = plan.task.evaluate(model, test, "cpu")
+        found |= {f"{site} {name}": value for name, value in of.items() if name.startswith("dice_")}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -53,23 +89,33 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--share", type=float, default=0.75)
+    parser.add_argument("--drawn", nargs="*", default=[], metavar="SITE=LABEL")
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     local = json.loads((given.folder / "fairflare.json").read_text(encoding="utf-8"))
     found: dict[str, list[dict[str, float]]] = {}
+    said = {site: int(label) for site, label in (entry.split("=") for entry in given.drawn)}
+    known = Check.annotators
     for seed in range(given.seeds):
-        for arm, file in lists(given.folder, local, given.share, seed, given.out).items():
+        arms = drawn(given.folder, local, said, given.out) if said else None
+        for arm, file in (arms or lists(given.folder, local, given.share, seed, given.out)).items():
+            Check.annotators = {} if arm == "rows of all sites" else known  # type: ignore[assignment]
             settings = {**SETTINGS[given.task], **({"unlabelled": "consistency"} if arm == "unlabelled" else {})}
             run: dict[str, Any] = {"sites": [*local["sites"]], "num_rounds": given.rounds, "seed": seed}
             place = given.out / f"{arm.replace(' ', '_')}-{seed}"
+            plan = make_plan("fed_avg", task=given.task, settings=settings, **run)
             if not (place / RUN_DIR / "fairflare").exists():
-                run_local(make_plan("fed_avg", task=given.task, settings=settings, **run), place, {**local, **file})
+                run_local(plan, place, {**local, **file})
+            if said:
+                found.setdefault(arm, []).append(on_complete_masks(plan, place, local))
+                continue
             test = read_document(place / RUN_DIR / "fairflare")["test"]
             found.setdefault(arm, []).append({site: test[site]["dice"] for site in local["sites"]})
-    print(f"| labels | {' | '.join(local['sites'])} | mean | worst, by seed |")
-    print("| --- |" + " ---: |" * (len(local["sites"]) + 1) + " --- |")
+    columns = [*found["all labels"][0]]
+    print(f"| labels | {' | '.join(columns)} | mean | worst, by seed |")
+    print("| --- |" + " ---: |" * (len(columns) + 1) + " --- |")
     for arm, runs in found.items():
-        means = [fmean(run[site] for run in runs) for site in local["sites"]]
+        means = [fmean(run[column] for run in runs) for column in columns]
         worst = ", ".join(f"{min(run.values()):.3f}" for run in runs)
         print(f"| {arm} | {' | '.join(f'{value:.3f}' for value in [*means, fmean(means)])} | {worst} |")
 

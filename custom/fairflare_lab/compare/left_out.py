@@ -11,7 +11,7 @@ from typing_extensions import Self
 from fairflare.base.disk.files import write_whole
 
 
-class Unseen(BaseModel, extra="forbid"):
+class Unseen(BaseModel):
     """Describe the performance of a run's common model at a site that was no part of the run.
 
     Attributes:

@@ -187,11 +187,16 @@ class Builder:
 
 
 def cases(cls: type, trap: Trap) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return arguments of a class with a canary in one of them, and dicts of arguments that would make it act."""
+    """Return arguments of a class with a canary in one of them, and dicts of arguments that would make it act.
+
+    A setting that the class has from another class that jobs name is tried there.
+    """
     given = TINY.get(cls.__name__, {})
     hints = hints_of(cls)
+    bases = [base for base in cls.__mro__[1:] if f"{base.__module__}.{base.__qualname__}" in job_classes()]
+    own = [name for name in field_names(cls) if not any(hints_of(b).get(name) == hints.get(name, b) for b in bases)]
     free = [name for name in field_names(cls) if Any in _leaves(hints.get(name, Any))]
-    for name in field_names(cls):
+    for name in own:
         for value in trap.values:
             yield name, {**given, name: value}
             for other in free:

@@ -56,7 +56,7 @@ walkthroughs: $(STAMP)
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile
 
-# Hostile replies and bundles; CI sends 300 for each method and phase: make fuzz FUZZ="--replies 300".
+# Hostile replies and bundles; CI sends 100 for each method and phase: make fuzz FUZZ="--replies 300".
 FUZZ ?= --cases 5000
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.fuzz $(FUZZ) --workers 2

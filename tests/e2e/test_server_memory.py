@@ -35,3 +35,5 @@ def test_six_sites_need_little_more_than_two(mode, tmp_path):
         found[count] = found_in(mode, tmp_path / str(count), sites)
     # Held in memory, four more replies would be four models and their copies.
     assert found[6]["replies"] - found[2]["replies"] < 1.5 * MEGABYTES, found
+    # And the whole run: were the model sent to all sites at once, two models more.
+    assert found[6]["peak"] - found[2]["peak"] < 1.5 * MEGABYTES, found

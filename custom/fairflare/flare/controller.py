@@ -35,7 +35,8 @@ from fairflare.federation.server.rounds import Rounds, Stopped
 from fairflare.federation.site.replies import printable
 from fairflare.federation.site.script import told_training
 from fairflare.federation.site.site_file import SITE_FILE, read_site_file
-from fairflare.flare.messages.memory import memory_given_back, replies_on_disk
+from fairflare.flare.messages.memory import job_cell, memory_given_back, replies_on_disk
+from fairflare.flare.messages.sending import sent_in_turns
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.reports import shortened
@@ -83,12 +84,15 @@ class RoundsController(RunSettings, ModelController):
             self.warning(text)
         try:
             events = FlareEvents(self, self.task.directions())
+            sending = sent_in_turns(job_cell(self.engine))
             offload: AbstractContextManager[bool] = nullcontext(True)
             if self.disk_offload:
                 offload = replies_on_disk(self.engine, self.fl_ctx.get_job_id("job"))
-            with memory_given_back() as self._collect, offload as offered:
+            with memory_given_back() as self._collect, offload as offered, sending as in_turns:
                 if not offered:
                     self.warning("FLARE offers no disk offload here: replies wait in memory")
+                if not in_turns:
+                    self.warning("this FLARE sends the model to all sites at once: memory grows with their number")
                 self.lead(place, [events])
         except Stopped as stopped:
             if self.fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME:

@@ -1,1 +1,1 @@
-"""Convert messages to and from FLARE's, and bound the memory that receiving them takes."""
+"""Convert messages to and from FLARE's, and bound the memory that sending and receiving them takes."""

@@ -32,6 +32,11 @@ def replies_on_disk(engine: Any, job: str) -> Iterator[bool]:
         cleanup_tensor_disk_offload(receiving, context)
 
 
+def job_cell(engine: Any) -> Any:
+    """Return FLARE's cell (its communication endpoint) to which the sites' jobs connect; ``None``: there is none."""
+    return _receiving(engine).get_cell()
+
+
 def _receiving(engine: Any) -> Any:
     """Return an engine whose cell receives the replies.
 

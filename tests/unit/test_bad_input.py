@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.cli.run.folder import refuse_to_replace_run
 from fairflare.core.fairness import summarize
+from fairflare.core.similarity import linear_cka
 from fairflare.core.states import layerwise_average, weighted_average
 from fairflare.core.weighting import power_weights
 from fairflare.federation.plan.describe import in_lines, in_use
@@ -40,6 +41,7 @@ STATE = {"w": torch.ones(2)}
         (lambda: summarize({"A": None}), "value of site 'A' must be a finite number, got None"),  # type: ignore[dict-item]
         (lambda: summarize({"A": 0.5, "B": "x"}), "value of site 'B' must be a finite number, got 'x'"),  # type: ignore[dict-item]
         (lambda: power_weights({"A": 1.0, "B": "x"}, 2.0), "value of site 'B' must be a number, got 'x'"),  # type: ignore[dict-item]
+        (lambda: linear_cka(torch.zeros(0, 3), torch.zeros(0, 3)), "hold no sample"),
     ],
 )
 def test_bad_input_is_named(call: Any, words: str) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from fairflare.core.priors import RunningClassMean, prior_distance, rescue_factor
+from fairflare.core.priors import RunningClassMean, class_means, prior_distance, rescue_factor
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.tasks.priors import IMAGENET_MEAN, IMAGENET_STD, PriorNetwork, build_encoder, fingerprint, load_prior
@@ -80,13 +80,6 @@ def test_distance_refuses(y, target, message):
 
 
 # ------------------------------------------------------------------------------------------------ means, Eq. 2
-
-
-def class_means(values, targets, num_classes):
-    """Return the means by class of one batch."""
-    running = RunningClassMean(num_classes)
-    running.add(values, targets)
-    return running.means()
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 60))

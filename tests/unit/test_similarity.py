@@ -23,14 +23,17 @@ from torch import Tensor, nn
 from fairflare.core.features import joint_pass
 from fairflare.core.similarity import (
     ESTIMATORS,
+    center,
+    gram,
+    hsic,
     layerwise,
     layerwise_cka,
     layerwise_cosine,
+    linear_cka,
     parameter_layers,
     products,
 )
 from fairflare.core.similarity import store as stored
-from fairflare.core.similarity.formulas import Alignment, center
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 
 FULL = ("biased", "unbiased")
@@ -95,8 +98,7 @@ def features(model: nn.Module, images: Tensor) -> dict[str, np.ndarray]:
 
 def reference_dissimilarity(u: np.ndarray, v: np.ndarray, estimator: str) -> float:
     """Compute 1 - CKA as half the squared distance of the normalized centered Gram matrices."""
-    x, y = (torch.as_tensor(f - f.mean(0)).double() for f in (u, v))
-    k, l = center(x @ x.T, estimator), center(y @ y.T, estimator)
+    k, l = (center(gram(f - f.mean(0)), estimator) for f in (u, v))
     return 0.5 * float((k / k.norm() - l / l.norm()).square().sum())
 
 
@@ -192,24 +194,6 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 # --- two matrices: the numbers of the spec ----------------------------------------------------------------
 
 
-def aligned(k: np.ndarray, l: np.ndarray, estimator: str) -> Alignment:
-    """Return the sums that CKA of two Gram matrices is made of."""
-    found = Alignment(estimator)
-    found.add(torch.from_numpy(k).double(), torch.from_numpy(k - l).double())
-    return found
-
-
-def of_both(sums: Alignment) -> float:
-    """Return HSIC of K and L, from those of K, L and their difference."""
-    return (sums.kk + sums.ll - sums.ee) / 2
-
-
-def linear_cka(x: np.ndarray, y: np.ndarray, estimator: str) -> float:
-    """Return CKA of two feature matrices, scaled to the same size as layers are."""
-    u, v = (f / np.linalg.norm(f) for f in (x - x.mean(0), y - y.mean(0)))
-    return aligned(u @ u.T, v @ v.T, estimator).similarity().delta
-
-
 @pytest.mark.parametrize(
     ("estimator", "values", "delta"),
     [("biased", (1.6375, 2.225, 1.69), 0.844448), ("unbiased", (11 / 15, 1.6, 19 / 30), 0.728493)],
@@ -217,9 +201,9 @@ def linear_cka(x: np.ndarray, y: np.ndarray, estimator: str) -> float:
 def test_five_samples_by_hand(estimator: str, values: tuple[float, ...], delta: float) -> None:
     u = np.array([[1, 0], [2, 1], [0, 1], [1, 3], [2, 2]])
     v = np.array([[0, 1], [1, 1], [1, 0], [3, 1], [1, 2]])
-    found = aligned(u @ u.T, v @ v.T, estimator)
-    assert [of_both(found), found.kk, found.ll] == pytest.approx(values)
-    assert found.similarity().delta == pytest.approx(delta, abs=1e-6)
+    k, l = gram(u), gram(v)
+    assert [hsic(k, l, estimator), hsic(k, k, estimator), hsic(l, l, estimator)] == pytest.approx(values)
+    assert linear_cka(u, v, estimator) == pytest.approx(delta, abs=1e-6)
 
 
 class Columns(nn.Module):
@@ -270,7 +254,8 @@ def test_equals_the_formula(estimator: str, case: tuple[np.ndarray, np.ndarray, 
     expected = reference_cka(x, y, estimator)
     assert linear_cka(x, y, estimator) == pytest.approx(expected, abs=1e-10)
     k, l = x @ x.T, y @ y.T
-    assert of_both(aligned(k, l, estimator)) == pytest.approx(reference_hsic(k, l, estimator), rel=1e-9, abs=1e-9)
+    got = hsic(torch.from_numpy(k), torch.from_numpy(l), estimator)
+    assert got == pytest.approx(reference_hsic(k, l, estimator), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("estimator", FULL)
@@ -293,6 +278,27 @@ def test_invariances(
     assert linear_cka(x, 3 * x @ rotation + 5, estimator) == pytest.approx(1, abs=1e-10)
     np.testing.assert_array_equal(x, before[0])
     np.testing.assert_array_equal(y, before[1])
+
+
+def test_degenerate_matrices() -> None:
+    x = np.arange(10.0).reshape(5, 2)
+    constant = np.full((5, 3), 0.1)
+    assert linear_cka(constant, np.zeros((5, 2))) == 1
+    assert math.isnan(linear_cka(constant, x))
+    assert math.isnan(linear_cka(x[:1], x[:1]))
+    assert math.isnan(linear_cka(x * np.inf, x))
+    assert linear_cka(x[:2], x[:2] * 3) == pytest.approx(1)
+    assert linear_cka(x * 1e200, x) == pytest.approx(1)
+    with pytest.raises(ValueError, match=r"number of samples \(unbiased\) must be an integer >= 4, got 3"):
+        linear_cka(x[:3], x[:3], "unbiased")
+    with pytest.raises(ValueError, match="same number of rows, got 5 and 4"):
+        linear_cka(x, x[:4])
+    with pytest.raises(ValueError, match="estimator must be one of 'biased', 'unbiased', got 'exact'"):
+        linear_cka(x, x, "exact")
+    with pytest.raises(ValueError, match="y must be a matrix"):
+        linear_cka(x, x[0])
+    with pytest.raises(ValueError, match="square and alike"):
+        hsic(gram(x), gram(x[:4]))
 
 
 def test_scores_belong_to_their_own_layer(vectors: Tensor) -> None:

@@ -1,17 +1,22 @@
-"""Compute the similarity of two sets of features from their Gram matrices: HSIC, linear CKA and cosine, in float64."""
+"""Compute the similarity of two sets of features: Gram matrices, HSIC, linear CKA and cosine, all in float64."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+
+from fairflare.base.checks import choice, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 LEAST_SAMPLES = {"biased": 2, "unbiased": 4}  # least number of samples, by estimator of HSIC
 COSINE_EPS = 1e-8  # a norm in the denominator of a cosine is at least this
+
+Matrix: TypeAlias = "torch.Tensor | np.ndarray"
 
 
 class LayerSimilarity(NamedTuple):
@@ -22,6 +27,12 @@ class LayerSimilarity(NamedTuple):
 
 
 UNDEFINED = LayerSimilarity(math.nan, math.nan)
+
+
+def gram(x: Matrix) -> Tensor:
+    """Return the linear-kernel Gram matrix ``x x^T`` of an (n, p) feature matrix, (n, n) in float64."""
+    features = _matrix("x", x)
+    return features @ features.T
 
 
 def center(k: Tensor, estimator: str = "biased") -> Tensor:
@@ -39,13 +50,24 @@ def center(k: Tensor, estimator: str = "biased") -> Tensor:
     return (k - rows[:, None] - rows[None, :] + rows.sum() / (n - 1)).fill_diagonal_(0)
 
 
-class Alignment:
-    r"""Compute CKA of Gram matrices K, L from K and E = K - L, so that a small 1 - CKA is precise; HSICs are summed.
+def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
+    r"""Return the Hilbert-Schmidt independence criterion of two Gram matrices, (n, n) each and symmetric.
 
     ``"biased"`` (n >= 2; Yan et al., MICCAI 2024, Eq. 2): :math:`vec(HKH) \cdot vec(HLH) / (n-1)^2`. ``"unbiased"``
     (n >= 4; HSIC_1 of Song et al., JMLR 2012): the inner product of the two U-centered matrices (Szekely and Rizzo)
     over :math:`n(n-3)`, which is the same number as the form with three traces.
+
+    Raises:
+        ValueError: shapes differ, too few rows, unknown estimator.
     """
+    if k.ndim != 2 or k.shape[0] != k.shape[1] or k.shape != l.shape:
+        raise ValueError(f"Gram matrices must be square and alike, got {tuple(k.shape)} and {tuple(l.shape)}")
+    _check(len(k), estimator)
+    return _inner(center(k.double(), estimator), center(l.double(), estimator), estimator)
+
+
+class Alignment:
+    """Compute CKA of Gram matrices K, L from K and E = K - L, so that a small 1 - CKA is precise; HSICs are summed."""
 
     def __init__(self, estimator: str) -> None:
         self.estimator = estimator
@@ -74,6 +96,40 @@ class Alignment:
         return LayerSimilarity(1.0 - dissimilarity, dissimilarity)
 
 
+def linear_cka(x: Matrix, y: Matrix, estimator: str = "biased") -> float:
+    r"""Return linear CKA of two feature matrices of the same samples, (n, p) and (n, q), in float64.
+
+    .. math:: \delta = HSIC(K, L) / \sqrt{HSIC(K, K) \, HSIC(L, L)}, \quad K = x x^T, \; L = y y^T
+
+    Returns:
+        delta in [0, 1] (biased) or [-1, 1] (unbiased). 1 when x and y are both constant over the samples, NaN when
+        only one is, when n is 1, when a value is not finite, and when an unbiased denominator is 0.
+
+    Raises:
+        ValueError: not two matrices with the same number of rows, unknown estimator, ``"unbiased"`` with n 2 or 3,
+            or none at all.
+
+    Source:
+        Yan et al., MICCAI 2024, Eq. (2); Kornblith et al., ICML 2019. Unbiased: HSIC_1 of Song et al., JMLR 2012.
+    """
+    choice("estimator", estimator, LEAST_SAMPLES)
+    x, y = _matrix("x", x), _matrix("y", y)
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same number of rows, got {len(x)} and {len(y)}")
+    if len(x) == 0:
+        raise ValueError("x and y hold no sample; give at least 2")
+    if len(x) < 2:
+        return math.nan
+    _check(len(x), estimator)
+    x, y = _unit(x), _unit(y)
+    if not (x.any() and y.any()):
+        return math.nan if x.any() or y.any() else 1.0
+    k = x @ x.T
+    alignment = Alignment(estimator)
+    alignment.add(k, k - y @ y.T)
+    return alignment.similarity().delta
+
+
 def cosine_distance(aa: Tensor, bb: Tensor, ab: Tensor, dd: Tensor) -> Tensor:
     """Return 1 - cosine of vectors a and b, precise if it is small: (|a - b|^2 - (|a| - |b|)^2) / (2 |a| |b|).
 
@@ -91,3 +147,25 @@ def _inner(k: Tensor, l: Tensor, estimator: str) -> float:
     """Return HSIC of two Gram matrices that are centered already."""
     n = len(k)
     return float((k * l).sum()) / ((n - 1) ** 2 if estimator == "biased" else n * (n - 3))
+
+
+def _check(n: int, estimator: str) -> None:
+    choice("estimator", estimator, LEAST_SAMPLES)
+    whole(f"number of samples ({estimator})", n, low=LEAST_SAMPLES[estimator])
+
+
+def _matrix(name: str, value: Matrix) -> Tensor:
+    matrix = torch.as_tensor(value).detach().to(device="cpu", dtype=torch.float64)
+    if matrix.ndim != 2:
+        raise ValueError(f"{name} must be a matrix (samples, features), got shape {tuple(matrix.shape)}")
+    return matrix
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Return a feature matrix centered and scaled to norm 1; a matrix whose rows differ by rounding only becomes 0."""
+    x = x / (float(x.abs().max()) if x.numel() else 0.0) if x.any() else x
+    x = x - x[0]  # before the mean is subtracted, so that equal rows become exact zeros
+    if x.numel() and float(x.abs().max()) <= 1e-14:
+        return torch.zeros_like(x)
+    x = x - x.mean(dim=0)
+    return x / (float(x.norm()) or 1.0)

@@ -209,6 +209,7 @@ class Best(Part):
     by: str = ""
     value: MaybeFigure = None
     sites: list[str] = []
+    doubts: list[str] = []
 
 
 class LastRounds(Part):

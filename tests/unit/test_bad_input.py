@@ -17,7 +17,7 @@ from fairflare.cli.run.folder import refuse_to_replace_run
 from fairflare.core.fairness import summarize
 from fairflare.core.similarity import linear_cka
 from fairflare.core.states import layerwise_average, weighted_average
-from fairflare.core.weighting import power_weights
+from fairflare.core.weighting import layer_weights, power_weights
 from fairflare.federation.plan.describe import in_lines, in_use
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
@@ -41,6 +41,9 @@ STATE = {"w": torch.ones(2)}
         (lambda: summarize({"A": None}), "value of site 'A' must be a finite number, got None"),  # type: ignore[dict-item]
         (lambda: summarize({"A": 0.5, "B": "x"}), "value of site 'B' must be a finite number, got 'x'"),  # type: ignore[dict-item]
         (lambda: power_weights({"A": 1.0, "B": "x"}, 2.0), "value of site 'B' must be a number, got 'x'"),  # type: ignore[dict-item]
+        (lambda: layer_weights({"A": {"conv": 1.6}}), r"delta of site 'A', layer 'conv' must be in .*1.5\], got 1.6"),
+        (lambda: layer_weights({"A": {"conv": -3}}), r"delta of site 'A', layer 'conv' must be in .* got -3"),
+        (lambda: layer_weights({"A": {"conv": None}}), "layer 'conv' must be a number, got None"),  # type: ignore[dict-item]
         (lambda: linear_cka(torch.zeros(0, 3), torch.zeros(0, 3)), "hold no sample"),
     ],
 )

@@ -21,13 +21,7 @@ MODULES = [
 # Of the mathematics, what other people call: each has an example.
 PUBLIC = {
     "core/fairness.py": ["summarize"],
-    "core/weighting.py": [
-        "capped_weights",
-        "dissimilarity_weights",
-        "power_weights",
-        "rescue_weights",
-        "tempered_weights",
-    ],
+    "core/weighting.py": ["capped_weights", "layer_weights", "power_weights", "rescue_weights", "tempered_weights"],
 }
 
 

@@ -18,6 +18,7 @@ from fairflare.core.weighting import (
     dissimilarity_weights,
     feasible_bound,
     fedga_weights,
+    layer_weights,
     mixed,
     moving_average,
     normalise,
@@ -32,12 +33,6 @@ by_site = st.dictionaries(st.text("ABCDEFG", min_size=1, max_size=3), st.floats(
 
 def named(*values: float) -> dict[str, float]:
     return dict(zip("ABCDEFG", values, strict=False))
-
-
-def layer_weights(cka: dict[str, dict[str, float]], **limits: float) -> dict[str, dict[str, float]]:
-    """Return the weights of Eq. 5 from delta itself."""
-    dissimilarity = {site: {layer: 1.0 - delta for layer, delta in scores.items()} for site, scores in cka.items()}
-    return dissimilarity_weights(dissimilarity, **limits)
 
 
 def one_layer(*deltas: float, **limits: float) -> dict[str, float]:
@@ -59,8 +54,9 @@ def test_negative_values_count_as_zero():
     assert normalise(named(-5.0, 1.0, 3.0)) == close(0.0, 0.25, 0.75)
 
 
-def test_a_vanishing_sum_is_uniform():
+def test_a_vanishing_sum_is_uniform_or_the_fallback():
     assert normalise(named(0.0, -1.0, 1e-13)) == close(1 / 3, 1 / 3, 1 / 3)
+    assert normalise(named(0.0, 0.0), named(1.0, 4.0)) == close(0.2, 0.8)
     assert normalise(named(3e-12, 1e-12)) == close(0.75, 0.25)
 
 
@@ -79,6 +75,8 @@ def test_normalise_does_not_overflow():
 def test_normalise_errors():
     with pytest.raises(ValueError, match=r"no site in the \w+ to weight"):
         normalise({})
+    with pytest.raises(ValueError, match="fallback and values must have the same sites; only in values: 'B'"):
+        normalise(named(0.0, 0.0), named(1.0))
     with pytest.raises(ValueError, match="non_finite must be one of 'raise', 'mean', 'median', got 'zero'"):
         normalise(named(1.0), non_finite="zero")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no site in the \w+ to weight"):

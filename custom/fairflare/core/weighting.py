@@ -36,6 +36,7 @@ def uniform_weights(sites: Iterable[str]) -> dict[str, float]:
 
 def normalise(
     values: Mapping[str, float],
+    fallback: Mapping[str, float] | None = None,
     *,
     non_finite: NonFinite = "raise",
 ) -> dict[str, float]:
@@ -43,14 +44,17 @@ def normalise(
 
     Args:
         values: any numbers by site; negative ones count as 0.
+        fallback: weights in place of uniform ones when the values sum to ``MIN_SUM`` or less; same sites. It
+            is normalised itself.
         non_finite: treatment of NaN and infinite values: ``"raise"`` an error, or replace them by the ``"mean"`` or
             ``"median"`` of the finite values (if no value is finite: uniform weights).
 
     Returns:
-        Weights by site; uniform ones when the values sum to ``MIN_SUM`` or less.
+        Weights by site.
 
     Raises:
-        ValueError: no site, or a non-finite value under ``"raise"`` (names the site).
+        ValueError: no site, a non-finite value under ``"raise"`` (names the site), or other sites in
+            ``fallback``.
     """
     if non_finite != "raise":
         checks.choice("non_finite", non_finite, get_args(NonFinite))
@@ -61,7 +65,10 @@ def normalise(
     total = math.fsum(clipped.values())
     if total > MIN_SUM:
         return {site: value / total for site, value in clipped.items()}
-    return uniform_weights(clipped)
+    if fallback is None:
+        return uniform_weights(clipped)
+    checks.same_names("fallback", fallback, "values", clipped)
+    return normalise(fallback)
 
 
 def ramp(current_round: int, num_rounds: int) -> float:
@@ -93,10 +100,10 @@ def counted_samples(labelled: float, unlabelled: float, share: float) -> float:
     return labelled + share * 0.5 * unlabelled
 
 
-def dissimilarity_weights(
-    dissimilarity: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
+def layer_weights(
+    cka: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
 ) -> dict[str, dict[str, float]]:
-    r"""Return weights per layer and site from the dissimilarity of local and anchor features.
+    r"""Return weights per layer and site from the similarity of local and anchor features.
 
     .. math:: \rho_k^m = (1 - \tilde\delta_k^m) / \sum_i (1 - \tilde\delta_i^m), \quad
               \tilde\delta = \mathrm{clip}(\delta, \text{clip\_min}, \text{clip\_max})
@@ -106,24 +113,54 @@ def dissimilarity_weights(
     A layer whose dissimilarities sum to ``MIN_SUM`` or less (all scores 1) has uniform weights.
 
     Args:
-        dissimilarity: ``{site: {layer: 1 - delta}}``, delta the similarity (CKA) of the local model with the anchor on
-            the site's own images, measured after local training; the same layers at every site. ``1 - delta`` as
-            measured keeps its digits when delta is close to 1.
-        clip_min, clip_max: limits of *delta*, ``0 <= clip_min < clip_max <= 1``. 0 and 1 are Eq. (5) as
+        cka: ``{site: {layer: delta}}``, similarity (CKA) of the local model with the anchor on the site's own images,
+            measured after local training; the same layers at every site. The weights depend on ``1 - delta``, which
+            loses digits if delta is near 1: :func:`dissimilarity_weights` takes ``1 - delta`` as measured.
+        clip_min, clip_max: limits of delta, ``0 <= clip_min < clip_max <= 1``. 0 and 1 are Eq. (5) as
             printed; the authors' code has 1e-4 and 0.99.
 
     Returns:
         ``{layer: {site: rho}}``, layers in the order of the first site; sums to 1 in every layer.
 
     Raises:
-        ValueError: no site, no layer, sites with different layers (names them), or limits out of range.
+        ValueError: no site, no layer, sites with different layers (names them), limits out of range, or a delta
+            that is no CKA: a finite one lies in :data:`CKA_RANGE`.
 
     Source:
         Yan et al., MICCAI 2024 (Fed-LWR), Eq. (5). The authors' code adds 1e-9 to the sum; ours does not.
 
     Example:
-        >>> dissimilarity_weights({"A": {"conv": 0.25}, "B": {"conv": 0.75}})
+        >>> layer_weights({"A": {"conv": 0.75}, "B": {"conv": 0.25}})
         {'conv': {'A': 0.25, 'B': 0.75}}
+    """
+    measured = {
+        site: {layer: 1.0 - _delta(site, layer, delta) for layer, delta in scores.items()}
+        for site, scores in cka.items()
+    }
+    return dissimilarity_weights(measured, clip_min=clip_min, clip_max=clip_max)
+
+
+def _delta(site: str, layer: str, value: float) -> float:
+    where = f"delta of site {site!r}, layer {layer!r}"
+    delta = checks.real(where, value)
+    if math.isfinite(delta):
+        checks.number(where, delta, low=CKA_RANGE[0], high=CKA_RANGE[1])
+    return delta
+
+
+def dissimilarity_weights(
+    dissimilarity: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
+) -> dict[str, dict[str, float]]:
+    """Return the weights of :func:`layer_weights`, from ``1 - delta`` itself.
+
+    ``1 - delta`` keeps its digits when delta is close to 1.
+
+    Args:
+        dissimilarity: ``{site: {layer: 1 - delta}}``; the same layers at every site.
+        clip_min, clip_max: limits of *delta*, as in :func:`layer_weights`.
+
+    Returns:
+        ``{layer: {site: rho}}``; degenerate cases and errors as in :func:`layer_weights`.
     """
     clip_min = checks.number("clip_min", clip_min, low=0, below=1)
     clip_max = checks.number("clip_max", clip_max, above=clip_min, high=1)

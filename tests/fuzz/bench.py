@@ -159,7 +159,7 @@ class Bench:
         self.best = rounds.files.best.state_dict()
         self.info = dict(rounds.journal.info)
         self.stored = rounds.journal.store.state_dict()
-        self.log = RecordLog(self.folder / "rounds.log", durable=False)
+        self.log = RecordLog(self.folder / "rounds.log")
         self.log.take_over(rounds.journal.store.log)
         self.kept_memory = self.folder / "memory"
         if self.rule.memory_folder is not None and self.rule.memory_folder.exists():

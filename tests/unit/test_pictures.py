@@ -12,7 +12,7 @@ from fairflare.reporting.results import PAGE_FILE
 from fairflare_lab.page import write
 from fairflare_lab.page.reports import draw_map
 from fairflare_lab.page.write import write_run_page
-from tests.unit.report_runs import document
+from tests.unit.report_runs import document, read
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -36,7 +36,7 @@ def pages_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sites", "rounds"), [(["a"], 1), (["site-1", "site-2"], 2), ([f"s-{k}" for k in range(30)], 20)]
 )
 def test_files_are_there(tmp_path: Path, sites: list[str], rounds: int) -> None:
-    _, *lines = write_run_page(results(sites, rounds + 1), tmp_path)
+    _, *lines = write_run_page(read(**results(sites, rounds + 1)), tmp_path)
     assert sorted(lines) == [f"picture: {tmp_path / name}" for name in ("mu.png", "som_map.png")]
     assert all((tmp_path / name).read_bytes()[:8] == PNG for name in ("som_map.png", "mu.png"))
 
@@ -52,7 +52,7 @@ def test_sites_are_named_where_they_sit() -> None:
 
 
 def test_nothing_to_draw(tmp_path: Path) -> None:
-    (line,) = write_run_page(document("a", 0, {"a": 0.5}), tmp_path)
+    (line,) = write_run_page(read(**document("a", 0, {"a": 0.5})), tmp_path)
     assert line.startswith("page: ")
     assert [path.name for path in tmp_path.iterdir()] == [PAGE_FILE]
 
@@ -61,12 +61,12 @@ def test_without_matplotlib_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    (line,) = write_run_page(results(["a", "b"]), tmp_path)
+    (line,) = write_run_page(read(**results(["a", "b"])), tmp_path)
     assert line.startswith("no page: ")
     assert "fairflare[page]" in line
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_gone_never_costs_the_run(tmp_path: Path) -> None:
-    (line,) = write_run_page(results(["a", "b"]), tmp_path / "missing")
+    (line,) = write_run_page(read(**results(["a", "b"])), tmp_path / "missing")
     assert "could not be made" in line

@@ -69,11 +69,12 @@ class PrivacySettings:
 def declares(kind: type) -> bool:
     """Return whether a class says of itself that it may be trained with differential privacy.
 
-    What a class says holds for itself, and for classes below that change nothing of it.
+    It may where every term of the loss is of one patient's images or of what is public, as in plain training. What
+    a class says holds for itself, and for classes below that change nothing of it.
     """
     for cls in kind.__mro__:
-        if SAYS in vars(cls):
-            return vars(cls)[SAYS] is True
+        if SAYS in vars(cls) or cls is LocalTraining:
+            return vars(cls).get(SAYS, True) is True
         if not vars(cls).keys() <= PLAIN:
             return False
     return False

@@ -73,9 +73,6 @@ class LocalTraining:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).
     """
 
-    #: Whether every term of the loss is of one patient's images or of what is public: such a training can be made
-    #: differentially private. It holds for this class, not for one below that changes anything of it.
-    under_dp: ClassVar[bool] = True
     #: Settings that only have an effect with some values of another setting; see :mod:`fairflare.base.acting`.
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "weight_decay": only_with("optimizer", "adam", "adamw", "sgd"),

@@ -30,7 +30,7 @@ WITHOUT_EFFECT = (  # on the value of one image
 
 
 class KeyMetric:
-    """The metric by which a bundle chooses its best model; all are means over images.
+    """Measure what a bundle chooses its best model by; all metrics are means over images.
 
     Args:
         bundle: with the part ``key_metric``: a handler or metric of :data:`KINDS`, or a dict with one.

@@ -169,7 +169,7 @@ def reference_losses(networks, replay, gamma: float, actions=MU_GRID):
     online = {name: t.double().requires_grad_() for name, t in networks["online"].items()}
     target = {name: t.double() for name, t in networks["target"].items()}
     replay = {name: t.double() if t.is_floating_point() else t for name, t in replay.items()}
-    num_agents, num_actions = replay["present"].shape[1], len(actions)
+    num_agents, num_actions = replay["next_present"].shape[1], len(actions)
 
     def utility(nets, h, x):
         for layer in ("0", "2", "4"):

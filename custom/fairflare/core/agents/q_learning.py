@@ -206,14 +206,16 @@ class Learner:
         return float(self._q_tot({name: tensor[None] for name, tensor in step._asdict().items()}))
 
     def observe(self, step: Step, reward: float, following: Step, done: bool) -> float | None:
-        """Store a transition in the replay memory (38 bytes per agent), and learn from the memory.
+        """Store a transition in the replay memory (35 bytes per agent), and learn from the memory.
 
         Returns:
             Squared TD error, mean over the updates; None during the warm-up.
         """
-        transition = step._asdict() | {"next_observation": following.observation, "next_present": following.present}
-        transition |= {name: transition[name].to(INDEX) for name in ("previous", "action")}
-        self._replay.append({**transition, "reward": torch.tensor(float(reward)), "done": torch.tensor(float(done))})
+        self._replay.append({
+            "observation": step.observation, "action": step.action.to(INDEX), "reward": torch.tensor(float(reward)),
+            "next_observation": following.observation, "next_present": following.present,
+            "done": torch.tensor(float(done)),
+        })  # fmt: skip
         self.observed += 1
         if self.warming_up:
             return None
@@ -226,7 +228,7 @@ class Learner:
         """Take one gradient step on transitions drawn without replacement; return their mean squared TD error."""
         drawn = torch.randperm(len(self._replay), generator=self._generator)[:BATCH]
         batch = _stacked(self._replay[place] for place in drawn.tolist())
-        batch |= {name: batch[name].long() for name in ("previous", "action")}
+        batch["action"] = batch["action"].long()
         loss = ((self._q_tot(batch) - self._wanted(batch)) ** 2).mean()
         self._optimizer.zero_grad()
         loss.backward()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,22 @@ def test_a_run(tmp_path: Path) -> None:
     for name, tensor in final.items():  # mean of 0.1, 0.2, 0.3, twice
         torch.testing.assert_close(tensor, start[name] + 0.4, atol=1e-6, rtol=0)
     assert server.fl_ctx.get_prop(AppConstants.NUM_ROUNDS) == 2
+
+
+def test_the_model_is_sent_in_turns_while_the_rounds_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that the job sends in turns, or memory would grow with the sites, and that a FLARE without is named."""
+    asked: list[Any] = []
+
+    @contextlib.contextmanager
+    def turns(cell: Any) -> Iterator[bool]:
+        asked.append(cell)
+        yield False
+
+    monkeypatch.setattr("fairflare.flare.controller.sent_in_turns", turns)
+    server = Server(tmp_path, num_rounds=1)
+    server.run()
+    assert len(asked) == 1
+    assert "this FLARE sends the model to all sites at once" in server.said("warning")
 
 
 def test_a_site_that_does_not_know_check_says_nothing_of_its_data(tmp_path: Path) -> None:

@@ -94,11 +94,6 @@ class KeyMetric:
         values: npt.NDArray[np.float64] = torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy()
         return values
 
-    def value(self, scores: npt.NDArray[np.float64]) -> float:
-        """Return the mean over the images, of (images, structures), that have a structure."""
-        known = scores[~np.isnan(scores).all(axis=1)]
-        return float(np.nanmean(known, axis=1).mean()) if len(known) else float("nan")
-
     def names(self, count: int) -> list[str]:
         """Return the names of ``count`` structures."""
         return self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]

@@ -21,8 +21,9 @@ test-core: $(STAMP)
 # Every test but those that start networks for minutes (walks).
 test-all: test test-long
 
+# Three processes on two cores: many of these tests wait for processes of their own.
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m "long and not walk" -n 2 --dist loadfile --durations 25
+	$(BIN)/python -m pytest -m "long and not walk" -n 3 --dist loadfile --durations 25
 
 # Tests of real images: make test-real FAIRFLARE_REAL_DATA=FOLDER
 test-real: $(STAMP)

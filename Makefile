@@ -51,7 +51,7 @@ test-lightning: $(STAMP)
 
 # The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites; POC and killed sites.
 walkthroughs: $(STAMP)
-	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile --durations 0 --durations-min 10 \
+	$(BIN)/python -m pytest -m walk -n 3 --dist loadgroup --durations 0 --durations-min 10 \
 		tests/e2e/test_walks.py tests/e2e/test_filters.py tests/e2e/test_poc.py
 
 walks: $(STAMP)

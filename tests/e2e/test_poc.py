@@ -11,7 +11,7 @@ import pytest
 
 from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
 
-pytestmark = [pytest.mark.e2e, pytest.mark.walk]
+pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.xdist_group("poc")]  # they share one POC
 
 SITES = ["site-1", "site-2", "site-3"]
 # The held task counts trainings by their epochs, so a round has one.

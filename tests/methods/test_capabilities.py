@@ -1,16 +1,20 @@
-"""Test the members of a rule: twelve, and optional behaviour is a class to inherit from."""
+"""Test the members of a rule: thirteen, and optional behaviour is a class to inherit from."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fairflare.base.settings import build
 from fairflare.methods.base import rule as room
-from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.catalog import all_methods, get_method, sums_of
 from fairflare.methods.base.rule import Rule
+
+from ..federation.examples import SITES, anchor_message, begun, take, train_message
 
 PAGE = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
 CAPABILITIES = {
@@ -25,9 +29,9 @@ def members(cls: type) -> set[str]:
     return {name for name in vars(cls) if not name.startswith("_")} - OF_SETTINGS
 
 
-def test_a_rule_has_twelve_members_and_the_page_names_them() -> None:
+def test_a_rule_has_thirteen_members_and_the_page_names_them() -> None:
     (table,) = re.findall(r"\| member \|.*?\n\n", PAGE, re.DOTALL)
-    assert len(members(Rule)) == 12
+    assert len(members(Rule)) == 13
     named = {name for row in table.strip().splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert named == members(Rule)
 
@@ -49,3 +53,35 @@ def test_every_member_has_two_users(name: str) -> None:
         cls for method in all_methods().values() for cls in method.rule.__mro__ if cls is not Rule and name in vars(cls)
     }
     assert len(users) >= (1 if name == "move" else 2), users
+
+
+def test_methods_whose_models_can_stay_at_the_sites() -> None:
+    said = {name: sums_of(method) for name, method in all_methods().items()}
+    assert [name for name, what in said.items() if what == "two sums"] == [
+        "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer",
+    ]  # fmt: skip
+    reads = {name: what for name, what in said.items() if what.startswith("no: ")}
+    assert list(reads) == ["cffl", "cgsv", "creff", "fed_ce", "fed_mrl", "q_fed_avg", "scaffold"]
+    assert reads["fed_ce"] == "no: it compares each site's update with those of the others"
+    assert said.keys() - reads.keys() >= {"fed_avg", "fed_ism_plus_l", "fed_opt", "group_dro", "fed_mas"}
+
+
+@pytest.mark.parametrize("name", [name for name, method in all_methods().items() if "no" not in sums_of(method)])
+def test_a_method_of_sums_weighs_without_any_model(name: str) -> None:
+    method = get_method(name)
+    rule = build(method.rule, method.server)
+    collector = begun(rule)
+    for site in SITES:
+        take(collector, site, train_message(site, rule=rule))
+        if sums_of(method) == "two sums":
+            collector.keep_anchor(site, collector.read_anchor(site, anchor_message(site, rule)))
+    weighing = rule.weigh(replace(collector.inputs(), states={}))
+    assert all(sum(by.values()) == pytest.approx(1) for by in (weighing.layers or {"": weighing.sites or {}}).values())
+
+
+def test_some_settings_of_a_method_read_models() -> None:
+    for name, settings, reads in (
+        ("afl", {"afl_mode": "argmax"}, True), ("afl", {}, False), ("q_fed_avg", {"q_form": "weighted"}, False),
+        ("fed_mrl", {"weighting": "samples"}, False), ("fed_mrl", {}, True),
+    ):  # fmt: skip
+        assert bool(build(get_method(name).rule, settings).reads_models) is reads, (name, settings)

@@ -51,6 +51,10 @@ class AFL(Rule):
         self._lambda: dict[str, float] = {}
         self._losses: dict[str, float] = {}  # last finite F of each site
 
+    @property
+    def reads_models(self) -> str:  # type: ignore[override]
+        return "its model is that of one site (afl_mode=projected is a mean)" * (self.afl_mode == "argmax")
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites}, self._losses)
         self._losses |= losses

@@ -109,6 +109,7 @@ class FedCE(Rule):
         Jiang et al., section 3; FLARE's ``FedCEModelAggregator``.
     """
 
+    reads_models: ClassVar[str] = "it compares each site's update with those of the others"
     report_fields = (
         Field(
             "minus_score", low=0, high=1, home_ok=True, of=VALIDATION, measures="error",

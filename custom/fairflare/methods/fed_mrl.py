@@ -142,6 +142,10 @@ class FedMRL(Rule):
     def weighs(self) -> bool:
         return not isinstance(self.weighting, BySamples)
 
+    @property
+    def reads_models(self) -> str:  # type: ignore[override]
+        return "its map compares the sites' models (weighting=samples does not)" * self.weighting.needs_received
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if inputs.received is None and (self.weighting.needs_received or self.mu_policy.tells):
             raise RuntimeError(

@@ -67,6 +67,11 @@ class QFedAvg(Steps):
     def only_mean(self) -> str:  # type: ignore[override]
         return "" if self.q_form == "weighted" else f"{super().only_mean} (q_form=weighted does not)"
 
+    @property
+    def reads_models(self) -> str:  # type: ignore[override]
+        needs = "it needs the norm of each site's update (q_form=weighted does not)"
+        return "" if self.q_form == "weighted" else needs
+
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
         if self.q_form == "weighted":

@@ -121,6 +121,7 @@ class Scaffold(SendsBeside):
         "the common control variate, one number for each trained one: the mean gradient of all sites over the rounds"
     )
     only_mean: ClassVar[str] = "its control variate is a sum of all sites' changes"
+    reads_models: ClassVar[str] = "its control variate divides each site's update by that site's rates"
 
     _outlive = ("control", "sites")
 

@@ -18,7 +18,7 @@ import fairflare.methods
 from fairflare.base.checks import listed, unknown
 from fairflare.base.settings import build, field_names
 from fairflare.methods.base.reports import Field
-from fairflare.methods.base.rule import Rule, anchor_fields
+from fairflare.methods.base.rule import Rule, TwoPhase, anchor_fields
 from fairflare.methods.base.training import LocalTraining
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,16 @@ class Method:
                 raise TypeError(
                     f"{half.__name__}: @settings is missing above the class, so {listed(vain)} would be ignored"
                 )
+
+
+def sums_of(method: Method) -> str:
+    """Return what the method's sums need, with its own settings: ``"one sum"``, ``"two sums"``, or ``"no: ..."``.
+
+    Of two sums the first is the plain mean that the sites report about.
+    """
+    if why := build(method.rule, method.server).reads_models:
+        return f"no: {why}"
+    return "two sums" if issubclass(method.rule, TwoPhase) else "one sum"
 
 
 def all_methods() -> dict[str, Method]:

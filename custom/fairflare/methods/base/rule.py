@@ -111,7 +111,7 @@ class Weighing:
 class Rule(ABC):
     """Define the server half of a method; base class of all rules.
 
-    A subclass declares the fields that a site must report and implements :meth:`weigh`; it may override ten further
+    A subclass declares the fields that a site must report and implements :meth:`weigh`; it may override eleven further
     members. Abilities that only some methods need are separate classes below, from which a rule also inherits. Settings
     are typed fields; see :func:`fairflare.base.settings.settings`.
     """
@@ -121,6 +121,8 @@ class Rule(ABC):
     directive_docs: ClassVar[dict[str, str]] = {}
     #: Reason why the weighted mean of the models cannot be replaced (by ``aggregate=median``); empty: it can be.
     only_mean: ClassVar[str] = ""
+    #: Reason why the server needs more of a single site than declared numbers (``secure=sums`` is refused); empty: no.
+    reads_models: ClassVar[str] = ""
     #: Names, without underscore, of attributes that are saved after each round: plain values, tensors, dicts and lists.
     _outlive: ClassVar[tuple[str, ...]] = ()
 
@@ -260,6 +262,7 @@ class MakesTensors(SeesModel):
     """Let a rule compute some of the model's tensors at the server; sites receive these tensors and send none back."""
 
     only_mean: ClassVar[str] = "the server makes a part of the model itself"
+    reads_models: ClassVar[str] = "each site's part of what the server makes would come in the clear"
     #: Prefixes of the names of the tensors that the server makes.
     makes: ClassVar[tuple[str, ...]]
 
@@ -272,6 +275,7 @@ class SendsParts(SeesModel):
     """Let a rule send each site tensors made for this site, not the common model; every site has its own model."""
 
     only_mean: ClassVar[str] = "every site gets a model of its own"
+    reads_models: ClassVar[str] = "every site gets a model of its own, made of the others' updates"
 
     @property
     def weighs(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
 from fairflare.base.checks import in_words
 from fairflare.base.settings import build
-from fairflare.base.task import Metric, Task
+from fairflare.base.task import Metric
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server import check
@@ -157,17 +157,16 @@ def _all_methods() -> list[Row]:
 
 
 def _by_method() -> dict[str, Any]:
-    """Return titles and rows of the methods that ask for something, and the titles of those that do not."""
+    """Return the rows of what methods ask for, each with its methods, and the titles of those that ask for nothing."""
     methods = sorted(all_methods().values(), key=lambda m: (m.rule.__name__, m.name))
-    asking: list[tuple[str, list[Row]]] = []
+    asking: list[Row] = []
     without: list[Method] = []
     for rule, group in groupby(methods, key=lambda m: m.rule):
+        of_rule = list(group)
         rows = [field_row(f, TASK_TRAIN) for f in rule.report_fields]
         rows += [field_row(f, TASK_ANCHOR) for f in anchor_fields(rule)]
-        if rows:
-            asking.append((_titles(group), rows))
-        else:
-            without += group
+        asking += [(_titles(of_rule), *row) for row in rows]
+        without += [] if rows else of_rule
     return {"by_method": asking, "without": _titles(without)}
 
 
@@ -195,18 +194,30 @@ def _titles(methods: Iterable[Method]) -> str:
     return ", ".join(f"{m.title} (`{m.name}`)" for m in methods)
 
 
-def _tasks() -> Iterator[tuple[str, Iterable[Row]]]:
-    for kind, file in TASKS_BY_KIND.items():
-        task: Task = load_task_class(file)(**EXAMPLES.get(kind, {}))
-        yield kind.capitalize(), dict.fromkeys(_metric_row(metric) for metric in task.declared_metrics())
+def _gathered(pairs: Iterable[tuple[Row, str]]) -> list[Row]:
+    """Return each row once, behind all words that it came with."""
+    words: dict[Row, list[str]] = {}
+    for row, word in pairs:
+        words.setdefault(row, []).append(word)
+    return [(", ".join(of_row), *row) for row, of_row in words.items()]
+
+
+def _tasks() -> list[Row]:
+    """Return a row for each meaning of a metric: all names that it has, and all kinds of task that measure it."""
+    by_kind = [
+        (row, f"`{kind}`")
+        for kind, file in TASKS_BY_KIND.items()
+        for row in dict.fromkeys(map(_metric_row, load_task_class(file)(**EXAMPLES.get(kind, {})).declared_metrics()))
+    ]
+    return _gathered(((kinds, *rest), name) for kinds, name, *rest in _gathered(by_kind))
 
 
 def _directives() -> list[Row]:
-    told: dict[tuple[str, str], list[str]] = {}
-    for method in all_methods().values():
-        for name, doc in method.rule.directive_docs.items():
-            told.setdefault((f"`{name}`", doc), []).append(f"`{method.name}`")
-    rows: list[Row] = [(", ".join(names), *directive) for directive, names in told.items()]
+    rows = _gathered(
+        ((f"`{name}`", doc), f"`{method.name}`")
+        for method in all_methods().values()
+        for name, doc in method.rule.directive_docs.items()
+    )
     rows += [
         (f"`{m.name}`", "tensors `beside/*`", m.rule.beside_doc)
         for m in all_methods().values()

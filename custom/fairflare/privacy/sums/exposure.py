@@ -1,0 +1,104 @@
+"""Say how much of one site's numbers opened sums tell, and refuse tables of weights that tell too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused
+from fairflare.privacy.sums.masks import FIRST_OF_TWO, Question, Table
+from fairflare.privacy.sums.ring import SLACK, Floats
+
+MOST_SITES = 100  # each site makes a stream for each other one
+SAME = 1e-12  # relative size below which a row of weights adds nothing to the rows before
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Hold what a site allows in its own file.
+
+    Attributes:
+        max_weight: largest weight of a site in any layer.
+        max_exposure: largest :func:`exposure` of a site in any layer.
+    """
+
+    max_weight: float = 0.5
+    max_exposure: float = 0.95
+
+
+def exposure(tables: Sequence[Table]) -> Floats:
+    """Return how much of each site's numbers sums of the same vectors tell, by layer.
+
+    It is the norm of the projection of the site's unit vector on the span of the rows of weights, which is the largest
+    correlation that a combination of the sums can have with the site's numbers, where sites' numbers are independent
+    and of one length. 1: the site's numbers can be solved for.
+
+    Args:
+        tables: the weights of each sum, of the same sites; one with a single layer holds for all layers.
+
+    Returns:
+        (layers, sites), sites sorted.
+    """
+    rows = [np.array([table[site] for site in sorted(tables[0])]).T for table in tables]
+    stacked = np.stack(np.broadcast_arrays(*rows), axis=1)  # (layers, sums, sites)
+    _, sizes, directions = np.linalg.svd(stacked, full_matrices=False)
+    counted = sizes > SAME * sizes[:, :1]
+    found: Floats = np.sqrt(((directions * counted[..., None]) ** 2).sum(1))
+    return found
+
+
+def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[str, tuple[float, ...]], list[int]]:
+    """Return a table with equal weights in each layer in which its own would expose a site; and which layers these are.
+
+    Args:
+        table: weights of a mean.
+        opened: the tables of the round's sums of the same vectors that are open already.
+        most: largest exposure that the sites allow.
+    """
+    above = exposure([table, *opened]).max(1) > most
+    even = 1 / len(table)
+    rows = {site: tuple(even if out else w for w, out in zip(row, above, strict=True)) for site, row in table.items()}
+    return rows, np.flatnonzero(above).tolist()
+
+
+def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = ()) -> None:
+    """Refuse a question whose members or weights would tell too much of one site.
+
+    Args:
+        site: who checks.
+        question: what is asked.
+        limits: what the site allows.
+        pairs: the sites that it has agreed with.
+        opened: tables of the sums of the same vectors of the same model that this site has released.
+
+    Raises:
+        SumRefused: the text names the rule, the value and what to do.
+    """
+
+    def need(good: bool, why: str) -> None:
+        if not good:
+            raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {why}")
+
+    members, known, count = question.members, {pairs.site, *pairs.keys}, len(question.table)
+    need(site in members, f"it is no member of {members}; ask members only")
+    need(known >= set(members), f"{sorted(set(members) - known)} have no key in this run; agree on keys again")
+    least = FEWEST + (question.label in FIRST_OF_TWO or bool(opened))
+    need(count >= least, f"it has {count} members and needs {least}; wait for more sites")
+    need(count <= MOST_SITES, f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites")
+    need(3 * count >= 2 * pairs.first, f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more")
+    need(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
+    weights = np.array([question.table[name] for name in members])  # (sites, layers)
+    if question.is_total:
+        need(bool((weights == 1).all()), "all weights of a total must be 1; the server must not weigh it")
+        return
+    need(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
+    off = float(abs(weights.sum(0) - 1).max())
+    need(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
+    most = float(weights.max())
+    told = f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g}"
+    need(most <= limits.max_weight + SLACK, f"{told} (secure_max_weight); set max_weight of the job to it at most")
+    most = float(exposure([question.table, *opened]).max())
+    told = f"the sums would show a site's numbers to {most:.4f}, this site allows {limits.max_exposure:g}"
+    need(most <= limits.max_exposure, f"{told} (secure_max_exposure); give that layer equal weights")

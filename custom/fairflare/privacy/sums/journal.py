@@ -1,0 +1,176 @@
+"""Keep a site's log of the sums that it took part in, and refuse what would open its numbers together with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from fairflare.base.disk.files import private_folder, private_opener, to_disk
+from fairflare.privacy.sums.exposure import Limits, check_table
+from fairflare.privacy.sums.keys import Pairs, SumRefused
+from fairflare.privacy.sums.masks import Question, masks_of, own_key
+from fairflare.privacy.sums.ring import Layout
+
+LOG = "sums.log"
+DEFAULTS = Limits()
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Masked:
+    """Hold what a site sends: its masked vector, and how many of its numbers were clipped."""
+
+    vector: torch.Tensor
+    saturated: int
+
+
+class SumLog:
+    """Answer questions for sums at a site, by the rule that its own mask is opened once for each sum.
+
+    Before a vector leaves, a line about it is on disk: run, experiment, round, label, attempt, members and weights,
+    digests of question, model and vector. Before the key of an own mask leaves, a line about that is.
+
+    Args:
+        site: name of the site.
+        folder: the site's folder of the experiment, which outlives a job; only one process at a time may use it.
+        experiment: name of the experiment.
+        limits: what the site allows.
+    """
+
+    def __init__(self, site: str, folder: Path, experiment: str, limits: Limits = DEFAULTS) -> None:
+        self.site, self.experiment, self.limits, self.file = site, experiment, limits, folder / LOG
+
+    def masked(self, question: Question, pairs: Pairs, layout: Layout, update: Mapping[str, torch.Tensor]) -> Masked:
+        """Return the site's masked numbers; for a question that it has answered, the same ones to the bit.
+
+        Args:
+            question: what is asked.
+            pairs: the keys that the site shares with the others.
+            layout: order and layers of the tensors.
+            update: the site's tensors, each read once.
+
+        Raises:
+            SumRefused: a rule forbids it; the text names what to do.
+            OSError: the disk is full or cannot be written.
+        """
+        before = self._check(question, pairs)
+        row, ring, masks = question.table[self.site], question.ring, masks_of(question, pairs)
+        if len(row) != len(layout.layers):
+            self._refuse(question, f"the table has {len(row)} layers, its model {len(layout.layers)}; use one model")
+        sent, content, start, saturated = np.empty(layout.numbers, ring.words), hashlib.sha256(), 0, 0
+        for name, shape in layout.shapes.items():
+            tensor = update[name].detach()
+            if tuple(tensor.shape) != shape or not bool(tensor.isfinite().all()):
+                self._refuse(question, f"tensor {name!r} is not finite or not {shape}; lower the learning rate")
+            for part in layout.parts(name):
+                values = tensor.reshape(-1)[part].cpu().double().numpy()
+                saturated += int(np.count_nonzero(np.abs(values) > ring.bound))
+                block = sent[start : (start := start + len(values))]
+                block[:] = ring.quantised(values, row[layout.columns[name]])
+                content.update(block.data)
+                masks.put_on(block)
+        if {line["vector"] for line in before} - {vector := content.hexdigest()}:
+            self._refuse(question, "its numbers are others than before; bring its kept update back, or leave it out")
+        if not any(self._asked(line, question, pairs) for line in before):
+            told = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
+            self._append({
+                "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **told,
+                "vectors": question.vectors, "context": question.context().hex(), "model": question.model.hex(),
+                "vector": vector, "day": datetime.now(timezone.utc).date().isoformat(),
+            })  # fmt: skip
+        return Masked(torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated)
+
+    def release(self, question: Question, pairs: Pairs, present: Iterable[str]) -> bytes:
+        """Return the key of the site's own mask, once it is on disk that the site gives it away.
+
+        Args:
+            question: what was asked.
+            pairs: the keys that the site shares with the others.
+            present: the sites whose vectors the server has; it must be all members.
+
+        Raises:
+            SumRefused: somebody is missing, another attempt is open, or another rule forbids it.
+            OSError: the disk is full or cannot be written.
+        """
+        before = self._check(question, pairs)  # again: another sum of the same numbers may be open by now
+        sent = [line for line in before if self._asked(line, question, pairs)]
+        if not sent:
+            self._refuse(question, "it has sent no numbers for this question; ask for them first")
+        if (there := sorted(present)) != question.members:
+            self._refuse(question, f"present are {there}, not all of {question.members}; ask again without the others")
+        if not sent[0]["opened"]:
+            self._append({"what": "released", "run": sent[0]["run"], "context": sent[0]["context"]})
+        return own_key(question, pairs)
+
+    # ------------------------------------------------------------------------------------------------ rules
+
+    def _check(self, question: Question, pairs: Pairs) -> list[Line]:
+        """Refuse a question that does not fit to what was sent and opened before.
+
+        Returns:
+            What was sent for this question, or opened for the same one in another run: now it must be the same numbers.
+        """
+        before, rows, asked = list[Line](), [], question.plain()
+        for line in self._read():
+            if this := self._asked(line, question, pairs):
+                before.append(line)
+            elif line["run"] == pairs.run.hex():
+                if line["round"] > question.round:
+                    self._refuse(question, f"round {line['round']} has begun; an earlier one is over")
+                same = (line["round"], line["label"]) == (question.round, question.label)
+                if same and (line["opened"] or line["attempt"] >= question.attempt):
+                    how = "is open already" if line["opened"] else "was asked for already"
+                    self._refuse(question, f"attempt {line['attempt']} {how}; ask it again, or with a higher number")
+            of = (self.experiment, asked["model"].hex(), question.vectors)
+            if this or not line["opened"] or (line["experiment"], line["model"], line["vectors"]) != of:
+                continue
+            if line["label"] != question.label:
+                rows.append(line["table"])
+            elif line["table"] == asked["table"]:
+                before.append(line)
+            else:
+                why = f"the same model was summed with other members or weights in round {line['round']}"
+                self._refuse(question, f"{why}; ask with the same ones, or go on from a newer model")
+        check_table(self.site, question, self.limits, pairs, rows)
+        return before
+
+    def _asked(self, line: Line, question: Question, pairs: Pairs) -> bool:
+        """Return whether a line is of this very question."""
+        return bool((line["run"], line["context"]) == (pairs.run.hex(), question.context().hex()))
+
+    def _refuse(self, question: Question, why: str) -> NoReturn:
+        raise SumRefused(self.site, f"sum {question.label!r} of round {question.round}: {why}")
+
+    # ------------------------------------------------------------------------------------------------ disk
+
+    def _read(self) -> list[Line]:
+        """Return the lines about what was sent, each with whether its own mask was opened."""
+        *whole, cut = (content := self.file.read_bytes() if self.file.exists() else b"").split(b"\n")
+        if cut:  # by a crash: what the line would have told was not sent
+            os.truncate(self.file, len(content) - len(cut))
+        try:
+            lines = list(map(json.loads, whole))
+            opened = {(line["run"], line["context"]) for line in lines if line["what"] == "released"}
+            sent = [line for line in lines if line["what"] == "sent"]
+            return [{**line, "opened": (line["run"], line["context"]) in opened} for line in sent]
+        except (KeyError, TypeError, ValueError) as error:
+            why = f"its log of sums ({LOG}) is damaged, so what was opened is not known"
+            raise SumRefused(self.site, f"{why}; bring back a copy, or begin another experiment") from error
+
+    def _append(self, record: Mapping[str, Any]) -> None:
+        """Add a line and wait until it is on disk."""
+        private_folder(self.file.parent)
+        with open(self.file, "ab", opener=private_opener) as file:
+            file.write(json.dumps(dict(record)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        to_disk(self.file.parent)

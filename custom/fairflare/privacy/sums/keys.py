@@ -1,0 +1,239 @@
+"""Agree on a key for each pair of sites, so that the server, which hands the messages on, knows none of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509.oid import NameOID
+from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store, VerificationError
+
+from fairflare.base.disk.files import private_folder, write_whole
+from fairflare.methods.base.site_run import SiteError
+
+MAGIC = b"fairflare-sum-1"
+SIZE = 32  # bytes of keys, nonces and digests
+FEWEST = 3  # of two sites, each would know the other from the sum
+LIFE = 7 * 24 * 3600.0  # seconds that a private key is kept
+PSS = padding.PSS(padding.MGF1(hashes.SHA256()), salt_length=SIZE)
+EXTENSIONS = {"ca_policy": ExtensionPolicy.webpki_defaults_ca(), "ee_policy": ExtensionPolicy.permit_all()}
+
+
+class SumRefused(SiteError):
+    """Signal that a site does not take part in a sum that would tell too much of it; the server may know the text."""
+
+    def __init__(self, site: str, why: str) -> None:
+        super().__init__(f"site {site!r}: secure sums: {why}", skipped=True)
+
+
+def fields(*parts: bytes) -> bytes:
+    """Return parts behind each other, each behind its length (4 bytes, the lowest first)."""
+    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+
+
+def derived(key: bytes, salt: bytes, *info: bytes) -> bytes:
+    """Return a key made of another one, by HKDF with SHA-256."""
+    return HKDF(hashes.SHA256(), SIZE, salt, fields(MAGIC, *info)).derive(key)
+
+
+@dataclass(frozen=True)
+class Kit:
+    """Hold what a provisioned site proves its name with.
+
+    Attributes:
+        certificate, key, root: contents of the site's certificate, of its key and of the root's certificate, PEM.
+        pins: SHA-256 of the certificates (DER, hexadecimal) of sites that must have exactly these.
+    """
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    root: bytes
+    pins: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Hold what a site knows after the agreement.
+
+    Attributes:
+        site, run: name of the site, and the run's random bytes.
+        roster: digest of everybody's hello.
+        keys: the key that the site shares with each other one.
+        own: secret that the keys of the site's own masks are made of.
+        first: number of sites at the run's first agreement.
+        signed: whether certificates vouch for the names.
+    """
+
+    site: str
+    run: bytes
+    roster: bytes
+    keys: Mapping[str, bytes] = field(repr=False)
+    own: bytes = field(repr=False)
+    first: int
+    signed: bool
+
+
+class SiteKeys:
+    """Make, keep and remove a site's key of a run, and agree on a key with every other site.
+
+    Args:
+        site: name of the site.
+        folder: where the site keeps the key, for its owner only.
+        kit: certificate and key of the site; ``None``: nobody signs, which protects from a curious server only.
+    """
+
+    def __init__(self, site: str, folder: Path, kit: Kit | None = None) -> None:
+        self.site, self.kit, self.file = site, kit, folder / "sums.key"
+
+    def hello(self, run: bytes) -> dict[str, bytes]:
+        """Return what the others need: name and public key; where there is a kit, its certificate and a signature too.
+
+        Args:
+            run: 32 random bytes that the server draws for a run; asked again, the answer has the same key.
+
+        Raises:
+            SumRefused: ``run`` is something else.
+        """
+        if not (isinstance(run, bytes) and len(run) == SIZE):
+            self._refuse(f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites")
+        if not (kept := self._kept(run)):
+            private = X25519PrivateKey.generate()
+            hello = _hello(run, self.site, os.urandom(SIZE), private.public_key().public_bytes_raw())
+            secrets = {"private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex()}
+            kept = {"run": run.hex(), "made": time.time(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
+            self._keep(kept)
+        hello = bytes.fromhex(kept["hello"])
+        if self.kit is None:
+            return {"hello": hello}
+        key: Any = serialization.load_pem_private_key(self.kit.key, None)  # an RSA key, as FLARE provisions them
+        return {"hello": hello, "certificate": self.kit.certificate, "signature": key.sign(hello, PSS, hashes.SHA256())}
+
+    def agree(self, run: bytes, told: Sequence[Mapping[str, Any]]) -> Pairs:
+        """Check everybody's hello, keep them, and return the keys that the site shares with the others.
+
+        Args:
+            run: the run's random bytes.
+            told: what :meth:`hello` gave at each site, as the server hands it on.
+
+        Raises:
+            SumRefused: a hello is not as it must be; the text names the site.
+        """
+        kept, hellos, owners = self._of(run), dict[str, str](), dict[bytes, str]()
+        for one in told:
+            name, public = self._read(run, one)
+            if name in hellos:
+                self._refuse(f"field 'hellos' has the site {name!r} twice; every site needs a name of its own")
+            if (owner := owners.setdefault(public, name)) != name:
+                self._refuse(f"the sites {owner!r} and {name!r} have one key; ask both for new ones")
+            if self.kit is not None:
+                self._check_signature(self.kit, name, one)
+            hellos[name] = one["hello"].hex()
+        if hellos.get(self.site) != kept["hello"]:
+            self._refuse("field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged")
+        if len(hellos) < FEWEST:
+            self._refuse(f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more")
+        kept |= {"first": max(kept["first"], len(hellos)), "hellos": hellos}
+        pairs = self._pairs(kept)
+        self._keep(kept)
+        return pairs
+
+    def pairs(self, run: bytes) -> Pairs:
+        """Return the keys of an agreement that this site, perhaps in another process, has made.
+
+        Raises:
+            SumRefused: the site has no key of this run, or there was no agreement.
+        """
+        if not (kept := self._of(run))["hellos"]:
+            self._refuse("the sites have not agreed on keys in this run; the server must ask for keys first")
+        return self._pairs(kept)
+
+    def forget(self) -> None:
+        """Remove the private key, at the end of a run."""
+        self.file.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------------------------------------ inside
+
+    def _read(self, run: bytes, one: Any) -> tuple[str, bytes]:
+        """Return name and public key of a hello."""
+        try:
+            hello = one["hello"]
+            name, public = hello[len(fields(MAGIC, b"hello", run, b"")) : -72].decode(), hello[-SIZE:]
+        except (AttributeError, KeyError, TypeError, ValueError):
+            self._refuse(f"a hello cannot be read: {one!r:.200}; use the same version at server and sites")
+        if hello != _hello(run, name, hello[-68:-36], public):
+            self._refuse(f"the hello of site {name!r} is of another run or version; ask that site for a new one")
+        return name, public
+
+    def _check_signature(self, kit: Kit, name: str, one: Mapping[str, Any]) -> None:
+        """Check that the root stands for a site's certificate, and the certificate for its hello."""
+        try:
+            certificate, root = map(x509.load_pem_x509_certificate, (one["certificate"], kit.root))
+            verifier = PolicyBuilder().store(Store([root])).extension_policies(**EXTENSIONS).build_client_verifier()
+            verifier.verify(certificate, [])
+        except (KeyError, TypeError, ValueError, VerificationError) as error:
+            self._refuse(f"the certificate of site {name!r} is none of this project now ({error}); provision it again")
+        names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        if names != [name]:
+            self._refuse(f"the certificate that site {name!r} shows is for {names}; it must show its own")
+        found = certificate.fingerprint(hashes.SHA256()).hex()
+        if (pin := kit.pins.get(name, found)).lower() != found:
+            self._refuse(
+                f"the certificate of site {name!r} has the fingerprint {found}, pinned is {pin}; ask that site"
+            )
+        try:
+            public: Any = certificate.public_key()
+            public.verify(one["signature"], one["hello"], PSS, hashes.SHA256())
+        except (AttributeError, KeyError, TypeError, InvalidSignature):
+            self._refuse(f"the signature of site {name!r} is not of its hello; ask that site for a new one")
+
+    def _pairs(self, kept: Mapping[str, Any]) -> Pairs:
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(kept["private"]))
+        run, hellos = (
+            bytes.fromhex(kept["run"]),
+            {n: bytes.fromhex(hello) for n, hello in sorted(kept["hellos"].items())},
+        )
+        roster, keys = hashlib.sha256(fields(MAGIC, b"roster", run, *hellos.values())).digest(), {}
+        for name in hellos.keys() - {self.site}:
+            try:
+                shared = private.exchange(X25519PublicKey.from_public_bytes(hellos[name][-SIZE:]))
+            except ValueError:
+                self._refuse(f"the public key of site {name!r} is none; ask that site for a new one")
+            keys[name] = derived(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
+        return Pairs(self.site, run, roster, keys, bytes.fromhex(kept["own"]), kept["first"], self.kit is not None)
+
+    def _of(self, run: bytes) -> dict[str, Any]:
+        if not (kept := self._kept(run)):
+            self._refuse("it has no key of this run, and takes part again after the next agreement on keys")
+        return kept
+
+    def _kept(self, run: bytes) -> dict[str, Any]:
+        """Return what the key's file holds of a run; nothing, if it is of another one or too old."""
+        kept: dict[str, Any] = json.loads(self.file.read_bytes()) if self.file.exists() else {"made": 0, "run": ""}
+        if not 0 <= time.time() - kept["made"] <= LIFE:
+            self.forget()
+            return {}
+        return kept if kept["run"] == run.hex() else {}
+
+    def _keep(self, kept: Mapping[str, Any]) -> None:
+        private_folder(self.file.parent)
+        write_whole(self.file, lambda path: path.write_text(json.dumps(dict(kept)), "utf-8"))
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise SumRefused(self.site, why)
+
+
+def _hello(run: bytes, name: str, nonce: bytes, public: bytes) -> bytes:
+    return fields(MAGIC, b"hello", run, name.encode(), nonce, public)

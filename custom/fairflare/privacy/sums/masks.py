@@ -1,0 +1,250 @@
+"""Say what is asked for, bind the masks to it, mask a site's numbers, and add the masked numbers up."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields
+from fairflare.privacy.sums.ring import BLOCK, Layout, Ring, Words
+
+Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that has its own
+
+#: What can be asked for, and the vectors that are added up: two labels of the same vectors are two sums of them. A name
+#: that the server could choose would let it ask for the same numbers often.
+MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_buffers": "buffers"}
+FIRST_OF_TWO = ("anchor", "anchor_buffers")
+BY_SPLIT = [f"{kind}/{split}" for kind in ("groups", "histogram") for split in ("train", "validation", "test")]
+TOTALS = ("norms", "class_gradients", "counts", *BY_SPLIT)
+
+_ZEROS = memoryview(bytes(8 * BLOCK))
+
+
+class SumSpoiled(ValueError):
+    """Report an opened sum that cannot be one: some site used other keys, weights or numbers, nobody knows which."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Say which sum is asked for. Every part of it is bound into the masks: who was told another one cancels nothing.
+
+    Attributes:
+        round, attempt: numbers from 0.
+        label: one of ``MEANS`` or ``TOTALS``.
+        ring: how numbers become integers.
+        model: digest of what the sites received.
+        table: weights of every member in each layer; all 1 for totals.
+    """
+
+    round: int
+    attempt: int
+    label: str
+    ring: Ring
+    model: bytes
+    table: Table
+
+    def __post_init__(self) -> None:
+        fits = {
+            **{
+                name: type(value := getattr(self, name)) is int and 0 <= value < 1 << 32
+                for name in ("round", "attempt")
+            },
+            "label": self.label in (*MEANS, *TOTALS),
+            "model": isinstance(self.model, bytes) and len(self.model) == SIZE,
+            "table": _is_table(self.table),
+        }
+        for name, good in fits.items():
+            if not good:
+                raise ValueError(f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}")
+        _ = self.limit
+
+    @property
+    def members(self) -> list[str]:
+        """Return the sites whose numbers are added up, sorted."""
+        return sorted(self.table)
+
+    @property
+    def vectors(self) -> str:
+        """Return what is added up: of two labels with the same, the sums are of the same numbers."""
+        return MEANS.get(self.label, self.label)
+
+    @property
+    def is_total(self) -> bool:
+        """Return whether the sites' numbers are added up as they are."""
+        return self.label in TOTALS
+
+    @property
+    def limit(self) -> int:
+        """Return the largest absolute value of an integer of the sum; a ring in which one could wrap is refused."""
+        return self.ring.limit(len(self.table), len(self.table) if self.is_total else 1)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the question as plain values for a message."""
+        ring = (self.ring.bits, self.ring.fraction, self.ring.bound)
+        return {**vars(self), "ring": list(ring), "table": {site: list(row) for site, row in self.table.items()}}
+
+    @classmethod
+    def read(cls, site: str, plain: Any) -> Question:
+        """Return the question of a message at a site.
+
+        Raises:
+            SumRefused: a part is missing, or is nothing that could be asked; the text names it.
+        """
+        try:
+            told = dict(plain)
+            told["ring"] = Ring(*told["ring"])
+            told["table"] = {name: tuple(row) for name, row in told["table"].items()}
+            return cls(**told)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            why = f"the server's question cannot be read ({error!s:.200})"
+            raise SumRefused(site, f"{why}; use the same version at server and sites") from error
+
+    def context(self) -> bytes:
+        """Return the digest of everything that is asked, which the masks are made of."""
+        number, bound = struct.Struct("<I").pack, struct.pack("<d", self.ring.bound)
+        asked = (number(self.round), number(self.attempt), self.label.encode())
+        ring = (number(self.ring.bits), number(self.ring.fraction), bound)
+        return hashlib.sha256(fields(MAGIC, b"sum", *asked, *ring, self.model, packed(self.table))).digest()
+
+
+def _is_table(table: Table) -> bool:
+    """Return whether a table has by site's name as many weights as for each other one."""
+    named = all(isinstance(name, str) and name.isprintable() for name in table)
+    floats = all(isinstance(weight, float) for row in table.values() for weight in row)
+    return named and floats and len({len(row) for row in table.values()}) == 1 and all(table.values())
+
+
+def packed(table: Table) -> bytes:
+    """Return a table of weights as bytes."""
+    rows = ((site.encode(), struct.pack(f"<{len(row)}d", *row)) for site, row in sorted(table.items()))
+    return fields(*(part for row in rows for part in row))
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the SHA-256 of tensors: names, types, shapes and numbers, sorted by name."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        found.update(fields(name.encode(), str(tensor.dtype).encode(), str(tuple(tensor.shape)).encode()))
+        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.digest()
+
+
+class Masks:
+    """Put masks on numbers, block after block: the words of ChaCha20 under each key, which is used for one vector.
+
+    Args:
+        added, taken: keys of the masks that are added and of those that are taken off.
+    """
+
+    def __init__(self, added: Iterable[bytes], taken: Iterable[bytes]) -> None:
+        signed = [*((np.add, key) for key in added), *((np.subtract, key) for key in taken)]
+        self._streams = [(sign, Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()) for sign, key in signed]
+
+    def put_on(self, block: Words) -> None:
+        """Change the next numbers, at most a block of them, in place."""
+        for sign, stream in self._streams:
+            sign(block, np.frombuffer(stream.update(_ZEROS[: block.nbytes]), block.dtype), out=block)
+
+
+def own_key(question: Question, pairs: Pairs) -> bytes:
+    """Return the key of a site's own mask for a question, which it gives away when all members' vectors are there."""
+    return derived(pairs.own, question.context(), b"own")
+
+
+def masks_of(question: Question, pairs: Pairs) -> Masks:
+    """Return a site's masks for a question: its own one, and one for each other member, which cancel in the sum."""
+    context = question.context()
+    keys = {name: derived(pairs.keys[name], context, b"mask") for name in question.members if name != pairs.site}
+    added = [own_key(question, pairs), *(key for name, key in keys.items() if pairs.site < name)]
+    return Masks(added, [key for name, key in keys.items() if pairs.site > name])
+
+
+class Opened(Mapping[str, torch.Tensor]):
+    """Hold an opened sum, whose tensors are made in float64 when they are asked for."""
+
+    def __init__(self, total: Words, ring: Ring, layout: Layout) -> None:
+        self._total, self._ring, self._layout = total, ring, layout
+        starts = np.cumsum([0, *map(math.prod, layout.shapes.values())]).tolist()
+        self._starts = dict(zip(layout.shapes, starts, strict=False))
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        shape, start = self._layout.shapes[name], self._starts[name]
+        part = self._total[start : start + math.prod(shape)].view(f"<i{self._ring.bits // 8}")
+        return torch.from_numpy(part * 2.0**-self._ring.fraction).reshape(shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.shapes)
+
+    def __len__(self) -> int:
+        return len(self._layout.shapes)
+
+
+class Addition:
+    """Add up what the sites send for a question, at the server; one vector is in memory.
+
+    Args:
+        question: what was asked.
+        layout: how the tensors follow each other in the vector.
+    """
+
+    def __init__(self, question: Question, layout: Layout) -> None:
+        self.question, self.layout = question, layout
+        self.missing = set(question.table)
+        self._total: Words = np.zeros(layout.numbers, question.ring.words)
+
+    def add(self, site: str, vector: Any) -> None:
+        """Add a site's vector.
+
+        Raises:
+            ValueError: it is no tensor of this ring and length, or the site is no member, or has sent one already.
+        """
+        if site not in self.missing:
+            raise ValueError(f"site {site!r}: a vector for {self.question.label!r} is not expected, or came already")
+        like = (self.question.ring.sent, (self.layout.numbers,))
+        had = (vector.dtype, tuple(vector.shape)) if isinstance(vector, torch.Tensor) else (type(vector).__name__, ())
+        if had != like:
+            why = f"field {self.question.label!r} must be {like[0]} of the shape {like[1]}, got {had[0]} {had[1]}"
+            raise ValueError(f"site {site!r}: {why}; take filters that change numbers out of the site's configuration")
+        words = vector.numpy().view(self.question.ring.words)
+        for start in range(0, len(words), BLOCK):
+            self._total[start : start + BLOCK] += words[start : start + BLOCK]
+        self.missing.remove(site)
+
+    def opened(self, own: Mapping[str, bytes]) -> Opened:
+        """Take the own masks off and return the sum; to be called once.
+
+        Args:
+            own: the key of every member's own mask.
+
+        Raises:
+            ValueError: a vector or a key is missing, or a key is none; the text names the site.
+            SumSpoiled: a number is none that such a sum can have.
+        """
+        if self.missing:
+            raise ValueError(f"no vector from {sorted(self.missing)} for {self.question.label!r}; ask them, or anew")
+        ring, limit = self.question.ring, self.question.limit
+        for site in self.question.members:
+            if not (isinstance(key := own.get(site), bytes) and len(key) == SIZE):
+                raise ValueError(f"site {site!r}: the key of its own mask must be {SIZE} bytes, got {key!r:.80}")
+        masks, outside = Masks([], [own[site] for site in self.question.members]), 0
+        for start in range(0, len(self._total), BLOCK):
+            part = self._total[start : start + BLOCK]
+            masks.put_on(part)
+            signed = part.view(f"<i{ring.bits // 8}")
+            outside += int(np.count_nonzero((signed > limit) | (signed < -limit)))
+        if outside:
+            raise SumSpoiled(
+                f"{outside} of {len(self._total)} numbers of the sum {self.question.label!r} (round "
+                f"{self.question.round}) lie outside [-{ring.bound:g}, {ring.bound:g}]: a site was told another "
+                "question or has other keys, nobody can say which; ask for keys again"
+            )
+        return Opened(self._total, ring, self.layout)

@@ -1,0 +1,160 @@
+"""Turn a site's numbers into integers of a ring, tensor by tensor and block by block, and sums of them back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fairflare.privacy.sums.keys import SumRefused
+
+Words = npt.NDArray[np.unsignedinteger[Any]]
+Floats = npt.NDArray[np.float64]
+
+BLOCK = 1 << 19  # numbers that are worked on at a time: 4 MiB of a ring of 64 bits
+MOST_FRACTION = 40  # more bits of fraction would only add digits that a double does not have
+SLACK = 1e-9  # how far the weights of a mean may be from 1 together
+COUNTER = "num_batches_tracked"  # steps of a batch norm: the server counts them by the steps that the sites report
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Describe how numbers become integers: ``round_half_even(weight * clip(number) * 2**fraction) mod 2**bits``.
+
+    Attributes:
+        bits: 32 or 64, bits of a number as it is sent.
+        fraction: 0 to 40, bits behind the point.
+        bound: numbers are clipped to ``[-bound, bound]``.
+    """
+
+    bits: int
+    fraction: int
+    bound: float
+
+    def __post_init__(self) -> None:
+        whole = all(type(value) is int for value in (self.bits, self.fraction))
+        if not whole or self.bits not in (32, 64) or not 0 <= self.fraction <= MOST_FRACTION:
+            raise ValueError(
+                f"a ring has 32 or 64 bits and a fraction of 0 to 40, got {self.bits!r}, {self.fraction!r}"
+            )
+        if not (isinstance(self.bound, float) and 0 < self.bound < math.inf):
+            raise ValueError(f"the bound of a ring must be a float above 0, got {self.bound!r}")
+
+    @classmethod
+    def fitting(cls, bits: int, bound: float, terms: int = 1) -> Ring:
+        """Return the ring with the most bits of fraction in which no sum can wrap.
+
+        Args:
+            bits: 32 or 64.
+            bound: largest absolute value of a number.
+            terms: 1 for a weighted mean; the number of sites for a sum in which each weighs 1.
+        """
+        return cls(bits, min(bits - 2 - math.ceil(math.log2(bound * terms)), MOST_FRACTION), float(bound))
+
+    @property
+    def words(self) -> np.dtype[Any]:
+        """Return the type of the numbers in arithmetic; it wraps around."""
+        return np.dtype(f"<u{self.bits // 8}")
+
+    @property
+    def sent(self) -> torch.dtype:
+        """Return the type of the tensors that are sent."""
+        return torch.int32 if self.bits == 32 else torch.int64
+
+    def limit(self, sites: int, terms: int) -> int:
+        """Return the largest absolute value that a sum of so many sites can have.
+
+        Raises:
+            ValueError: such a sum could wrap around.
+        """
+        most = terms * self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
+        if not most < 2 ** (self.bits - 1):
+            raise ValueError(f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction")
+        return math.floor(most)
+
+    def quantised(self, values: Floats, weight: float) -> Words:
+        """Return numbers, clipped and times a weight, as integers of the ring, (n,)."""
+        scaled = weight * np.clip(values, -self.bound, self.bound) * 2.0**self.fraction
+        found: Words = np.rint(scaled).astype(np.int64).astype(self.words)
+        return found
+
+
+TRAINED, BUFFERS = Ring.fitting(32, 1.0), Ring.fitting(64, 2.0**20)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Describe how tensors follow each other in a vector: sorted by name, each flat.
+
+    Attributes:
+        shapes: shape of each tensor by name, sorted.
+        columns: for each tensor, the column of the table of weights that it takes its weight from.
+        layers: names of the columns, sorted.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    columns: Mapping[str, int]
+    layers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> Layout:
+        """Return the layout of tensors like these; ``owner``: each one's layer, where layers have their own weights."""
+        owners = {name: owner[name] if owner is not None else "" for name in sorted(like)}
+        layers = tuple(sorted(set(owners.values())))
+        shapes = {name: tuple(like[name].shape) for name in owners}
+        return cls(shapes, {name: layers.index(layer) for name, layer in owners.items()}, layers)
+
+    @cached_property
+    def numbers(self) -> int:
+        """Return the length of the vector."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    def parts(self, name: str) -> Iterator[slice]:
+        """Yield which numbers of a tensor are worked on at a time."""
+        size = math.prod(self.shapes[name])
+        return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+
+
+class Kinds(NamedTuple):
+    """Tell apart the tensors of a model.
+
+    Attributes:
+        params: floating tensors that are trained, for the ring of 32 bits.
+        buffers: other floating tensors, for the ring of 64 bits.
+        steps: counters of steps (``num_batches_tracked``), which no sum is needed for.
+        fixed: other integers, which may not change.
+    """
+
+    params: list[str]
+    buffers: list[str]
+    steps: list[str]
+    fixed: list[str]
+
+
+def kinds(state: Mapping[str, torch.Tensor], trained: Iterable[str]) -> Kinds:
+    """Return which tensors of a model are of which kind; ``trained``: names of its parameters."""
+    found, chosen = Kinds([], [], [], []), set(trained)
+    for name in sorted(state):
+        if state[name].is_floating_point():
+            (found.params if name in chosen else found.buffers).append(name)
+        else:
+            (found.steps if name.rpartition(".")[2] == COUNTER else found.fixed).append(name)
+    return found
+
+
+def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a training that changes integers other than counters of steps: a weighted sum of them means nothing.
+
+    Raises:
+        SumRefused: such a tensor has changed; the text names it.
+    """
+    for name in kinds(received, ()).fixed:
+        if not torch.equal(received[name].cpu(), local[name].cpu()):
+            why = f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed"
+            raise SumRefused(site, f"{why}; make it floating, or do without secure sums")

@@ -1,0 +1,306 @@
+"""Test which sums a site takes part in: its own mask is opened once for each, and its log outlives every crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fairflare.core.states import layerwise_average
+from fairflare.privacy.sums.exposure import Limits
+from fairflare.privacy.sums.journal import SumLog
+from fairflare.privacy.sums.keys import Pairs, SiteKeys, SumRefused
+from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
+from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, Ring
+
+SITES = ("a", "b", "c", "d")
+LIKE = {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
+EVEN, APART = [1 / 4] * 4, [0.4, 0.3, 0.2, 0.1]
+
+
+class Network:
+    """Hold sites with their keys, logs and updates, and a server that asks them."""
+
+    def __init__(self, root: Path, sites: Sequence[str] = SITES) -> None:
+        self.root, self.sites = root, sites
+        draws = torch.Generator().manual_seed(0)
+        self.updates = {s: {n: torch.randn(t.shape, generator=draws) / 8 for n, t in LIKE.items()} for s in sites}
+        self.logs = {site: SumLog(site, root / site, "e") for site in sites}
+        self.start(b"\x01" * 32)
+
+    def start(self, run: bytes) -> None:
+        """Begin a run: new keys for all."""
+        keys = {site: SiteKeys(site, self.root / site) for site in self.sites}
+        told = [key.hello(run) for key in keys.values()]
+        self.pairs: dict[str, Pairs] = {site: key.agree(run, told) for site, key in keys.items()}
+
+    def sends(self, question: Question, site: str) -> torch.Tensor:
+        """Return what a site sends, asked by a message."""
+        read = Question.read(site, question.plain())
+        return self.logs[site].masked(read, self.pairs[site], Layout.of(LIKE), self.updates[site]).vector
+
+    def opens(self, question: Question, site: str, present: Sequence[str] = ()) -> bytes:
+        """Return the key of a site's own mask."""
+        return self.logs[site].release(question, self.pairs[site], present or question.members)
+
+    def sum_of(self, question: Question) -> Mapping[str, torch.Tensor]:
+        """Return an opened sum."""
+        total = Addition(question, Layout.of(LIKE))
+        for site in question.members:
+            total.add(site, self.sends(question, site))
+        return total.opened({site: self.opens(question, site) for site in question.members})
+
+    def mean(self, question: Question, name: str) -> torch.Tensor:
+        """Return the weighted mean of the updates in the clear."""
+        return sum(question.table[s][0] * self.updates[s][name].double() for s in question.members)  # type: ignore
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Network:
+    """Return four sites."""
+    return Network(tmp_path)
+
+
+def ask(weights: Sequence[float] = APART, label: str = "params", **changes: Any) -> Question:
+    """Return a question of sites a, b, c, ... with one weight each."""
+    table = {chr(97 + k): (weight,) for k, weight in enumerate(weights)}
+    return Question(**{**vars(Question(0, 0, "params", TRAINED, bytes(32), table)), "label": label, **changes})
+
+
+def lines(net: Network, site: str = "a") -> list[dict[str, Any]]:
+    """Return the lines of a site's log."""
+    return [json.loads(line) for line in (net.root / site / "sums.log").read_text().splitlines()]
+
+
+def test_a_round_of_two_sums(net: Network) -> None:
+    """Hold anchor and weighted sum to the mean in the clear, and the log to what was asked."""
+    for question in (ask(EVEN, "anchor"), ask()):
+        opened = net.sum_of(question)
+        assert {name: tensor.shape for name, tensor in opened.items()} == {"b": (3,), "w": (2, 3)}
+        for name, tensor in opened.items():
+            assert float((tensor - net.mean(question, name)).abs().max()) <= 4 * 2.0**-31
+    sent, released, *_ = lines(net)
+    assert [line["what"] for line in lines(net)] == ["sent", "released"] * 2
+    assert {name: sent[name] for name in ("experiment", "round", "label", "attempt", "members", "table")} == {
+        "experiment": "e", "round": 0, "label": "anchor", "attempt": 0, "members": list("abcd"),
+        "table": {site: [0.25] for site in "abcd"},
+    }  # fmt: skip
+    assert (sent["context"], sent["model"]) == (ask(EVEN, "anchor").context().hex(), bytes(32).hex())
+    assert (released["run"], released["context"]) == (("01" * 32), sent["context"])
+    assert (net.root / "a" / "sums.log").stat().st_mode & 0o777 == 0o600
+
+
+def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
+    owner = {"w": "first", "b": "last"}
+    layout = Layout.of(LIKE, owner)
+    table = {site: (x, y) for site, x, y in zip(SITES, EVEN, APART, strict=True)}
+    question = replace(ask(), table=table)
+    total = Addition(question, layout)
+    for site in SITES:
+        total.add(site, net.logs[site].masked(question, net.pairs[site], layout, net.updates[site]).vector)
+    opened = total.opened({site: net.opens(question, site) for site in SITES})
+    by_layer = {layer: {s: table[s][k] for s in SITES} for k, layer in enumerate(layout.layers)}
+    for name, tensor in layerwise_average(net.updates, by_layer, owner, updates=True).items():
+        assert torch.allclose(opened[name].float(), tensor, atol=1e-7, rtol=0)
+    with pytest.raises(SumRefused, match=r"site 'a': .*the table has 1 layers, its model 2"):
+        net.logs["a"].masked(ask(round=1, model=b"\x01" * 32), net.pairs["a"], layout, net.updates["a"])
+
+
+def test_clipped_numbers_are_counted(net: Network) -> None:
+    net.updates["a"]["w"] = torch.tensor([[1.0, -1.0, 0.0], [1.1, -7.0, 0.5]])
+    sent = net.logs["a"].masked(ask(), net.pairs["a"], Layout.of(LIKE), net.updates["a"])
+    assert (sent.saturated, sent.vector.dtype, sent.vector.shape) == (2, torch.int32, (9,))
+
+
+def test_large_tensors_go_by_blocks(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = net.sends(ask(), "a")
+    monkeypatch.setattr("fairflare.privacy.sums.ring.BLOCK", 2)
+    assert torch.equal(net.sends(ask(), "a"), whole)
+
+
+@pytest.mark.parametrize("odd", [torch.full((2, 3), torch.nan), torch.full((2, 3), torch.inf), torch.zeros(3, 2)])
+def test_an_update_that_cannot_be_summed_stays(net: Network, odd: torch.Tensor) -> None:
+    net.updates["a"]["w"] = odd
+    with pytest.raises(SumRefused, match=r"tensor 'w' is not finite or not \(2, 3\); lower the learning rate"):
+        net.sends(ask(), "a")
+    assert not (net.root / "a" / "sums.log").exists()
+
+
+def test_the_same_question_gets_the_same_bits(net: Network) -> None:
+    """Hold a second answer to the first one, also of a new process, and refuse another vector under the same masks."""
+    first = net.sends(ask(), "a")
+    net.logs["a"], net.pairs["a"] = SumLog("a", net.root / "a", "e"), SiteKeys("a", net.root / "a").pairs(b"\x01" * 32)
+    assert torch.equal(net.sends(ask(), "a"), first)
+    assert len(lines(net)) == 1
+    net.updates["a"]["w"][0, 0] += 1e-6
+    with pytest.raises(SumRefused, match=r"its numbers are others than before; bring its kept update back"):
+        net.sends(ask(), "a")
+
+
+def test_a_site_lost_before_the_release(net: Network) -> None:
+    """Hold the new attempt to the mean of those who are left, and the old one closed though the late vector came."""
+    old, new = ask(), ask([0.4, 0.35, 0.25], attempt=1)
+    late = [net.sends(old, site) for site in SITES]
+    opened = net.sum_of(new)
+    assert float((opened["w"] - net.mean(new, "w")).abs().max()) <= 3 * 2.0**-31
+    for site in "abc":
+        with pytest.raises(SumRefused, match=r"attempt 1 is open already"):
+            net.opens(old, site)
+    total = Addition(old, Layout.of(LIKE))
+    for site, vector in zip(SITES, late, strict=True):
+        total.add(site, vector)
+    with pytest.raises(SumSpoiled):  # the own masks of the new attempt are others
+        total.opened({site: net.opens(new, site) for site in "abc"} | {"d": net.opens(old, "d")})
+
+
+def test_two_open_sums_would_give_a_site_away(net: Network) -> None:
+    """Hold the second attempt closed once the first is open: together they give the lost site's numbers."""
+    old, new = ask(), ask([4 / 9, 3 / 9, 2 / 9], attempt=1)
+    opened = net.sum_of(old)
+    lost = (opened["w"] - 0.9 * net.mean(new, "w")) / 0.1
+    assert torch.allclose(lost.float(), net.updates["d"]["w"], atol=1e-6)
+    for site in "abc":
+        with pytest.raises(SumRefused, match=r"attempt 0 is open already; ask it again, or with a higher"):
+            net.sends(new, site)
+    assert torch.equal(net.sum_of(old)["w"], opened["w"])  # asked again, as after a lost reply
+
+
+def test_attempts_only_grow(net: Network) -> None:
+    net.sends(ask(attempt=2), "a")
+    for attempt in (1, 2):
+        with pytest.raises(SumRefused, match=r"attempt 2 was asked for already; ask it again, or with a higher number"):
+            net.sends(ask(EVEN, attempt=attempt), "a")
+    net.sends(ask(EVEN, attempt=3), "a")
+    with pytest.raises(SumRefused, match="attempt 3 was asked for already"):
+        net.opens(ask(attempt=2), "a")  # a newer one is on its way
+
+
+def test_an_earlier_round_is_over(net: Network) -> None:
+    net.sends(ask(), "a")
+    net.sends(ask(round=1, model=b"\x01" * 32), "a")
+    for refused in (net.sends, net.opens):
+        with pytest.raises(SumRefused, match=r"sum 'params' of round 0: round 1 has begun; an earlier one is over"):
+            refused(ask(), "a")
+
+
+def test_a_release_needs_all_members_and_a_vector(net: Network) -> None:
+    with pytest.raises(SumRefused, match="it has sent no numbers for this question; ask for them first"):
+        net.opens(ask(), "a")
+    net.sends(ask(), "a")
+    for present in ("abc", "abcde", "abbd"):
+        with pytest.raises(SumRefused, match=r"present are \['a', .*\], not all of \['a', 'b', 'c', 'd'\]"):
+            net.opens(ask(), "a", present)
+    assert [line["what"] for line in lines(net)] == ["sent"]
+    net.opens(ask(), "a")
+    with pytest.raises(SumRefused, match="sent no numbers for this question"):
+        net.opens(ask(EVEN, "anchor"), "a")
+
+
+def test_exposure_counts_at_the_release_too(net: Network) -> None:
+    """Ask for two vectors before either mask is open: only one of them opens."""
+    anchor, params = ask(EVEN, "anchor"), ask([1 / 2, 1 / 6, 1 / 6, 1 / 6])
+    net.sends(anchor, "a")
+    net.sends(params, "a")
+    net.opens(params, "a")
+    with pytest.raises(SumRefused, match=r"would show a site's numbers to 1.0000"):
+        net.opens(anchor, "a")
+    with pytest.raises(SumRefused, match=r"would show a site's numbers to 1.0000"):
+        net.sends(anchor, "a")
+
+
+def test_the_second_sum_has_the_members_of_the_first(tmp_path: Path) -> None:
+    net = Network(tmp_path, "abcde")
+    net.sum_of(ask([0.2] * 5, "anchor"))
+    with pytest.raises(SumRefused, match=r"another sum of these numbers is not of \['a', 'b', 'c', 'd'\]"):
+        net.sends(ask(), "a")
+    net.sends(ask(label="buffers", ring=BUFFERS), "a")  # of other numbers
+    net.sends(ask(round=1, model=b"\x01" * 32), "a")
+
+
+def test_a_resumed_round(tmp_path: Path) -> None:
+    """Let a new run ask again for what was opened, with the same members and weights; nothing else of that model."""
+    net = Network(tmp_path, "abc")
+    first = net.sum_of(ask([0.4, 0.3, 0.3]))
+    net.start(b"\x02" * 32)
+    with pytest.raises(SumRefused, match="summed with other members or weights in round 0"):
+        net.sends(ask([0.3, 0.4, 0.3]), "a")
+    again = net.sum_of(ask([0.4, 0.3, 0.3]))
+    assert torch.equal(again["w"], first["w"])
+    net.start(b"\x03" * 32)
+    net.updates["a"]["b"][0] += 1e-3  # trained anew, with another result
+    with pytest.raises(SumRefused, match="its numbers are others than before"):
+        net.sends(ask([0.4, 0.3, 0.3]), "a")
+    other = SumLog("a", tmp_path / "a", "another experiment")
+    other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], Layout.of(LIKE), net.updates["a"])
+    net.sum_of(ask([0.3, 0.4, 0.3], round=1, model=b"\x01" * 32))  # a newer model
+
+
+def test_a_resumed_round_that_was_not_open_is_free(net: Network) -> None:
+    net.sends(ask(), "a")
+    net.start(b"\x02" * 32)
+    net.updates["a"]["b"][0] += 1e-3
+    net.sends(ask(EVEN), "a")
+
+
+def test_the_limits_are_the_sites_own(net: Network) -> None:
+    net.logs["a"] = SumLog("a", net.root / "a", "e", Limits(max_weight=0.35))
+    with pytest.raises(SumRefused, match=r"the weight 0.4 in a layer, this site allows 0.35 \(secure_max_weight\)"):
+        net.sends(ask(), "a")
+    net.logs["a"] = SumLog("a", net.root / "a", "e", Limits(max_exposure=0.7))
+    with pytest.raises(SumRefused, match=r"to 0.7303, this site allows 0.7 \(secure_max_exposure\)"):
+        net.sends(ask(), "a")
+
+
+@pytest.mark.parametrize("when", ["before the line", "after the line"])
+def test_killed_while_it_sends(net: Network, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Hold what a site answers after a crash, before and after its line is on disk, to one vector and one line."""
+    real = SumLog._append
+
+    def killed(self: SumLog, record: Mapping[str, Any]) -> None:
+        if when == "after the line":
+            real(self, record)
+        raise KeyboardInterrupt
+
+    for does, count in ((net.sends, 1), (net.opens, 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(SumLog, "_append", killed)
+            with pytest.raises(KeyboardInterrupt):
+                does(ask(), "a")
+        first = does(ask(), "a")
+        assert str(does(ask(), "a")) == str(first)
+        assert len(lines(net)) == count
+
+
+def test_a_line_that_a_crash_has_cut_is_left_out(net: Network) -> None:
+    net.sends(ask(), "a")
+    log = net.root / "a" / "sums.log"
+    log.write_bytes((whole := log.read_bytes()) + b'{"what": "rele')
+    net.sends(ask(), "a")
+    assert log.read_bytes() == whole
+    net.opens(ask(), "a")
+    assert [line["what"] for line in lines(net)] == ["sent", "released"]
+
+
+@pytest.mark.parametrize("damage", [b"x\n", b"[1]\n", b"{}\n", b'{"what": "sent"}\n', b"\xff\n"])
+def test_a_damaged_log_is_refused(net: Network, damage: bytes) -> None:
+    (net.root / "a" / "sums.log").write_bytes(damage)
+    with pytest.raises(SumRefused, match=r"site 'a': secure sums: its log of sums \(sums.log\) is damaged"):
+        net.sends(ask(), "a")
+
+
+def test_sums_of_numbers_that_are_no_update(net: Network) -> None:
+    """Hold totals to exact counts; the same model may be asked again for other splits, not with other members."""
+    for site in SITES:
+        net.updates[site] = {name: torch.arange(t.numel()).reshape(t.shape) for name, t in LIKE.items()}
+    counts = ask([1.0] * 4, "histogram/test", ring=Ring(64, 0, 2.0**40))
+    assert net.sum_of(counts)["w"].tolist() == [[0, 4, 8], [12, 16, 20]]
+    net.sends(ask([1.0] * 3, "histogram/validation", ring=Ring(64, 0, 2.0**40)), "a")
+    with pytest.raises(SumRefused, match="attempt 0 is open already"):
+        net.sends(ask([1.0] * 3, "histogram/test", ring=Ring(64, 0, 2.0**40), attempt=1), "a")
+    with pytest.raises(SumRefused, match="the same model was summed with other members or weights in round 0"):
+        net.sends(ask([1.0] * 3, "histogram/test", ring=Ring(64, 0, 2.0**40), round=1), "a")

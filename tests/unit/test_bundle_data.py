@@ -308,6 +308,21 @@ def test_pictures(tmp_path: Path) -> None:
     assert 0 <= task.evaluate(task.build_model(), data.batches("test", batch_size=2), "cpu")["dice"] <= 1
 
 
+def test_a_metric_of_all_images_together_has_no_image_scores(tmp_path: Path) -> None:
+    config = train_config(dims=2)
+    (metric,) = config["validate"]["key_metric"].values()
+    metric |= {"_target_": "ConfusionMatrix", "metric_name": "sensitivity"}
+    metric.pop("reduction", None)
+    task = task_of(tmp_path / "b", config)
+    folder = tmp_path / "s"
+    write_volumes(folder, size=(24, 20), counts=(1, 1, 3))
+    data, model = task.open_site("s", {"data_root": str(folder)}), task.build_model()
+    found = task.evaluate(model, data.batches("test", batch_size=1), "cpu")
+    assert sorted(found) == ["loss", "sensitivity"]
+    assert 0 <= found["sensitivity"] <= 1
+    assert task.image_scores(model, data, "cpu") is None
+
+
 def test_images_are_validated_in_the_bundles_batches(tmp_path: Path) -> None:
     """Check that they need one size, as with MONAI's own loader; else batches of one image are asked for."""
     config = train_config(dims=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -417,10 +417,44 @@ def test_accuracy_is_the_mean_over_images(tmp_path: Path) -> None:
         metric.of_image({"pred": items[0]["pred"], "label": items[0]["label"][0]}, "label")
 
 
-@pytest.mark.parametrize("target", ["ConfusionMatrix", "MeanAbsoluteError", "MeanSquaredError"])
-def test_a_metric_that_is_no_mean_over_images_is_refused(tmp_path: Path, target: str) -> None:
-    with pytest.raises(BundleError, match=f"is '{target}', which is not one of MeanDice, .* Accuracy; name another"):
-        with_metric(tmp_path, {"_target_": target})
+@pytest.mark.parametrize(
+    ("target", "name", "expected", "higher"),
+    [
+        ({"_target_": "ConfusionMatrix", "metric_name": "f1 score"}, "f1_score",
+         lambda p, y: 2 * (p * y).sum() / (p.sum() + y.sum()), True),
+        ({"_target_": "ConfusionMatrixMetric", "metric_name": ["miss rate"]}, "miss_rate",
+         lambda p, y: ((1 - p) * y).sum() / y.sum(), False),
+        ({"_target_": "MeanAbsoluteError"}, "mean_absolute_error", lambda p, y: np.abs(p - y).sum() / (4 * 2), False),
+        ({"_target_": "MeanSquaredError"}, "mean_squared_error", lambda p, y: ((p - y) ** 2).sum() / (4 * 2), False),
+    ],
+)  # fmt: skip
+def test_a_metric_that_is_a_quotient_of_sums(
+    tmp_path: Path, target: dict[str, Any], name: str, expected: Callable[..., Any], higher: bool
+) -> None:
+    """Measure images of which one alone would give another mean; no image has a score of its own."""
+    metric = with_metric(tmp_path, target)
+    rng = np.random.default_rng(0)
+    found, truth = (rng.random((4, 2, 5)) < share for share in (0.4, 0.7))
+    truth[0, :, 1:] = False
+    times = 3.0 if "error" in name else 1.0
+    items = [
+        {"pred": torch.tensor(p).float() * times, "label": torch.tensor(y).float()}
+        for p, y in zip(found, truth, strict=True)
+    ]
+    scores = np.ma.masked_invalid(np.stack([metric.of_image(item, "label") for item in items]))
+    pair = [np.stack([item[key].numpy() for item in items]).astype(float) for key in ("pred", "label")]
+    assert metric.name == name
+    assert metric.summed is True
+    assert metric.value(scores) == pytest.approx(float(expected(*pair)), rel=1e-6)
+    declared = metric.declared()
+    assert [m.name for m in declared] == [name]
+    assert declared[0].higher_is_better is higher
+    assert declared[0].holds(5.0) is ("error" in name)
+
+
+def test_a_metric_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"is 'ROCAUC', which is not one of .* MeanSquaredError; name another"):
+        with_metric(tmp_path, {"_target_": "ROCAUC"})
 
 
 def test_an_argument_of_the_metric_that_is_no_number(tmp_path: Path) -> None:

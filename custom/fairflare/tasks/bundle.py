@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
@@ -232,20 +233,23 @@ class MonaiBundleTask(Task):
             ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each that the images have.
         """
         scores, losses = self._scores(model, batches, device)
-        metric, images = self.parts.kept("key_metric"), scores.mean(axis=1).compressed()
-        if not len(images):
+        metric = self.parts.kept("key_metric")
+        if math.isnan(value := metric.value(scores)):
             raise DataError(
                 f"{metric.name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
                 f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        result = {metric.name: float(images.mean()), "loss": float(np.mean(losses))}
-        for name, own in zip(metric.names(scores.shape[1]), scores.T, strict=True) if scores.shape[1] > 1 else ():
+        result = {metric.name: value, "loss": float(np.mean(losses))}
+        several = scores.shape[1] > 1 and not metric.summed
+        for name, own in zip(metric.names(scores.shape[1]), scores.T, strict=True) if several else ():
             if own.count():
                 result[f"{metric.name}_{name}"] = float(own.mean())
         return result
 
-    def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float]:
-        """Return the bundle's key metric for each image; NaN for an image without any structure."""
+    def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
+        """Return the bundle's key metric for each image, NaN: no structure counts; ``None``: no image has one."""
+        if self.parts.kept("key_metric").summed:
+            return None
         scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
         return [*scores.mean(axis=1).filled(np.nan)]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from monai.metrics import DiceMetric, MeanIoU
+from monai.metrics import DiceMetric, MeanIoU, compute_confusion_matrix_metric, get_confusion_matrix
 
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.task import Metric
@@ -16,21 +17,30 @@ from fairflare.tasks.bundles.bundle_config import Bundle, telling
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+CONFUSION = "confusion matrix"
 #: Last part of ``_target_`` -> name in the results. Handlers need ignite; the metrics inside them do not.
-KINDS = {"MeanDice": "dice", "DiceMetric": "dice", "MeanIoUHandler": "iou", "MeanIoU": "iou", "Accuracy": "accuracy"}
+KINDS = {
+    "MeanDice": "dice", "DiceMetric": "dice", "MeanIoUHandler": "iou", "MeanIoU": "iou", "Accuracy": "accuracy",
+    "ConfusionMatrix": CONFUSION, "ConfusionMatrixMetric": CONFUSION,
+    "MeanAbsoluteError": "mean_absolute_error", "MeanSquaredError": "mean_squared_error",
+}  # fmt: skip
 OF_STRUCTURES: Mapping[str, tuple[str, Any]] = {
     "dice": ("Dice", DiceMetric),
     "iou": ("intersection over union", MeanIoU),
 }
+#: Metrics of all images together, quotients of sums -> the power of each pixel's difference that is summed.
+ERRORS = {"mean_absolute_error": 1, "mean_squared_error": 2}
+LOW = ("fall_out", "false_positive_rate", "miss_rate", *ERRORS)  # those of which lower values are better
 TAKEN = ("include_background", "num_classes", "ignore_empty")
 MOST_CLASSES = 512
 WITHOUT_EFFECT = (  # on the value of one image
     "_target_", "_desc_", "output_transform", "save_details", "return_with_label", "get_not_nans", "device",
+    "metric_name", "compute_sample",
 )  # fmt: skip
 
 
 class KeyMetric:
-    """Measure what a bundle chooses its best model by; all metrics are means over images.
+    """Measure what a bundle chooses its best model by: a mean over images, or a quotient of sums over all of them.
 
     Args:
         bundle: with the part ``key_metric``: a handler or metric of :data:`KINDS`, or a dict with one.
@@ -61,7 +71,10 @@ class KeyMetric:
             raise BundleError(
                 f"{self.named} has {strange[0]!r}, which is not known of a {target}, whose reduction must be 'mean'"
             )
-        self.name = KINDS[target]
+        self.kind = KINDS[target]
+        named = found.get("metric_name", "hit_rate") if self.kind == CONFUSION else self.kind
+        self.confusion = str(named[0] if isinstance(named, list) else named)
+        self.name = re.sub(r"\W", "_", self.confusion)
         self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
         numbers = [
             n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES
@@ -78,6 +91,8 @@ class KeyMetric:
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
         """Return (structures,) of one image behind the postprocessing; NaN where the mask has none of a structure.
 
+        A quotient of sums: the image's sums, true and false positives and negatives, or errors and values.
+
         Args:
             item: has ``"pred"`` and the label, (channels, ...) each.
             label_key: of the label, where the metric does not say what it compares.
@@ -85,14 +100,33 @@ class KeyMetric:
         with telling(f"{self.named} cannot be made"):
             found, truth = ([item["pred"]], [item[label_key]]) if self._picks is None else self._picks([dict(item)])
             pair = [torch.stack([torch.as_tensor(value) for value in values]) for values in (found, truth)]
-            if self.name in OF_STRUCTURES:
+            if self.kind == CONFUSION:
+                scores = get_confusion_matrix(*pair, self.arguments.get("include_background", True)).sum((0, 1))
+            elif self.name in OF_STRUCTURES:
                 scores = OF_STRUCTURES[self.name][1](reduction="mean", **self.arguments)(*pair)
-            elif pair[0].shape == pair[1].shape:
-                scores = (pair[0] == pair[1]).double().mean()
-            else:
+            elif pair[0].shape != pair[1].shape:
                 raise ValueError(f"prediction {tuple(pair[0].shape)} and label {tuple(pair[1].shape)} differ in size")
+            elif self.name in ERRORS:
+                apart = (pair[0] - pair[1]).double().abs() ** ERRORS[self.name]
+                scores = torch.tensor([apart.sum(), apart.shape[1] if apart.ndim > 1 else 1])
+            else:
+                scores = (pair[0] == pair[1]).double().mean()
         values: npt.NDArray[np.float64] = torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy()
         return values
+
+    @property
+    def summed(self) -> bool:
+        """Return whether the metric is a quotient of sums over all images, which no image has by itself."""
+        return self.kind == CONFUSION or self.kind in ERRORS
+
+    def value(self, scores: Any) -> float:
+        """Return the metric of all images, from the masked array (images, structures) of :meth:`of_image`."""
+        if not self.summed:
+            return float(np.ma.filled(scores.mean(axis=1).mean(), np.nan))
+        total = scores.sum(axis=0)
+        if self.kind in ERRORS:
+            return float(total[0] / total[1])
+        return float(compute_confusion_matrix_metric(self.confusion, torch.as_tensor(np.asarray(total))))
 
     def names(self, count: int) -> list[str]:
         """Return the names of ``count`` structures."""
@@ -105,7 +139,10 @@ class KeyMetric:
         # The last name is for those of other channels than the metadata name.
         names = [*self.structures, "<class>"] if self.name in OF_STRUCTURES else []
         return (
-            Metric(name=self.name, doc=doc, higher_is_better=True),
+            Metric(
+                name=self.name, doc=doc, higher_is_better=self.name not in LOW,
+                high=float("inf") if self.kind in ERRORS else 1.0,
+            ),
             *(
                 Metric(
                     name=f"{self.name}_{name}", doc=f"{word} of one structure", by_class=True,

@@ -183,7 +183,7 @@ def test_a_ring_that_could_wrap_is_refused() -> None:
         (True, 4, 1.0),
         (32, 4, 1),
     ):
-        with pytest.raises(ValueError, match=r"a ring has|the bound of a ring"):
+        with pytest.raises(ValueError, match="a ring has 32 or 64 bits"):
             Ring(*odd)  # type: ignore[arg-type]
 
 
@@ -282,14 +282,16 @@ def test_another_roster_or_another_own_mask_cancels_nothing() -> None:
 
 def test_the_server_names_a_site_with_a_wrong_vector() -> None:
     total = Addition(thirds(), Layout.of({"w": torch.zeros(4)}))
-    with pytest.raises(ValueError, match=r"site 'a': field 'params' must be torch.int32 .* got torch.float32 \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"site 'a': field 'params' must be torch.int32 \(4,\), got torch.float32 \(4,\); take filters"
+    ):
         total.add("a", torch.zeros(4))
     for odd in (torch.zeros(4, dtype=torch.int64), torch.zeros(3, dtype=torch.int32), [0] * 4, None):
         with pytest.raises(ValueError, match=r"site 'a': field 'params'"):
             total.add("a", odd)
     total.add("a", torch.zeros(4, dtype=torch.int32))
     for site in ("a", "d"):
-        with pytest.raises(ValueError, match=f"site '{site}': a vector for 'params' is not expected, or came already"):
+        with pytest.raises(ValueError, match=f"site '{site}': field 'params' is not expected, or came already"):
             total.add(site, torch.zeros(4, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"no vector from \['b', 'c'\]"):
         total.opened(dict.fromkeys(SITES, bytes(32)))
@@ -617,7 +619,7 @@ def test_signatures_pins_and_an_old_root(tmp_path: Path) -> None:
     pinned = replace(kits["a"], pins={"b": found.upper()})
     assert SiteKeys("a", tmp_path / "a", pinned).agree(RUN, list(told.values())).signed
     pinned = replace(kits["a"], pins={"b": "ab" * 32})
-    with pytest.raises(SumRefused, match=r"certificate of site 'b' has the fingerprint .*, pinned is abab"):
+    with pytest.raises(SumRefused, match=r"certificate of site 'b' is [0-9a-f]{64}, pinned is abab"):
         SiteKeys("a", tmp_path / "a", pinned).agree(RUN, list(told.values()))
     old = replace(kits["a"], root=certificate("project", days=(-3, -2)))
     with pytest.raises(SumRefused, match="is none of this project now"):

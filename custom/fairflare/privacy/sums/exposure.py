@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused
+from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import FIRST_OF_TWO, Question, Table
 from fairflare.privacy.sums.ring import SLACK, Floats
 
@@ -77,28 +77,27 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         SumRefused: the text names the rule, the value and what to do.
     """
 
-    def need(good: bool, why: str) -> None:
-        if not good:
-            raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {why}")
+    def check(good: bool, why: str) -> None:
+        need(good, SumRefused(site, f"sum {question.label!r} of round {question.round}: {why}"))
 
     members, known, count = question.members, {pairs.site, *pairs.keys}, len(question.table)
-    need(site in members, f"it is no member of {members}; ask members only")
-    need(known >= set(members), f"{sorted(set(members) - known)} have no key in this run; agree on keys again")
+    check(site in members, f"it is no member of {members}; ask members only")
+    check(known >= set(members), f"{sorted(set(members) - known)} have no key in this run; agree on keys again")
     least = FEWEST + (question.label in FIRST_OF_TWO or bool(opened))
-    need(count >= least, f"it has {count} members and needs {least}; wait for more sites")
-    need(count <= MOST_SITES, f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites")
-    need(3 * count >= 2 * pairs.first, f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more")
-    need(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
+    check(count >= least, f"it has {count} members and needs {least}; wait for more sites")
+    check(count <= MOST_SITES, f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites")
+    check(3 * count >= 2 * pairs.first, f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more")
+    check(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
     weights = np.array([question.table[name] for name in members])  # (sites, layers)
     if question.is_total:
-        need(bool((weights == 1).all()), "all weights of a total must be 1; the server must not weigh it")
+        check(bool((weights == 1).all()), "all weights of a total must be 1; the server must not weigh it")
         return
-    need(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
+    check(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
     off = float(abs(weights.sum(0) - 1).max())
-    need(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
+    check(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
     most = float(weights.max())
     told = f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g}"
-    need(most <= limits.max_weight + SLACK, f"{told} (secure_max_weight); set max_weight of the job to it at most")
+    check(most <= limits.max_weight + SLACK, f"{told} (secure_max_weight); set max_weight of the job to it at most")
     most = float(exposure([question.table, *opened]).max())
     told = f"the sums would show a site's numbers to {most:.4f}, this site allows {limits.max_exposure:g}"
-    need(most <= limits.max_exposure, f"{told} (secure_max_exposure); give that layer equal weights")
+    check(most <= limits.max_exposure, f"{told} (secure_max_exposure); give that layer equal weights")

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from fairflare.base.disk.files import private_folder, private_opener, to_disk
 from fairflare.privacy.sums.exposure import Limits, check_table
-from fairflare.privacy.sums.keys import Pairs, SumRefused
+from fairflare.privacy.sums.keys import Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import Question, masks_of, own_key
 from fairflare.privacy.sums.ring import Layout
 
@@ -64,13 +64,13 @@ class SumLog:
         """
         before = self._check(question, pairs)
         row, ring, masks = question.table[self.site], question.ring, masks_of(question, pairs)
-        if len(row) != len(layout.layers):
-            self._refuse(question, f"the table has {len(row)} layers, its model {len(layout.layers)}; use one model")
+        had, has = len(row), len(layout.layers)
+        self._need(had == has, question, f"the table has {had} layers, its model {has}; use one model")
         sent, content, start, saturated = np.empty(layout.numbers, ring.words), hashlib.sha256(), 0, 0
         for name, shape in layout.shapes.items():
             tensor = update[name].detach()
-            if tuple(tensor.shape) != shape or not bool(tensor.isfinite().all()):
-                self._refuse(question, f"tensor {name!r} is not finite or not {shape}; lower the learning rate")
+            good = tuple(tensor.shape) == shape and bool(tensor.isfinite().all())
+            self._need(good, question, f"tensor {name!r} is not finite or not {shape}; lower the learning rate")
             for part in layout.parts(name):
                 values = tensor.reshape(-1)[part].cpu().double().numpy()
                 saturated += int(np.count_nonzero(np.abs(values) > ring.bound))
@@ -78,14 +78,14 @@ class SumLog:
                 block[:] = ring.quantised(values, row[layout.columns[name]])
                 content.update(block.data)
                 masks.put_on(block)
-        if {line["vector"] for line in before} - {vector := content.hexdigest()}:
-            self._refuse(question, "its numbers are others than before; bring its kept update back, or leave it out")
+        same = all(line["vector"] == content.hexdigest() for line in before)
+        self._need(same, question, "its numbers are others than before; bring its kept update back, or leave it out")
         if not any(self._asked(line, question, pairs) for line in before):
             told = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
             self._append({
                 "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **told,
                 "vectors": question.vectors, "context": question.context().hex(), "model": question.model.hex(),
-                "vector": vector, "day": datetime.now(timezone.utc).date().isoformat(),
+                "vector": content.hexdigest(), "day": datetime.now(timezone.utc).date().isoformat(),
             })  # fmt: skip
         return Masked(torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated)
 
@@ -103,10 +103,9 @@ class SumLog:
         """
         before = self._check(question, pairs)  # again: another sum of the same numbers may be open by now
         sent = [line for line in before if self._asked(line, question, pairs)]
-        if not sent:
-            self._refuse(question, "it has sent no numbers for this question; ask for them first")
-        if (there := sorted(present)) != question.members:
-            self._refuse(question, f"present are {there}, not all of {question.members}; ask again without the others")
+        self._need(sent, question, "it has sent no numbers for this question; ask for them first")
+        there, members = sorted(present), question.members
+        self._need(there == members, question, f"present are {there}, not all of {members}; ask again without others")
         if not sent[0]["opened"]:
             self._append({"what": "released", "run": sent[0]["run"], "context": sent[0]["context"]})
         return own_key(question, pairs)
@@ -124,22 +123,20 @@ class SumLog:
             if this := self._asked(line, question, pairs):
                 before.append(line)
             elif line["run"] == pairs.run.hex():
-                if line["round"] > question.round:
-                    self._refuse(question, f"round {line['round']} has begun; an earlier one is over")
-                same = (line["round"], line["label"]) == (question.round, question.label)
-                if same and (line["opened"] or line["attempt"] >= question.attempt):
-                    how = "is open already" if line["opened"] else "was asked for already"
-                    self._refuse(question, f"attempt {line['attempt']} {how}; ask it again, or with a higher number")
+                at, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
+                self._need(at <= question.round, question, f"round {at} has begun; an earlier one is over")
+                why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
+                self._need(not (same and line["opened"]), question, why.format("is open"))
+                self._need(not same or line["attempt"] < question.attempt, question, why.format("was asked for"))
             of = (self.experiment, asked["model"].hex(), question.vectors)
             if this or not line["opened"] or (line["experiment"], line["model"], line["vectors"]) != of:
                 continue
             if line["label"] != question.label:
                 rows.append(line["table"])
-            elif line["table"] == asked["table"]:
-                before.append(line)
-            else:
-                why = f"the same model was summed with other members or weights in round {line['round']}"
-                self._refuse(question, f"{why}; ask with the same ones, or go on from a newer model")
+                continue
+            why = f"the same model was summed with other members or weights in round {line['round']}"
+            self._need(line["table"] == asked["table"], question, f"{why}; ask with these, or go on from a newer model")
+            before.append(line)
         check_table(self.site, question, self.limits, pairs, rows)
         return before
 
@@ -147,8 +144,8 @@ class SumLog:
         """Return whether a line is of this very question."""
         return bool((line["run"], line["context"]) == (pairs.run.hex(), question.context().hex()))
 
-    def _refuse(self, question: Question, why: str) -> NoReturn:
-        raise SumRefused(self.site, f"sum {question.label!r} of round {question.round}: {why}")
+    def _need(self, good: object, question: Question, why: str) -> None:
+        need(good, SumRefused(self.site, f"sum {question.label!r} of round {question.round}: {why}"))
 
     # ------------------------------------------------------------------------------------------------ disk
 

@@ -39,6 +39,12 @@ class SumRefused(SiteError):
         super().__init__(f"site {site!r}: secure sums: {why}", skipped=True)
 
 
+def need(good: object, error: Exception) -> None:
+    """Raise an error where something is not as it must be."""
+    if not good:
+        raise error
+
+
 def fields(*parts: bytes) -> bytes:
     """Return parts behind each other, each behind its length (4 bytes, the lowest first)."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
@@ -107,8 +113,8 @@ class SiteKeys:
         Raises:
             SumRefused: ``run`` is something else.
         """
-        if not (isinstance(run, bytes) and len(run) == SIZE):
-            self._refuse(f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites")
+        why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
+        self._need(isinstance(run, bytes) and len(run) == SIZE, why)
         if not (kept := self._kept(run)):
             private = X25519PrivateKey.generate()
             hello = _hello(run, self.site, os.urandom(SIZE), private.public_key().public_bytes_raw())
@@ -134,17 +140,16 @@ class SiteKeys:
         kept, hellos, owners = self._of(run), dict[str, str](), dict[bytes, str]()
         for one in told:
             name, public = self._read(run, one)
-            if name in hellos:
-                self._refuse(f"field 'hellos' has the site {name!r} twice; every site needs a name of its own")
-            if (owner := owners.setdefault(public, name)) != name:
-                self._refuse(f"the sites {owner!r} and {name!r} have one key; ask both for new ones")
+            self._need(name not in hellos, f"field 'hellos' has the site {name!r} twice; each needs a name of its own")
+            owner = owners.setdefault(public, name)
+            self._need(owner == name, f"the sites {owner!r} and {name!r} have one key; ask both for new ones")
             if self.kit is not None:
                 self._check_signature(self.kit, name, one)
             hellos[name] = one["hello"].hex()
-        if hellos.get(self.site) != kept["hello"]:
-            self._refuse("field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged")
-        if len(hellos) < FEWEST:
-            self._refuse(f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more")
+        why = "field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged"
+        self._need(hellos.get(self.site) == kept["hello"], why)
+        why = f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more"
+        self._need(len(hellos) >= FEWEST, why)
         kept |= {"first": max(kept["first"], len(hellos)), "hellos": hellos}
         pairs = self._pairs(kept)
         self._keep(kept)
@@ -156,8 +161,8 @@ class SiteKeys:
         Raises:
             SumRefused: the site has no key of this run, or there was no agreement.
         """
-        if not (kept := self._of(run))["hellos"]:
-            self._refuse("the sites have not agreed on keys in this run; the server must ask for keys first")
+        kept = self._of(run)
+        self._need(kept["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first")
         return self._pairs(kept)
 
     def forget(self) -> None:
@@ -173,8 +178,8 @@ class SiteKeys:
             name, public = hello[len(fields(MAGIC, b"hello", run, b"")) : -72].decode(), hello[-SIZE:]
         except (AttributeError, KeyError, TypeError, ValueError):
             self._refuse(f"a hello cannot be read: {one!r:.200}; use the same version at server and sites")
-        if hello != _hello(run, name, hello[-68:-36], public):
-            self._refuse(f"the hello of site {name!r} is of another run or version; ask that site for a new one")
+        why = f"the hello of site {name!r} is of another run or version; ask that site for a new one"
+        self._need(hello == _hello(run, name, hello[-68:-36], public), why)
         return name, public
 
     def _check_signature(self, kit: Kit, name: str, one: Mapping[str, Any]) -> None:
@@ -186,13 +191,10 @@ class SiteKeys:
         except (KeyError, TypeError, ValueError, VerificationError) as error:
             self._refuse(f"the certificate of site {name!r} is none of this project now ({error}); provision it again")
         names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-        if names != [name]:
-            self._refuse(f"the certificate that site {name!r} shows is for {names}; it must show its own")
+        self._need(names == [name], f"the certificate that site {name!r} shows is for {names}; it must show its own")
         found = certificate.fingerprint(hashes.SHA256()).hex()
-        if (pin := kit.pins.get(name, found)).lower() != found:
-            self._refuse(
-                f"the certificate of site {name!r} has the fingerprint {found}, pinned is {pin}; ask that site"
-            )
+        pin = kit.pins.get(name, found).lower()
+        self._need(pin == found, f"the certificate of site {name!r} is {found}, pinned is {pin}; ask that site why")
         try:
             public: Any = certificate.public_key()
             public.verify(one["signature"], one["hello"], PSS, hashes.SHA256())
@@ -215,8 +217,8 @@ class SiteKeys:
         return Pairs(self.site, run, roster, keys, bytes.fromhex(kept["own"]), kept["first"], self.kit is not None)
 
     def _of(self, run: bytes) -> dict[str, Any]:
-        if not (kept := self._kept(run)):
-            self._refuse("it has no key of this run, and takes part again after the next agreement on keys")
+        kept = self._kept(run)
+        self._need(kept, "it has no key of this run, and takes part again after the next agreement on keys")
         return kept
 
     def _kept(self, run: bytes) -> dict[str, Any]:
@@ -230,6 +232,9 @@ class SiteKeys:
     def _keep(self, kept: Mapping[str, Any]) -> None:
         private_folder(self.file.parent)
         write_whole(self.file, lambda path: path.write_text(json.dumps(dict(kept)), "utf-8"))
+
+    def _need(self, good: object, why: str) -> None:
+        need(good, SumRefused(self.site, why))
 
     def _refuse(self, why: str) -> NoReturn:
         raise SumRefused(self.site, why)

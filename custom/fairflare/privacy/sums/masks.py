@@ -6,14 +6,15 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields
+from fairflare.exchange.sent_tensors import fingerprint
+from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields, need
 from fairflare.privacy.sums.ring import BLOCK, Layout, Ring, Words
 
 Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that has its own
@@ -62,8 +63,7 @@ class Question:
             "table": _is_table(self.table),
         }
         for name, good in fits.items():
-            if not good:
-                raise ValueError(f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}")
+            need(good, ValueError(f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}"))
         _ = self.limit
 
     @property
@@ -88,8 +88,8 @@ class Question:
 
     def plain(self) -> dict[str, Any]:
         """Return the question as plain values for a message."""
-        ring = (self.ring.bits, self.ring.fraction, self.ring.bound)
-        return {**vars(self), "ring": list(ring), "table": {site: list(row) for site, row in self.table.items()}}
+        table = {site: list(row) for site, row in self.table.items()}
+        return {**vars(self), "ring": list(astuple(self.ring)), "table": table}
 
     @classmethod
     def read(cls, site: str, plain: Any) -> Question:
@@ -130,12 +130,7 @@ def packed(table: Table) -> bytes:
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Return the SHA-256 of tensors: names, types, shapes and numbers, sorted by name."""
-    found = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        found.update(fields(name.encode(), str(tensor.dtype).encode(), str(tuple(tensor.shape)).encode()))
-        found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.digest()
+    return bytes.fromhex(fingerprint(tensors))
 
 
 class Masks:
@@ -207,14 +202,12 @@ class Addition:
         Raises:
             ValueError: it is no tensor of this ring and length, or the site is no member, or has sent one already.
         """
-        if site not in self.missing:
-            raise ValueError(f"site {site!r}: a vector for {self.question.label!r} is not expected, or came already")
-        like = (self.question.ring.sent, (self.layout.numbers,))
-        had = (vector.dtype, tuple(vector.shape)) if isinstance(vector, torch.Tensor) else (type(vector).__name__, ())
-        if had != like:
-            why = f"field {self.question.label!r} must be {like[0]} of the shape {like[1]}, got {had[0]} {had[1]}"
-            raise ValueError(f"site {site!r}: {why}; take filters that change numbers out of the site's configuration")
-        words = vector.numpy().view(self.question.ring.words)
+        where, ring = f"site {site!r}: field {self.question.label!r}", self.question.ring
+        need(site in self.missing, ValueError(f"{where} is not expected, or came already; ask members once"))
+        like = f"torch.int{ring.bits} ({self.layout.numbers},)"
+        had = f"{vector.dtype} {tuple(vector.shape)}" if isinstance(vector, torch.Tensor) else type(vector).__name__
+        need(had == like, ValueError(f"{where} must be {like}, got {had}; take filters that change numbers out there"))
+        words = vector.numpy().view(ring.words)
         for start in range(0, len(words), BLOCK):
             self._total[start : start + BLOCK] += words[start : start + BLOCK]
         self.missing.remove(site)
@@ -229,22 +222,21 @@ class Addition:
             ValueError: a vector or a key is missing, or a key is none; the text names the site.
             SumSpoiled: a number is none that such a sum can have.
         """
-        if self.missing:
-            raise ValueError(f"no vector from {sorted(self.missing)} for {self.question.label!r}; ask them, or anew")
-        ring, limit = self.question.ring, self.question.limit
+        ring, limit, label = self.question.ring, self.question.limit, self.question.label
+        need(not self.missing, ValueError(f"no vector from {sorted(self.missing)} for {label!r}; ask them, or anew"))
         for site in self.question.members:
-            if not (isinstance(key := own.get(site), bytes) and len(key) == SIZE):
-                raise ValueError(f"site {site!r}: the key of its own mask must be {SIZE} bytes, got {key!r:.80}")
+            why = f"site {site!r}: the key of its own mask must be {SIZE} bytes, got {own.get(site)!r:.80}"
+            need(isinstance(key := own.get(site), bytes) and len(key) == SIZE, ValueError(why))
         masks, outside = Masks([], [own[site] for site in self.question.members]), 0
         for start in range(0, len(self._total), BLOCK):
             part = self._total[start : start + BLOCK]
             masks.put_on(part)
             signed = part.view(f"<i{ring.bits // 8}")
             outside += int(np.count_nonzero((signed > limit) | (signed < -limit)))
-        if outside:
-            raise SumSpoiled(
-                f"{outside} of {len(self._total)} numbers of the sum {self.question.label!r} (round "
-                f"{self.question.round}) lie outside [-{ring.bound:g}, {ring.bound:g}]: a site was told another "
-                "question or has other keys, nobody can say which; ask for keys again"
-            )
+        why = (
+            f"{outside} of {len(self._total)} numbers of the sum {label!r} (round {self.question.round}) lie outside "
+            f"[-{ring.bound:g}, {ring.bound:g}]: a site was told another question or has other keys, nobody can say "
+            "which; ask for keys again"
+        )
+        need(not outside, SumSpoiled(why))
         return Opened(self._total, ring, self.layout)

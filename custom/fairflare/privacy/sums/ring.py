@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fairflare.privacy.sums.keys import SumRefused
+from fairflare.privacy.sums.keys import SumRefused, need
 
 Words = npt.NDArray[np.unsignedinteger[Any]]
 Floats = npt.NDArray[np.float64]
@@ -38,13 +38,9 @@ class Ring:
     bound: float
 
     def __post_init__(self) -> None:
-        whole = all(type(value) is int for value in (self.bits, self.fraction))
-        if not whole or self.bits not in (32, 64) or not 0 <= self.fraction <= MOST_FRACTION:
-            raise ValueError(
-                f"a ring has 32 or 64 bits and a fraction of 0 to 40, got {self.bits!r}, {self.fraction!r}"
-            )
-        if not (isinstance(self.bound, float) and 0 < self.bound < math.inf):
-            raise ValueError(f"the bound of a ring must be a float above 0, got {self.bound!r}")
+        whole = all(type(value) is int for value in (self.bits, self.fraction)) and isinstance(self.bound, float)
+        good = whole and self.bits in (32, 64) and 0 <= self.fraction <= MOST_FRACTION and 0 < self.bound < math.inf
+        need(good, ValueError(f"a ring has 32 or 64 bits, 0 to 40 of fraction and a float bound above 0, got {self}"))
 
     @classmethod
     def fitting(cls, bits: int, bound: float, terms: int = 1) -> Ring:
@@ -62,11 +58,6 @@ class Ring:
         """Return the type of the numbers in arithmetic; it wraps around."""
         return np.dtype(f"<u{self.bits // 8}")
 
-    @property
-    def sent(self) -> torch.dtype:
-        """Return the type of the tensors that are sent."""
-        return torch.int32 if self.bits == 32 else torch.int64
-
     def limit(self, sites: int, terms: int) -> int:
         """Return the largest absolute value that a sum of so many sites can have.
 
@@ -74,8 +65,8 @@ class Ring:
             ValueError: such a sum could wrap around.
         """
         most = terms * self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
-        if not most < 2 ** (self.bits - 1):
-            raise ValueError(f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction")
+        why = f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction"
+        need(most < 2 ** (self.bits - 1), ValueError(why))
         return math.floor(most)
 
     def quantised(self, values: Floats, weight: float) -> Words:
@@ -155,6 +146,5 @@ def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mappin
         SumRefused: such a tensor has changed; the text names it.
     """
     for name in kinds(received, ()).fixed:
-        if not torch.equal(received[name].cpu(), local[name].cpu()):
-            why = f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed"
-            raise SumRefused(site, f"{why}; make it floating, or do without secure sums")
+        why = f"training changes the {received[name].dtype} tensor {name!r}, which cannot be summed; make it floating"
+        need(torch.equal(received[name].cpu(), local[name].cpu()), SumRefused(site, why))

@@ -34,9 +34,11 @@ from fairflare.methods.creff import MADE, REPORTED, CReFF
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.fair_fed import FairFed
 from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_awa import FedAWA
 from fairflare.methods.fed_bn import FedBNTraining
 from fairflare.methods.fed_ce import FedCE
 from fairflare.methods.fed_ga import FedGA
+from fairflare.methods.fed_heal import ConsistentTraining, FedHEAL
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
@@ -471,6 +473,65 @@ def scaffold() -> float:
     return trained(ControlledTraining(**PLAIN, local_epochs=2), Scaffold(), authors)
 
 
+def fed_heal() -> float:
+    """FedHEAL (fa4f640), federated_model.py, its history made once; updates are w - w_k, as there."""
+    history: dict[str, State] = {}
+    weight, momentum = dict.fromkeys(SITES, 1 / len(SITES)), dict.fromkeys(SITES, 0.0)
+
+    def authors(r: int, w: State) -> State:
+        updates, masks = {}, {}
+        for s in SITES:
+            local = sgd(plain_loss, w, s, 2)
+            u = {n: w[n] - local[n] for n in w}
+            if r == 0:
+                history[s] = {n: (u[n] >= 0).double() for n in u}
+                masks[s] = {n: torch.ones_like(t) for n, t in u.items()}
+            else:
+                h = history[s]
+                masks[s] = {n: (torch.where(u[n] >= 0, h[n], 1 - h[n]) > 0.3).double() for n in u}
+                history[s] = {n: (h[n] * r + (u[n] >= 0).double()) / (r + 1) for n in u}
+            updates[s] = {n: u[n] * masks[s][n] for n in u}
+        far = {s: sum(float(torch.norm(t)) for t in updates[s].values()) for s in SITES}
+        for s in SITES:
+            momentum[s] = 0.6 * momentum[s] + 0.4 * far[s] / sum(far.values())
+            weight[s] += momentum[s]
+        p = {s: weight[s] / sum(weight.values()) for s in SITES}
+        new = dict(w)
+        for n in w:
+            adjusted = torch.stack([p[s] * masks[s][n] for s in SITES])
+            plain = torch.stack([torch.full_like(w[n], p[s]) for s in SITES])
+            shares = torch.where(adjusted.sum(0) == 0, plain, adjusted / adjusted.sum(0))
+            for k, s in enumerate(SITES):
+                new[n] = new[n] - updates[s][n] * shares[k]
+        return new
+
+    return trained(ConsistentTraining(**PLAIN, local_epochs=2), FedHEAL(), authors, rounds=5)
+
+
+def fed_awa() -> float:
+    """FedAWA (50244a6), server_funct.py: q of before the step, whose T begins with our log of the shares."""
+    scores = torch.tensor([10.0, 30.0, 60.0], dtype=torch.float64).log()
+
+    def authors(r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
+        nonlocal scores
+        local, start = torch.stack([torch.from_numpy(w + deltas[s]) for s in "abc"]), torch.from_numpy(w.copy())
+        weights = scores.clone().requires_grad_()
+        adam = torch.optim.Adam([weights], lr=0.001, betas=(0.5, 0.999))
+        away = local - start
+        for _ in range(20):  # one step alone is the sign of the gradient
+            p = torch.softmax(weights, dim=0)
+            regular = (p * (1 - cosine_similarity(start[None], local, dim=-1))).sum()
+            similar = (p * torch.norm(away - p[None] @ away, p=2, dim=1)).sum()
+            adam.zero_grad()
+            (similar + regular).backward()
+            adam.step()
+        scores = weights.detach()
+        q = torch.softmax(scores, 0)  # theirs: p
+        return np.asarray(sum(float(q[k]) * local[k].numpy() for k in range(3)))
+
+    return served(FedAWA(awa_steps=20), lambda r, rng: {s: {} for s in "abc"}, authors)
+
+
 def solo() -> float:
     """Each site by itself from the common start; what it is measured with at the end."""
     with tempfile.TemporaryDirectory() as folder:
@@ -824,6 +885,8 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
     "FedNova, proximal": ("JYWa/FedNova", lambda: fed_nova(0.0, 0.5), 1e-12),
     "FedBN": ("text", fed_bn, 1e-12),
     "SCAFFOLD": ("text, Algorithm 1", scaffold, 1e-12),
+    "FedHEAL": ("yuhangchen0/FedHEAL", fed_heal, 1e-12),
+    "FedAWA": ("ChanglongShi/FedAWA", fed_awa, 1e-10),
     "MOON": ("QinbinLi/MOON", moon, 1e-12),
     "q-FedAvg, q=0.5": ("litian96/fair_flearn", lambda: q_fed_avg(0.5), 1e-8),
     "q-FedAvg, q=5": ("litian96/fair_flearn", lambda: q_fed_avg(5.0), 1e-8),
@@ -857,7 +920,7 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
 
 
 #: Whole runs take a second or two each.
-QUICK = ("q-FedAvg", "AFL", "Agnostic", "FedCE", "CFFL", "CGSV", "FairFed", "FedGA", "CReFF", "cRT")
+QUICK = ("FedAWA", "q-FedAvg", "AFL", "Agnostic", "FedCE", "CFFL", "CGSV", "FairFed", "FedGA", "CReFF", "cRT")
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,25 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
     return found
 
 
+def products(states: Mapping[str, State], received: State | None, names: Collection[str]) -> torch.Tensor:
+    r"""Return the inner products of the sites' changes, :math:`\langle w_j - w^r, w_k - w^r \rangle`, in float64.
+
+    Args:
+        states, received, names: as in :func:`squared_norms`; one tensor of all sites is in memory at a time.
+
+    Returns:
+        (sites, sites), sites sorted; where ``received`` is given, its products are a further row and column.
+    """
+    sites, size = sorted(states), len(states) + (received is not None)
+    found = torch.zeros(size, size, dtype=torch.float64)
+    for name in (n for n in states[sites[0]] if n in names and states[sites[0]][n].is_floating_point()):
+        base = None if received is None else received[name]
+        rows = [change(states[site][name], base) for site in sites] + ([] if base is None else [base.double()])
+        matrix = torch.stack([row.reshape(-1) for row in rows])
+        found += matrix @ matrix.T
+    return found
+
+
 def cosines(
     states: Mapping[str, State],
     received: State | None,

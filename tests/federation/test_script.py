@@ -224,9 +224,11 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "own_script.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("|")]
     families = {
-        "FedAvg, FedAvgM, FedOpt, Fed-LWR and its ablations": (
+        "FedAvg, FedAvgM, FedAWA, FedHEAL, FedOpt, Fed-LWR and its ablations": (
             "fed_avg",
             "fed_avg_m",
+            "fed_awa",
+            "fed_heal",
             "fed_opt",
             "fed_lwr",
             "fed_lwr_cosine",

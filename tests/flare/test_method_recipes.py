@@ -51,7 +51,8 @@ def test_names_are_those_of_the_papers() -> None:
     assert {name: cls.__name__.removesuffix("Recipe") for name, cls in CLASSES.items()} == {
         "afl": "AFL", "bsm_fl": "BSMFL", "bsm_kd": "BSMKD", "cffl": "CFFL", "cgsv": "CGSV", "creff": "CReFF",
         "crt": "CRT", "ditto": "Ditto", "fair_fed": "FairFed", "fair_lora": "FairLoRA",
-        "fed_avg": "FedAvg", "fed_avg_m": "FedAvgM", "fed_bn": "FedBN", "fed_ce": "FedCE", "fed_ga": "FedGA",
+        "fed_avg": "FedAvg", "fed_avg_m": "FedAvgM", "fed_awa": "FedAWA", "fed_heal": "FedHEAL",
+        "fed_bn": "FedBN", "fed_ce": "FedCE", "fed_ga": "FedGA",
         "fed_ism": "FedISM", "fed_ism_plus_l": "FedISMPlusL",
         "fed_ism_plus_s": "FedISMPlusS", "fed_lc": "FedLC", "fed_lwr": "FedLWR", "fed_lwr_cosine": "FedLWRCosine",
         "fed_lwr_last_layer": "FedLWRLastLayer", "fed_mas": "FedMAS", "fed_mrl": "FedMRL", "fed_nova": "FedNova",

@@ -7,6 +7,7 @@ Shi et al., "FedAWA: Adaptive Optimization of Aggregation Weights in Federated L
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 
@@ -58,6 +59,8 @@ class FedAWA(Rule):
     Source:
         Shi et al. and the authors' code.
     """
+
+    reads_models: ClassVar[str] = "it compares each site's update with those of the others"
 
     awa_steps: PositiveInt = 1
     awa_rate: Positive = 1e-3

@@ -87,6 +87,8 @@ class FedHEAL(Rule):
 
     only_mean: ClassVar[str] = "each entry is a mean over the sites that sent it"
 
+    reads_models: ClassVar[str] = "it needs the length of each site's update, and which entries it has"
+
     heal_beta: BelowOne = 0.4
 
     _outlive = ("weights", "momentum")

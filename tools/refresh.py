@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -74,7 +75,26 @@ def with_table(text: str) -> str:
     parts = MARKS.split(text)
     if len(parts) != 5 or parts[1] == END or parts[3] != END:
         raise ValueError(f"docs/methods.md must have {BEGIN} and {END}, once each")
-    return "".join([parts[0], BEGIN, "\n", describe.method_table(), "\n", END, parts[4]])
+    return "".join([parts[0], BEGIN, "\n", describe.method_table(measured()), "\n", END, parts[4]])
+
+
+def measured() -> dict[str, str]:
+    """Return where each method was compared with FedAvg and what came out at the worst site, from docs/results/data."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "docs/results/data").glob("*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        table = next(iter(about["tables"]))
+        with path.with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+            rows = [r for r in csv.DictReader(file) if (r["table"], r["reference"]) == (table, "FedAvg")]
+        said: set[str] = set()
+        for row in (row for row in rows if row["measure"] == "worst"):
+            method = about["methods"][row["row"]]
+            if method != "fed_avg" and method not in said:
+                said.add(method)
+                mark = {"better": "\\*", "worse": "!"}.get(row["verdict"], "")
+                figure = f"[{path.stem}](results/{path.stem}.md) {float(row['mean']):+.2f}{mark}"
+                found.setdefault(method, []).append(figure)
+    return {method: ", ".join(figures) for method, figures in found.items()}
 
 
 def papers_page() -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from fairflare.federation.plan.describe import overview
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
-from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.catalog import GROUPS, all_methods
 
 from ..loaded import loaded
 
@@ -71,14 +71,31 @@ def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
     ]
-    assert [row[0].strip("` ") for row in rows] == list(all_methods())
-    assert {len(row) for row in rows} == {7}
+    assert sorted(row[0].strip("` ") for row in rows) == list(all_methods())
+    assert {len(row) for row in rows} == {11}
     by_job = {row[0].strip("` "): row for row in rows}
-    assert by_job["fed_lwr"][3] == "2"
-    assert by_job["fed_avg"][3] == "1"
-    assert by_job["fed_mas"][4] == "classification"
-    assert by_job["fed_mrl"][4] == "classification, segmentation"
-    assert by_job["bsm_fl"][6] == "[fed_mas](fed_mas.md)"
+    assert [by_job[name][4] for name in ("fed_avg", "fed_lwr", "scaffold", "cgsv", "fed_bn")] == [
+        "1 / 1", "1 / 2", "1 / 2", "1 / < 1", "< 1 / < 1",
+    ]  # fmt: skip
+    own = [name for name, row in by_job.items() if row[3] == "own"]
+    assert own == ["cffl", "cgsv", "ditto", "fed_bn", "solo"]
+    assert by_job["fed_ism"][5:8] == ["2", "yes", "no"]
+    assert by_job["fed_mas"][8] == "classification"
+    assert by_job["fed_mrl"][8] == "classification, segmentation"
+    assert by_job["bsm_fl"][1] == "[BSM-FL](fed_mas.md)"
+    assert "[fed_lwr_real](results/fed_lwr_real.md) +0.21\\*" in by_job["cffl"][9]  # as docs/which_method.md has it
+    assert by_job["fed_avg"][9] == ""
+
+
+def test_what_goes_with_differential_privacy_is_what_a_site_would_train() -> None:
+    private = {method.name for method in overview() if method.private}
+    assert {"fed_avg", "fed_prox", "fed_heal", "fed_opt"} <= private
+    refused = {"bsm_fl", "crt", "ditto", "fed_bn", "fed_ism", "fed_lwr", "q_fed_avg", "scaffold"}
+    assert not refused & private  # balanced softmax counts classes, cRT trains further rounds, a report has no noise
+
+
+def test_groups_are_those_of_the_catalog_and_each_has_methods() -> None:
+    assert list(dict.fromkeys((m.group, m.fair_to) for m in overview())) == list(GROUPS.values())
 
 
 def test_every_method_says_what_it_does_and_where_it_is_from() -> None:
@@ -95,7 +112,7 @@ def test_a_table_without_its_marks_is_not_written(tool: Any) -> None:
     for text in ("", tool.BEGIN, f"{tool.END} {tool.BEGIN}", f"{tool.BEGIN}{tool.END}{tool.END}"):
         with pytest.raises(ValueError, match="once each"):
             tool.with_table(text)
-    assert tool.with_table(f"a {tool.BEGIN} old {tool.END} b").startswith(f"a {tool.BEGIN}\n| job |")
+    assert tool.with_table(f"a {tool.BEGIN} old {tool.END} b").startswith(f"a {tool.BEGIN}\n### Weights between sites")
 
 
 def test_the_page_is_short() -> None:

@@ -21,7 +21,8 @@ WIDEST_TITLE, WIDEST_SOURCE = 14, 36
 
 def list_methods(
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="The table of docs/methods.md: also phases, source and page.")
+        bool,
+        typer.Option("--markdown", help="The tables of docs/methods.md: also bytes, passes, secure sums, privacy."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -39,28 +40,30 @@ def list_methods(
 
 
 def _print_methods() -> None:
-    """Print the methods in groups by what they can learn; on a wide screen with their sources."""
+    """Print the methods in their groups; on a wide screen with their sources."""
     from fairflare.federation.plan.describe import overview
 
     members = overview()
     names = max(len(method.name) for method in members)
     titles = min(max(len(method.title) + 1 for method in members), WIDEST_TITLE)
     sources = max(len(method.source) for method in members)
-    groups = {frozenset(method.learns) for method in members}
-    for kinds in sorted(groups, key=lambda kinds: (-len(kinds), sorted(kinds))):
-        console.print(f"[bold]{' or '.join(sorted(kinds, reverse=True)).capitalize()}[/bold]")
+    for group, fair_to in dict.fromkeys((method.group, method.fair_to) for method in members):
+        console.print(f"[bold]{group}[/bold] (fair to {fair_to})")
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(min_width=names, no_wrap=True)
         table.add_column(width=titles)
         table.add_column(ratio=1)
         if console.width >= WIDE:
             table.add_column(width=min(sources, WIDEST_SOURCE))
-        for m in (method for method in members if frozenset(method.learns) == kinds):
-            cells = (m.name, m.title + ("*" if m.phases > 1 else ""), m.summary, m.source)
+        for m in (method for method in members if method.group == group):
+            only = f" ({m.learns[0]} only)" if len(m.learns) == 1 else ""
+            cells = (m.name, m.title + ("*" if m.phases > 1 else ""), m.summary + only, m.source)
             table.add_row(*map(escape, cells[: len(table.columns)]))
         console.print(Padding(table, (0, 0, 1, 0)))
     console.print("* asks every site twice a round", markup=False, highlight=False)
-    console.print("Settings: fairflare describe JOB. Sources and pages: fairflare list --markdown", highlight=False)
+    console.print(
+        "Settings: fairflare describe JOB. Costs, secure sums, privacy: fairflare list --markdown", highlight=False
+    )
 
 
 def describe(

@@ -22,6 +22,7 @@ LEARNS: dict[str, Any] = {
 }
 BALANCED = {"criterion": "balanced_softmax"}
 JOB: dict[str, Any] = {
+    "group": "tail",
     "source": "Elbatel et al., DeCaF @ MICCAI 2023",
     "task": "classification",
     "small": {"phantom_samples": 2400},  # few samples, so that a round takes seconds

@@ -176,6 +176,7 @@ METHODS = [
         summary="every site is sent as much of the change as its own model is good",
         rule=CFFL,
         training=ClippedUpdates,
+        group="own",
         source="Lyu et al., 2020",
     )
 ]

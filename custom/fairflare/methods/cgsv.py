@@ -121,6 +121,7 @@ METHODS = [
         summary="every site is sent as much of the change as its updates have pointed that way",
         rule=CGSV,
         training=NormalisedUpdates,
+        group="own",
         source="Xu et al., NeurIPS 2021",
     )
 ]

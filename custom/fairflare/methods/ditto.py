@@ -111,6 +111,8 @@ METHODS = [
         summary="every site has a model of its own, pulled towards FedAvg's",
         rule=FedAvg,
         training=DittoTraining,
+        group="own",
+        passes="2",
         source="Li et al., ICML 2021",
         small={"ditto_lambda": 0.1},  # with a larger lambda the own model learns less than FedAvg's in three rounds
     )

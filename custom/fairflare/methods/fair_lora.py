@@ -188,6 +188,7 @@ METHODS = [
         training=GroupAdapters,
         site={"fairlora_attribute": "tone"},
         learns={"adapters": "fair_lora", "adapters.train_norms": True, "attributes": True},
+        group="people",
         source="Li et al., IEEE TMI 2025",
         keeps=("adapters",),
         **JOB,

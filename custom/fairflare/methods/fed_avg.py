@@ -37,6 +37,7 @@ METHODS = [
         summary="sample-weighted (or uniform) mean of the local models",
         rule=FedAvg,
         training=LocalTraining,
+        group="control",
         source="McMahan et al., AISTATS 2017",
         page=None,
     )

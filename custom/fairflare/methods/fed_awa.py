@@ -98,6 +98,7 @@ METHODS = [
         summary="control: weights fitted to the sites' changes; who differs loses weight",
         rule=FedAWA,
         training=LocalTraining,
+        group="control",
         source="Shi et al., CVPR 2025",
     )
 ]

@@ -60,6 +60,7 @@ METHODS = [
         summary="every site has its own norms, all other tensors are averaged",
         rule=FedAvg,
         training=FedBNTraining,
+        group="own",
         source="Li et al., ICLR 2021",
         **JOB,
     )

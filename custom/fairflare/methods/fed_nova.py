@@ -140,6 +140,7 @@ METHODS = [
         summary="updates count per step: sites with more local steps do not pull more",
         rule=FedNova,
         training=NovaTraining,
+        group="control",
         source="Wang et al., NeurIPS 2020",
         **JOB,
     )

@@ -77,6 +77,7 @@ METHODS = [
         summary="local training is pulled towards the received model with strength mu",
         rule=FedAvg,
         training=ProximalTraining,
+        group="control",
         source="Li et al., MLSys 2020",
         page=None,
         **JOB,

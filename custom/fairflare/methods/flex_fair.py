@@ -246,6 +246,7 @@ METHODS = [
         summary="a penalty on the variance of the losses over the sites, groups of people, or both",
         rule=FlexFair,
         training=VariancePenalty,
+        group="people",
         source="Xing et al., Nature Communications 2025",
         **JOB,
     )

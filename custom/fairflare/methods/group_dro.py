@@ -218,6 +218,7 @@ METHODS = [
         summary="groups of people (dro_attribute), or sites, with a higher loss weigh more, round by round",
         rule=GroupDRO,
         training=GroupWeighted,
+        group="people",
         source="Sagawa et al., ICLR 2020",
         **JOB,
     )

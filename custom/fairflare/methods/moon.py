@@ -118,6 +118,8 @@ METHODS = [
         learns={**LEARNS, "neck_dim": 256},
         **{
             **JOB,
+            "group": "control",
+            "passes": "1 + 2 forward",
             "source": "Li et al., CVPR 2021",
             "keeps": ("neck_dim",),
         },

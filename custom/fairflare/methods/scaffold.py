@@ -159,6 +159,7 @@ METHODS = [
         summary="control: gradients are corrected by control variates against the sites' drift; fair to nobody",
         rule=Scaffold,
         training=ControlledTraining,
+        group="control",
         source="Karimireddy et al., ICML 2020",
         site={"learning_rate": 0.1},
         keeps=("optimizer", "momentum", "learning_rate"),

@@ -29,6 +29,7 @@ METHODS = [
         summary="every site trains by itself, nothing is averaged",
         rule=FedAvg,
         training=SoloTraining,
+        group="own",
         source="the baseline of Yan et al., MICCAI 2024",
     )
 ]

@@ -80,6 +80,25 @@ def declares(kind: type) -> bool:
     return False
 
 
+#: Values that settings of a training must have, and why.
+WANTED: dict[str, tuple[Any, str]] = {
+    "criterion": ("task", "class counts have no noise"), "norm_statistics": ("average", "norms would be told"),
+    "personalise": ("", "its choice of steps is not counted"), "unlabelled": ("", "it is not counted"),
+    "max_grad_norm": (None, "'clip' of the site takes its place"),
+}  # fmt: skip
+
+
+def counted(kind: type) -> bool:
+    """Return whether a training of this class can be counted: it says so, and adds no step and no report of its own."""
+    plain = ("train", "step", "report")
+    return declares(kind) and all(getattr(kind, n, None) is getattr(LocalTraining, n) for n in plain)
+
+
+def misfits(half: Any) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, wanted value and reason of each setting that cannot go with differential privacy."""
+    yield from ((name, *wanted) for name, wanted in WANTED.items() if getattr(half, name, wanted[0]) != wanted[0])
+
+
 class Private:
     """Train at a site as its ``privacy`` says, count it in its ledger, and let nothing leave that is not counted.
 
@@ -159,23 +178,16 @@ class Private:
         return self.own.delta
 
     def _problems(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Iterator[str]:
-        kind, task, plain = type(half), run.task, LocalTraining
-        hooks = [n for n in ("train", "step", "report") if getattr(kind, n, None) is not getattr(plain, n)]
-        if not declares(kind) or hooks:
+        kind, task = type(half), run.task
+        if not counted(kind):
             yield f"{kind.__name__} does not say that its training can be counted; choose fed_avg or fed_prox"
         if not declares(type(task)):
             yield (
                 f"the task {type(task).__name__} does not say that its images do not see each other in the loss; "
                 "choose FairFlare's own 2D tasks, without code of the job"
             )
-        wanted = {
-            "criterion": ("task", "class counts have no noise"), "norm_statistics": ("average", "norms would be told"),
-            "personalise": ("", "its choice of steps is not counted"), "unlabelled": ("", "it is not counted"),
-            "max_grad_norm": (None, "'clip' of the site takes its place"),
-        }  # fmt: skip
-        for name, (value, why) in wanted.items():
-            if getattr(half, name, value) != value:
-                yield f"{name}={getattr(half, name)!r} cannot go with it ({why}); set it to {value!r}"
+        for name, value, why in misfits(half):
+            yield f"{name}={getattr(half, name)!r} cannot go with it ({why}); set it to {value!r}"
         if run.computing.precision == "fp16":
             yield "precision='fp16' scales the loss by what the gradients are; set it to 'bf16' or 'fp32'"
         if odd := running_statistics(model):

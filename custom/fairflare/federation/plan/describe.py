@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fairflare.base.acting import needs_of
 from fairflare.base.checks import unknown
 from fairflare.base.described import Setting, described, markdown, typed
-from fairflare.base.settings import Part, field_names, values_of
+from fairflare.base.settings import Part, build, field_names, values_of
 from fairflare.core.states import Aggregate
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.papers import papers_of, published_setting
@@ -18,10 +18,11 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import training_by_task
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, dealt_to, load_task_class
-from fairflare.methods.base.catalog import all_methods, get_method, page_of
+from fairflare.methods.base.catalog import GROUPS, Method, all_methods, get_method, page_of, sums_of
 from fairflare.methods.base.local_loop import LOWEST_SHARE
-from fairflare.methods.base.rule import TwoPhase
+from fairflare.methods.base.rule import SendsBeside, SendsParts, TwoPhase
 from fairflare.methods.fed_ga import STEPS
+from fairflare.privacy.policy import counted, misfits
 
 #: Heading of the bounds in a method's description. A preinstalled job has other default bounds, see
 #: :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
@@ -52,6 +53,13 @@ class Listed:
         phases: how often a round asks each site.
         learns: kinds of task that the method can learn, the kind of its paper first.
         page: name of the method's page in ``docs``, without ``.md``; ``None``: the method has no page.
+        group: heading of its group, see :data:`fairflare.methods.base.catalog.GROUPS`.
+        fair_to: ``"sites"``, ``"groups of people"``, ``"rare classes"`` or ``"nobody"`` (a control).
+        model: ``"one"`` for all sites, or ``"own"``: sites have tensors or a model of their own.
+        traffic: bytes up and down in a round, FedAvg's are ``"1 / 1"``.
+        passes: forward and backward passes of a training step, FedAvg's is ``"1"``.
+        secure_sums: whether it is enough for the server to see sums of the sites' models.
+        private: whether it can be trained with differential privacy.
     """
 
     name: str
@@ -61,25 +69,54 @@ class Listed:
     phases: int
     learns: tuple[str, ...]
     page: str | None
+    group: str
+    fair_to: str
+    model: str
+    traffic: str
+    passes: str
+    secure_sums: bool
+    private: bool
 
 
 def overview() -> list[Listed]:
-    """Return the descriptions of all methods, in the catalog's order."""
-    return [
-        Listed(
-            m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
-            tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name),
-        )
-        for m in all_methods().values()
-    ]  # fmt: skip
+    """Return the descriptions of all methods, group by group, in a group by name."""
+    order = list(GROUPS)
+    return [_listed(m) for m in sorted(all_methods().values(), key=lambda m: order.index(m.group))]
 
 
-def method_table() -> str:
-    """Return the README's table of all methods in Markdown."""
-    rows = ["| job | method | what it does | phases | learns | source | page |", "| --- " * 7 + "|"]
+def _listed(m: Method) -> Listed:
+    half = build(m.training, m.site)
+    home, more = half.home, issubclass(m.rule, (TwoPhase, SendsBeside))
+    private = counted(m.training) and not any(misfits(half)) and not m.run.get("crt_rounds")
+    own = bool(home.model) or home.named is not None
+    less = "1 / < 1" if issubclass(m.rule, SendsParts) else "< 1 / < 1" if home.named else "1 / 1"
+    return Listed(
+        m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
+        tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name), *GROUPS[m.group], "own" if own else "one",
+        "1 / 2" if more else less, m.passes, not sums_of(m).startswith("no"), private,
+    )  # fmt: skip
+
+
+def method_table(measured: Mapping[str, str] | None = None) -> str:
+    """Return the tables of all methods in Markdown, one for each group.
+
+    Args:
+        measured: where a method was measured and with what result, by its name.
+    """
+    head, rows = (
+        "| job | method | what it does | model | bytes | passes | secure sums | DP | learns | measured | source |",
+        [],
+    )
+    group = ""
     for m in overview():
-        page = f"[{m.page}]({m.page}.md)" if m.page else ""
-        cells = (f"`{m.name}`", m.title, m.summary, str(m.phases), ", ".join(m.learns), m.source, page)
+        if m.group != group:
+            rows += [*([""] if group else []), f"### {m.group}: fair to {m.fair_to}", "", head, "| --- " * 11 + "|"]
+            group = m.group
+        cells = (
+            f"`{m.name}`", f"[{m.title}]({m.page}.md)" if m.page else m.title, m.summary, m.model, m.traffic, m.passes,
+            "yes" if m.secure_sums else "no", "yes" if m.private else "no", ", ".join(m.learns),
+            (measured or {}).get(m.name, ""), m.source,
+        )  # fmt: skip
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import fairflare.methods
 from fairflare.base.checks import listed, unknown
@@ -24,6 +24,15 @@ from fairflare.methods.base.training import LocalTraining
 log = logging.getLogger(__name__)
 #: Group of entry points with which an installed package adds methods to the catalog.
 PLUGINS = "fairflare.methods"
+#: Groups of the methods, in the list's order: heading, and to whom a group's methods are fair.
+GROUPS = {
+    "weights": ("Weights between sites", "sites"),
+    "local": ("Local training", "sites"),
+    "own": ("Models of the sites' own", "sites"),
+    "people": ("Groups of people", "groups of people"),
+    "tail": ("Long tails", "rare classes"),
+    "control": ("Controls", "nobody"),
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,8 @@ class Method:
         rule, training: classes of the server half and the site half.
         server, site: settings of the server half and the site half that differ from their defaults.
         source: reference to the paper.
+        group: key of :data:`GROUPS`.
+        passes: forward and backward passes of a training step, FedAvg's is 1.
         task: the kind of task that the method's job learns by default; see :mod:`fairflare.federation.plan.plan`.
         learns: settings of the task that differ from the task's defaults.
         small: settings of a job that is quick to try: a smaller task, fewer repeats. The job's local training follows
@@ -86,6 +97,8 @@ class Method:
     server: Mapping[str, Any] = field(default_factory=dict)
     site: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
+    group: Literal["weights", "local", "own", "people", "tail", "control"] = "weights"
+    passes: str = "1"
     task: str = "segmentation"
     learns: Mapping[str, Any] = field(default_factory=dict)
     small: Mapping[str, Any] = field(default_factory=dict)

@@ -8,8 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fairflare.core.states import layerwise_average
 from fairflare.privacy.sums.exposure import Limits
@@ -304,3 +307,38 @@ def test_sums_of_numbers_that_are_no_update(net: Network) -> None:
         net.sends(ask([1.0] * 3, "histogram/test", ring=Ring(64, 0, 2.0**40), attempt=1), "a")
     with pytest.raises(SumRefused, match="the same model was summed with other members or weights in round 0"):
         net.sends(ask([1.0] * 3, "histogram/test", ring=Ring(64, 0, 2.0**40), round=1), "a")
+
+
+QUESTIONS = st.tuples(
+    st.sampled_from(["params", "anchor", "buffers"]), st.integers(0, 1), st.integers(0, 2), st.integers(0, 1),
+    st.sampled_from([EVEN, APART, [0.5, 1 / 6, 1 / 6, 1 / 6], [0.4, 0.3, 0.3], [1 / 3] * 3, [0.2] * 5]),
+)  # fmt: skip
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 2), QUESTIONS), min_size=4, max_size=25))
+def test_whatever_a_server_asks(tmp_path_factory: pytest.TempPathFactory, asked: list[Any]) -> None:
+    """Hold what a site has released, after questions in any order and in two runs, to what may be open together."""
+    net = Network(tmp_path_factory.mktemp("net"), "abcde")
+    pairs = {run: replace(net.pairs["a"], run=bytes([run]) * 32) for run in (1, 2)}
+    released: dict[Any, set[tuple[float, ...]]] = {}
+    attempts: dict[Any, set[bytes]] = {}
+    for again, run, (label, number, attempt, model, weights) in asked:
+        question = ask(weights, label, round=number, attempt=attempt, model=bytes([model]) * 32)
+        for does in (net.sends, net.opens)[: 1 + again]:
+            net.pairs["a"] = pairs[run]
+            try:
+                answer = does(question, "a")
+            except SumRefused:
+                continue
+            if does == net.opens:
+                assert len(answer) == 32
+                attempts.setdefault((run, number, label), set()).add(question.context())
+                released.setdefault((model, question.vectors), set()).add(tuple(weights))
+    assert all(len(contexts) == 1 for contexts in attempts.values())
+    for rows in released.values():
+        assert len({len(row) for row in rows}) == 1  # members
+        matrix = np.array(sorted(rows))
+        for unit in np.eye(len(matrix[0])):  # the combination of sums that is nearest to one site's numbers
+            left = unit - matrix.T @ np.linalg.lstsq(matrix.T, unit, rcond=1e-10)[0]
+            assert 1 - left @ left <= 0.95**2 + 1e-9

@@ -615,12 +615,15 @@ def test_signatures_pins_and_an_old_root(tmp_path: Path) -> None:
         left = {key: value for key, value in told["c"].items() if key != without}
         with pytest.raises(SumRefused, match=f"the {without} of site 'c' is no"):  # unsigned among signed: no way down
             SiteKeys("a", tmp_path / "a", kits["a"]).agree(RUN, [told["a"], told["b"], left])
-    found = lighter.load_crt_bytes(kits["b"].certificate).fingerprint(hashes.SHA256()).hex()
-    pinned = replace(kits["a"], pins={"b": found.upper()})
+    found = {s: lighter.load_crt_bytes(kits[s].certificate).fingerprint(hashes.SHA256()).hex() for s in SITES[1:]}
+    pinned = replace(kits["a"], pins={"b": found["b"].upper(), "c": found["c"]})
     assert SiteKeys("a", tmp_path / "a", pinned).agree(RUN, list(told.values())).signed
-    pinned = replace(kits["a"], pins={"b": "ab" * 32})
-    with pytest.raises(SumRefused, match=r"certificate of site 'b' is [0-9a-f]{64}, pinned is abab"):
-        SiteKeys("a", tmp_path / "a", pinned).agree(RUN, list(told.values()))
+    for pins, why in (
+        ({**found, "b": "ab" * 32}, f"'b' is {found['b']}, pinned is abab"),
+        ({"b": found["b"]}, "'c' is"),
+    ):
+        with pytest.raises(SumRefused, match=rf"the certificate of site {why}"):
+            SiteKeys("a", tmp_path / "a", replace(kits["a"], pins=pins)).agree(RUN, list(told.values()))
     old = replace(kits["a"], root=certificate("project", days=(-3, -2)))
     with pytest.raises(SumRefused, match="is none of this project now"):
         SiteKeys("a", tmp_path / "a", old).agree(RUN, list(told.values()))

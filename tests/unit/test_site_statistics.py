@@ -20,11 +20,12 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.core.statistics.site_figures import AXES, COUNTS, quantile, told
+from fairflare.data.reading import Reading
 from fairflare.flare.statistics import ImageStatistics, statistics_here
 from fairflare.recipes import StatsRecipe
 from fairflare.reporting.sites.statistics import Bin as FigureBin
 from fairflare.reporting.sites.statistics import Histogram, StatsDocument, document_of
-from fairflare.tasks.scores.site_statistics import SiteSums
+from fairflare.tasks.scores.site_statistics import Kind, SiteSums, measure
 
 SPLITS = {"training": 12, "validation": 6, "test": 6}
 LEVELS = {"north": (0, 200), "south": (60, 256)}
@@ -180,6 +181,34 @@ def test_what_few_cases_have_stays(tmp_path: Path) -> None:
     assert none.sites["north"].histograms == {}
     assert none.sites["north"].suppressed == ["everything"]
     assert any(line.startswith("SUPPRESSED: north has fewer cases") for line in none.sentences)
+
+
+@pytest.mark.parametrize("kind", ["classification", "segmentation"])
+def test_no_figure_is_of_a_class_or_structure_with_few_cases(kind: Kind, tmp_path: Path) -> None:
+    """Compare sites without and with three images of a rare class, or masks that mark a rare structure."""
+    found: dict[int, list[Any]] = {1: [], 5: []}
+    for rare in (False, True):
+        own = image_site(tmp_path / str(rare), "north", classes=kind == "classification")["settings"]
+        listed = Path(own["data_root"]) / "datalist.json"
+        content = json.loads(listed.read_text())
+        for split in SPLITS if rare else ():
+            if kind == "classification":
+                content[split].append({**content[split][0], "image": f"{split}_rare.png", "label": 2})
+                Image.fromarray(np.full((50, 50), 9, np.uint8)).save(Path(own["data_root"]) / f"{split}_rare.png")
+            else:
+                mask = Path(own["data_root"]) / content[split][0]["label"]
+                pixels = np.array(Image.open(mask))
+                pixels[0, np.flatnonzero(pixels[0] == 0)[:3]] = 2  # pixels that were background
+                Image.fromarray(pixels).save(mask)
+        listed.write_text(json.dumps(content))
+        if kind == "segmentation":
+            own = {**own, "mask_values": {"0": 0, "2": 2, "255": 1}}
+        for least, of in found.items():
+            sums = measure("north", own, kind, Reading(), least)
+            of.append((sums.counts(), sums.bins()))
+    assert found[5][0] == found[5][1]
+    assert found[1][0] != found[1][1]
+    assert found[5][0][0]["images"] == sum(SPLITS.values())
 
 
 def test_a_difference_tells_nothing() -> None:

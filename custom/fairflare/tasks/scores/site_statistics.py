@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -139,14 +139,19 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
     )
     for problem in problems:
         _unusable(sums, problem)
-    for split in SPLITS:
-        for sample in listed.splits.get(split, ()):
-            check_stop()
-            try:
-                _add(sums, site, split, sample, own, how)
-                values.add(sample)
-            except DataError as error:
-                _unusable(sums, error)
+    every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
+    few = _few({(_class_of(sample, own), sample.case) for _, sample in every}, least)
+    found: list[tuple[Case, Counter[int]]] = []
+    for split, sample in every:
+        check_stop()
+        if isinstance(sample.label, int) and _class_of(sample, own) in few:
+            continue  # of a class with too few cases, nothing is counted
+        try:
+            found.append((sample.case, _add(sums, site, split, sample, own, how)))
+            values.add(sample)
+        except DataError as error:
+            _unusable(sums, error)
+    _add_labels(sums, found, kind)
     for line in values.lines():
         log.warning("note: %s", line)  # written to the site's own log only
     return sums
@@ -161,8 +166,8 @@ def _unusable(sums: SiteSums, problem: DataError) -> None:
         log.warning("not in the statistics: %s", problem)  # written to the site's own log only
 
 
-def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> None:
-    """Count one entry of a datalist; nothing is counted of an entry that cannot be read."""
+def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> Counter[int]:
+    """Count one entry of a datalist, and return its labels; nothing is counted of an entry that cannot be read."""
     case = sample.case
     depth = None if sample.slice is not None else slices_in(sample.image, max_bytes=own.max_image_bytes, how=how)
     planes = [sample] if depth is None else [replace(sample, slice=k) for k in range(depth)]
@@ -178,22 +183,38 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
             numbers, counts = np.unique(mask, return_counts=True)
             labels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
     if isinstance(sample.label, int):
-        coding = getattr(own, "class_numbers", None) or {}
-        labels[coding.get(sample.label, sample.label)] += 1
+        labels[_class_of(sample, own)] += 1
     else:
         labels = _coded(labels, getattr(own, "mask_values", None))
-        if not any(count for number, count in labels.items() if number):
-            sums.empty.append(case)
     sums.images[split] += 1
     sums.cases[split].add(case)
     sums.intensity += intensity
-    for number, count in labels.items():
-        sums.add(CLASS, AXES[CLASS].bin_of(max(number, 0)), case, count)
     lengths = {"height": float(shape[0]), "width": float(shape[1]), **_spacings(sample)}
     if depth is not None:
         lengths["slices"] = float(depth)
     for axis, length in lengths.items():
         sums.add(axis, AXES[axis].bin_of(length), case)
+    return labels
+
+
+def _add_labels(sums: SiteSums, found: Sequence[tuple[Case, Counter[int]]], kind: Kind) -> None:
+    """Count the labels of all images; those that the masks of too few cases have are counted as background."""
+    few = _few({(number, case) for case, labels in found for number in +labels}, sums.least)
+    for case, labels in found:
+        for number, count in labels.items():
+            sums.add(CLASS, AXES[CLASS].bin_of(0 if number in few else max(number, 0)), case, count)
+        if kind == "segmentation" and not {*+labels} - {0, *few}:
+            sums.empty.append(case)
+
+
+def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
+    """Return the labels that fewer than ``least`` different cases have, of pairs of a label and a case."""
+    return {label for label, cases in Counter(label for label, _ in pairs).items() if cases < least}
+
+
+def _class_of(sample: Sample, own: SiteSettings) -> Any:
+    """Return the task's number of a sample's class; of another label the label."""
+    return (getattr(own, "class_numbers", None) or {}).get(sample.label, sample.label)
 
 
 def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:

@@ -22,13 +22,13 @@ from nvflare.fuel.utils import fobs
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.cases.floor import Floor, cases_of_classes, hidden_classes, may_leave
+from fairflare.base.cases.floor import Floor, cases_of_classes, hidden_rows, may_leave
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
 from fairflare.core.agents.mu_rewards import label_entropy, observation, told_entropy
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_reply
 from fairflare.federation.plan.plan import Plan, make_plan
-from fairflare.federation.site import clinical, norm_moments
+from fairflare.federation.site import norm_moments
 from fairflare.federation.site.gate import Gate
 from fairflare.federation.site.replies import STATS, read_metrics
 from fairflare.federation.site.worker import SiteWorker
@@ -186,36 +186,34 @@ def of_classes(name: str, **settings: Any) -> Plan:
 
 @pytest.mark.parametrize("name", ["creff", "fed_mas", "fed_mrl", "fed_avg"])
 def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
-    """Check class 2 with two images; class 1 is withheld too, as the mean over classes would reveal its value."""
+    """Check class 2 with two images: no value is of them, and every other class is told."""
     local = {"sites": {site: {**classes_of(tmp_path / site), "min_cases": 3} for site in SITES}}
     run_local(of_classes(name), tmp_path / "run", local)
     for _, task, measured, carried in replies:
-        secrets = [measured.metrics[n] for n in measured.metrics if n.rpartition("/")[2] in ("recall_c1", "recall_c2")]
         of_class = measured.report.get("class_gradients")
         if of_class is not None:
-            secrets += of_class.rows[2].tolist()
-            kept = list(numbers([of_class.rows[0].tolist()]))
+            assert sorted(of_class.rows) == [0, 1]
+            kept = list(numbers([of_class.rows[number].tolist() for number in (0, 1)]))
             assert len(found_in(kept, carried)) == len(kept) > 10
-        if "resampled" in measured.stats:  # and with the draws what they are of
-            secrets += measured.stats["resampled"]
-            assert all(b"stats/" + key in carried for key in (b"resampled", b"drawn_units", b"num_units"))
-        # Nothing else that left is like one of them.
-        others = {v for n, v in measured.metrics.items() if n.rpartition("/")[2] not in ("recall_c1", "recall_c2")}
-        if clinical.TABLE in measured.stats:
-            rows, _ = measured.stats[clinical.TABLE].sent(3, True)
-            others |= {*rows[clinical.OF_CLASSES][: len(clinical.COLUMNS)]}  # of class 0, which leave
-        secrets = [value for value in numbers(secrets) if value not in others]
-        assert found_in(secrets, carried) == [], task
-        assert b"recall_c1" not in carried or b"metrics/recall_c1" in carried
+        if "resampled" in measured.stats:  # its draws are of the two other classes' images
+            assert measured.stats["num_units"] == 11
+            assert not any(b"stats/" + key in carried for key in (b"resampled", b"drawn_units", b"num_units"))
+        assert not any(name.endswith("recall_c2") for name in measured.metrics)
+        if task in ("train", "validate"):
+            assert b"metrics/recall_c2" in carried
+        if task == "train":
+            assert measured.num_samples == 11
+            secrets = [measured.stats["train_loss"], *measured.stats["epoch_losses"]]
+            assert found_in(secrets, carried) == [], "it trains with all of its images"
     results = read(tmp_path / "run")
-    gone = {"recall_c1", "recall_c2"}
+    gone = {"recall_c2"}
     for site in SITES:
         assert gone.isdisjoint(results["test"][site])
-        assert {"recall_c0", "balanced_accuracy", "loss"} <= set(results["test"][site])
+        assert {"recall_c0", "recall_c1", "balanced_accuracy", "loss"} <= set(results["test"][site])
         assert set(results["suppressed"][site]) == gone
         (record,) = results["rounds"]
         assert {f"metrics/{n}" for n in gone} <= set(record["suppressed"][site])
-    assert results["resampled"] is None
+    assert {len(draws) for draws in results["resampled"].values()} == {20}
     assert results["fairness"]["recall_c2"]["suppressed"] == SITES
     assert results["fairness"]["recall_c2"]["num_sites"] == 0
 
@@ -293,8 +291,8 @@ def test_cases_are_patients_where_the_list_names_them(tmp_path: Path) -> None:
         assert data.class_cases("test").tolist() == cases  # type: ignore[union-attr]
         assert data.num_cases("test") == sum(cases)
         assert data.num_samples("test") == 15
-        assert Floor(data, sum(cases)).holds("test")
-        assert not Floor(data, sum(cases) + 1).holds("test")
+        assert Floor(data, max(cases)).holds("test")
+        assert not Floor(data, max(cases) + 1).holds("test"), "of no class there are enough"
 
 
 def test_cases_of_classes_counts_a_patient_once_in_each_class() -> None:
@@ -305,30 +303,26 @@ def test_cases_of_classes_counts_a_patient_once_in_each_class() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 2, 5])
-def test_no_hidden_class_can_be_solved_for(least: int) -> None:
-    """Check all small tables: mean and sent values determine the sum over hidden classes, and nothing more."""
+def test_no_hidden_row_can_be_solved_for(least: int) -> None:
+    """Check all small tables: sum and sent values determine the sum over hidden rows, and nothing more."""
     for counts in itertools.product(range(7), repeat=4):
         cases = dict(enumerate(counts))
-        hidden, few = hidden_classes(cases, least)
+        hidden, few = hidden_rows(cases, least), any(0 < count < least for count in counts)
         assert {label for label, count in cases.items() if count < least} <= hidden
-        assert few == any(0 < count < least for count in counts)
         present = [counts[label] for label in hidden if counts[label]]
         if few and len(hidden) < 4:
             assert len(present) >= 2
             assert sum(present) >= least
         if not few:
             assert present == []
-    assert hidden_classes({0: 9, 1: 9, 2: 9}, least) == (frozenset(), False)
+    assert hidden_rows({0: 9, 1: 9, 2: 9}, least) == frozenset()
 
 
 def test_which_metrics_by_class_may_leave() -> None:
-    few, none = (frozenset({1, 2}), True), (frozenset({2}), False)
+    few, nobody = frozenset({1, 2}), frozenset[int]()
     assert [may_leave((c,), few) for c in range(3)] == [True, False, False]
-    assert [may_leave((c,), none) for c in range(3)] == [True, True, False]
-    assert (may_leave((0, 3), few), may_leave((0, 2), none)) == (False, True)  # a mean over those that occur
-    assert [may_leave(None, hidden) for hidden in (few, none, (frozenset[int](), False), None)] == [
-        False, False, True, False,
-    ]  # fmt: skip
+    assert (may_leave((0, 1), few), may_leave((1, 2), few)) == (True, False)  # a mean over those that are shown
+    assert [may_leave(None, hidden) for hidden in (few, nobody, None)] == [False, True, False]
     assert [may_leave((), hidden) for hidden in (few, None)] == [True, True]
     assert may_leave((0,), None) is False
 
@@ -347,17 +341,19 @@ def test_every_field_of_the_package_says_what_it_is_made_of() -> None:
 def test_what_was_drawn_goes_with_the_draws(
     counts: tuple[int, ...], leave: bool, tmp_path: Path, replies: list[Any]
 ) -> None:
-    """Check a metric over classes: draws, their units and its error are withheld where a class has few cases."""
+    """Check that names and numbers of classes are withheld where a class has few cases, and the draws are not."""
     local = {"sites": {site: {**classes_of(tmp_path / site, counts), "min_cases": 3} for site in SITES}}
     run_local(of_classes("fed_avg"), tmp_path / "run", local)
-    names = {"resampled", "drawn_units", "num_units", "standard_error", "class_support", "classes"}
+    names = {"class_support", "classes"}
     carried = [bytes_ for _, task, _, bytes_ in replies if task == "validate"]
     assert carried
     for found in carried:
-        gone = {name for name in names if f"stats/{name}".encode() in found}
+        drawn = {"resampled", "drawn_units", "num_units", "standard_error"}
+        gone = {name for name in {*names, *drawn} if f"stats/{name}".encode() in found}
         assert gone == (set() if leave else names)
     results = read(tmp_path / "run")
-    assert (results["resampled"] is not None) == (results["resampled_units"] is not None) == leave
+    assert results["resampled"] is not None
+    assert {own["count"] for own in results["resampled_units"].values()} == {15 if leave else 11}
 
 
 def test_the_units_of_draws_do_not_hang_on_other_splits(tmp_path: Path) -> None:

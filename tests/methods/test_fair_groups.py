@@ -212,6 +212,7 @@ def test_the_site_half_weighs_each_image_by_its_group() -> None:
     data = SimpleNamespace(group_numbers=lambda split, name: numbers, attributes=groups)
     run: Any = SimpleNamespace(
         directives={"group_weights": [0.5, 3.0]}, site="a", batch=[4, 1, 2, 3], task=task, data=data,
+        task_on=lambda split: task,
         device=torch.device("cpu"),
     )  # fmt: skip
     found = half.loss(run, lambda inputs: outputs, torch.zeros(4), targets)
@@ -255,6 +256,7 @@ def site_run(site: str, images: torch.Tensor, labels: torch.Tensor, groups: list
     return SimpleNamespace(
         site=site, device=torch.device("cpu"), directives={}, min_cases=1, settings={}, own={},
         batch=list(range(len(labels))), data=data, task=task,
+        task_on=lambda split: task,
     )  # fmt: skip
 
 

@@ -419,6 +419,7 @@ def test_a_site_has_no_more_part_in_a_pool_than_in_a_model() -> None:
 def test_a_site_is_told_as_many_weights_as_it_has_groups() -> None:
     data = SimpleNamespace(group_numbers=lambda split, name: [0, 1, 2], attributes=People.attributes)
     run_of: Any = SimpleNamespace(site="a", batch=[0, 1, 2], data=data, device=torch.device("cpu"), task=PeopleTask())
+    run_of.task_on = lambda split: run_of.task
     outputs, targets = torch.randn(3, 3), torch.tensor([0, 1, 2])
     for half, told in (
         (GroupWeighted(dro_attribute="sex"), {"group_weights": [0.0, 0.0, 601.0]}),

@@ -452,3 +452,37 @@ def test_a_gap_of_dice_is_over_the_structures_that_both_groups_have() -> None:
     assert gaps["dice_gap"] == pytest.approx(0.0)
     assert gaps["es_dice"] == pytest.approx(0.9)
     assert not impossible(men)
+
+
+@pytest.mark.parametrize("least", [1, 2, 5])
+def test_no_bin_has_fewer_cases_and_no_value_goes_down(least: int) -> None:
+    """Compare with a walk over sorted scores; both sides of a class have the same bins."""
+    rng = np.random.default_rng(least)
+    labels, cases = rng.integers(0, 2, 60), np.arange(60) // 2
+    scores = rng.random((60, 2)) / 2
+    scores[:, 1] = 1 - scores[:, 0]
+    bins = 20
+    found = sums_of(labels, scores, np.ones(60, bool), bins, bins, cases, least)["histogram"]
+    for c in range(2):
+        slow, waiting = [], []
+        for place in range(bins):
+            waiting += [k for k in range(60) if min(int(scores[k, c] * bins), bins - 1) == place]
+            sides = [[k for k in waiting if (labels[k] == c) == side] for side in (True, False)]
+            if least == 1 or all(len({cases[k] for k in side}) >= least for side in sides):
+                slow.append((place, sides))
+                waiting = []
+        if waiting:
+            place, sides = slow.pop()
+            slow.append(
+                (
+                    place,
+                    [
+                        own + [k for k in waiting if (labels[k] == c) == side]
+                        for own, side in zip(sides, (True, False), strict=True)
+                    ],
+                )
+            )
+        told = np.zeros((2, bins))
+        for place, sides in slow:
+            told[:, place] = [len(side) for side in sides]
+        assert (found[c] == told).all()

@@ -106,8 +106,8 @@ class SiteData(ABC):
     def class_cases(self, split: str) -> torch.Tensor | None:
         """Return the number of different cases of each class, (classes,) int64.
 
-        Of a finding it is the number of cases with or without it, whichever is less. ``None``: samples have no class,
-        or the numbers of this split are not known.
+        Of a finding it is the number of cases with or without it, whichever is less, of a structure that of the cases
+        that mark it. ``None``: samples have none of these, or the numbers of this split are not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
 
@@ -118,6 +118,18 @@ class SiteData(ABC):
     def chosen(self, split: str, numbers: Sequence[int], shuffle_seed: int, augment: bool) -> Batches:
         """Return the samples of these numbers as one batch; otherwise as :meth:`batches`."""
         raise ValueError("these data cannot be read sample by sample")
+
+    def enough(self, least: int) -> SiteData:
+        """Return the data with what at least so many cases have; default: the data themselves, as none is left out.
+
+        A class with fewer cases in a list, or none, has no record there; labels of such a finding are not known; such a
+        structure is not one of :meth:`structures`. A list of which nothing would be left is whole, with 0 cases.
+        """
+        return self
+
+    def structures(self, split: str) -> tuple[int, ...] | None:
+        """Return the numbers of the structures that enough cases of a list mark; ``None``: all, or nobody counts."""
+        return None
 
     def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]] | None:
         """Return the case of each image of a split, with the numbers of the structures or classes that its label has.

@@ -97,7 +97,11 @@ class SharpnessAwareTraining(LocalTraining):
 
     def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            own = run.task.sample_losses if self.probe_loss == "ce" else partial(criterion_losses, self, run)
+            own = (
+                run.task_on("training").sample_losses
+                if self.probe_loss == "ce"
+                else partial(criterion_losses, self, run)
+            )
             return own(outputs, targets.to(outputs.device))
 
         batches = run.data.batches("training", batch_size=self.batch_size)

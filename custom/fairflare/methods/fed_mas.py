@@ -22,6 +22,7 @@ import torch
 from pydantic import Field as Bounds
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.cases.floor import all_records
 from fairflare.base.settings import Flag, NonNegative, PositiveInt, Text, settings
 from fairflare.core.priors import TIMM, RunningClassMean, rescue_factor
 from fairflare.core.weighting import rescue_weights
@@ -105,6 +106,7 @@ class RescueTraining(LocalTraining):
         found = super().check(run, model)
         return {**found, "prior": self._priors.network(run, model).fingerprint} if self.lambda_f > 0 else found
 
+    @all_records()  # what the prior network sees is kept by the image's number; only means of classes are told
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         own = run.own = _Rescue()
         weighed = bool(run.directives.get("rescue_factor"))
@@ -148,9 +150,7 @@ class RescueTraining(LocalTraining):
             report["prior"] = own.prior.network.fingerprint
         if own.during is not None and own.before is not None:
             own.during.end_epoch()
-            counts = run.floor.counts("training")  # a class with too few cases counts 0
-            if counts is None:
-                counts = torch.zeros(own.during.num_classes, dtype=torch.int64)
+            counts = class_counts(self, run)  # a class with too few cases counts 0
             during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
             told = bool(counts.any())
             factor = rescue_factor(own.before, during, counts, self.rf_mode) if told else math.nan

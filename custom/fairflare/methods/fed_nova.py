@@ -76,6 +76,8 @@ class NovaTraining(ProximalTraining):
                 group["nesterov"] = False
         loss = super().step(run, model, optimizer, closure)
         own: _Counted = run.own
+        if run.untold:
+            return loss
         if isinstance(optimizer, torch.optim.SGD):
             group = optimizer.param_groups[0]
             own.steps.add(momentum=group["momentum"], nesterov=group["nesterov"], pull=group["lr"] * own.mu)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.cases.floor import all_records
 from fairflare.base.settings import BelowOne, Fraction, NonNegative, settings
 from fairflare.core.losses import drw_weights, ldam_loss
 from fairflare.methods.base.catalog import Method
@@ -64,6 +65,7 @@ class MarginTraining(LocalTraining):
     def follows_num_rounds(self) -> list[str]:
         return [*super().follows_num_rounds(), *(["drw_start"] if 0 < self.drw_start < 1 else [])]
 
+    @all_records()
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         counts = self._counts(run)
         run.own = drw_weights(

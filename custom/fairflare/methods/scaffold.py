@@ -26,10 +26,11 @@ CONTROL = "control"  # name under which a site stores its control variate
 class _Controls:
     """Store one task's received parameters, c - c_k by name, and the sum of the learning rates of its steps."""
 
-    moving: ClassVar = ("rate_sum",)
+    moving: ClassVar = ("rate_sum", "told")
     received: dict[str, torch.Tensor]
     push: dict[str, torch.Tensor]
     rate_sum: float = 0.0
+    told: float = 0.0  # of those steps that a site without its hidden records would have made
 
 
 @settings
@@ -81,6 +82,7 @@ class ControlledTraining(LocalTraining):
                 parameter.grad = push.clone() if parameter.grad is None else parameter.grad.add_(push)
         optimizer.step()
         own.rate_sum += optimizer.param_groups[0]["lr"]
+        own.told += 0.0 if run.untold else optimizer.param_groups[0]["lr"]
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class ControlledTraining(LocalTraining):
                 control[name] = (own.received[name] - parameter.detach()) / own.rate_sum
                 control[name] = (control[name] - own.push.get(name, 0)).cpu()
         run.store.save(CONTROL, run.current_round, control)
-        return {"rate_sum": own.rate_sum}
+        return {"rate_sum": own.told}
 
 
 @settings

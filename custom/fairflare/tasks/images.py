@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, ca
 from pydantic import Field
 
 from fairflare.base import checks
-from fairflare.base.cases.census import KEYS
+from fairflare.base.cases.census import KEYS, Marked
 from fairflare.base.own_errors import in_one_line
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
 from fairflare.base.site_data import shuffled
@@ -508,7 +508,7 @@ class PreparedData(ListedData):
         return self._datasets[split]
 
 
-class FolderImages(PreparedData, ImageData):
+class FolderImages(Marked, PreparedData, ImageData):
     """Read the images of a site's folder; decoded images stay in memory while they fit into ``cache_bytes``.
 
     Args:
@@ -550,7 +550,7 @@ class FolderImages(PreparedData, ImageData):
     def labelled(self, sample: Sample, split: str) -> Collection[int]:
         """Return the numbers of the structures or classes that a sample's label has."""
 
-    def marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
+    def all_marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
         if split not in self._marks:
             own = self.datalist.splits[self.check_split(split)]
             found = read_all(lambda k: self.labelled(own[k], split), range(len(own)), self.num_workers)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from fairflare.base.checks import few
+from fairflare.base.site_data import UNLABELLED, SiteData
+
+if TYPE_CHECKING:
+    import torch
 
 #: Keys of a site's file, by what labels are (numbers of classes, or masks): which of them the site annotated.
 KEYS = {True: "classes", False: "structures"}
@@ -31,6 +38,46 @@ class Census:
         """Return the number of cases with each structure or class that may leave a site, see :func:`told_cases`."""
         cases = {name: self.cases[number] for number, name in enumerate(names)}
         return told_cases(cases, len(self.everybody), least)
+
+
+class Marked(SiteData):
+    """Show, of data whose labels are masks, only structures that enough cases mark; a mix-in of a site's data."""
+
+    task: Any
+    _left: int  # bytes that decoded images may still take
+    _least = 1  # smallest number of cases that may be reported on
+
+    @abstractmethod
+    def all_marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]]:
+        """Return the case of each image, with the numbers of all structures or classes that its label has."""
+
+    def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]]:
+        shown = self.structures(split)
+        return (
+            self.all_marks(split)
+            if shown is None
+            else [(case, [*{*own} & {*shown}]) for case, own in self.all_marks(split)]
+        )
+
+    def class_cases(self, split: str) -> torch.Tensor:
+        import torch
+
+        cases = Census(self.all_marks(split)).cases
+        return torch.tensor([cases[number] for number in range(len(self.task.structures))])
+
+    def enough(self, least: int) -> SiteData:
+        own = copy.copy(self) if least > 1 else self
+        if own is not self:
+            own._least = least
+            # Both read training images, so that each has half of the memory for decoded ones.
+            own._left = self._left = self._left // 2
+        return own
+
+    def structures(self, split: str) -> tuple[int, ...] | None:
+        if self._least <= 1 or self.task.class_labels or split == UNLABELLED:
+            return None
+        enough = (self.class_cases(split) >= self._least).nonzero().flatten().tolist()
+        return tuple(k for k in enough if k in (self.annotated or (k,)))
 
 
 def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.site_data import UNLABELLED, Proxy
 
 if TYPE_CHECKING:
-    import torch
+    from fairflare.base.site_data import SiteData
 
-    from fairflare.base.task import SiteData
+_all: ContextVar[bool] = ContextVar("fairflare_all_records", default=False)
+
+
+@contextmanager
+def all_records() -> Iterator[None]:
+    """Let :class:`Shown` give the training list whole, for what only the update of the model shows."""
+    token = _all.set(True)
+    try:
+        yield
+    finally:
+        _all.reset(token)
 
 
 class Floor:
@@ -23,48 +37,49 @@ class Floor:
         self.data, self.least = data, least
 
     def holds(self, split: str) -> bool:
-        """Return whether a split of the site has enough cases to be reported."""
-        return self.least <= 1 or self.data.num_cases(split) >= self.least
+        """Return whether a split of the site, and any of its classes, has enough cases to be reported."""
+        cases = None if self.least <= 1 or split == UNLABELLED else self.data.class_cases(split)
+        some = cases is None or not len(cases) or int(cases.max()) >= self.least
+        return self.least <= 1 or (some and self.data.num_cases(split) >= self.least)
 
-    def classes(self, split: str) -> torch.Tensor | None:
-        """Return whether each class of a split has enough cases, (classes,) bool; ``None``: samples have no class."""
+    def hidden(self, split: str) -> frozenset[int] | None:
+        """Return the classes, findings or structures of a split with too few cases; ``None``: they are not counted."""
         cases = self.data.class_cases(split)
-        return None if cases is None else cases >= self.least
-
-    def counts(self, split: str) -> torch.Tensor | None:
-        """Return the number of samples of each class that has enough cases, and 0 for every other class.
-
-        ``None``: the site's data have no counts of classes.
-        """
-        counts = self.data.class_counts(split)
-        if counts is None or self.least <= 1:
-            return counts
-        enough = self.classes(split)
-        return None if enough is None else counts * enough
-
-    def hidden(self, split: str) -> tuple[frozenset[int], bool] | None:
-        """Return the classes whose values are withheld, and whether one of these classes has a few cases (not 0).
-
-        See :func:`hidden_classes`; ``None``: samples have no class.
-        """
-        cases = self.data.class_cases(split)
-        return None if cases is None else hidden_classes(dict(enumerate(cases.tolist())), self.least)
+        return None if cases is None else frozenset(k for k, n in enumerate(cases.tolist()) if n < self.least)
 
 
-def hidden_classes(cases: Mapping[int, int], least: int) -> tuple[frozenset[int], bool]:
-    """Return the classes with fewer than ``least`` cases, even 0, and those that must be withheld with them.
+class Shown(Proxy):
+    """Show of a site's lists what :meth:`SiteData.enough` leaves; inside of :func:`all_records`, all training images.
 
-    The mean over all classes leaves the site: if one class alone were hidden, its value would follow from the mean and
-    the other classes' values. So further classes, those with the fewest cases first, are hidden too, until at least
-    two are hidden that have ``least`` cases together. Classes without any case do not count here.
+    So whatever is measured is a function of these records alone, for any model and any method.
 
     Args:
-        cases: number of cases of each class, ``>= 0``.
-        least: smallest number of cases that may be reported on, ``>= 1``.
+        inner: data of the site.
+        least: smallest number of cases that may be reported on.
+    """
 
-    Returns:
-        The hidden classes; and whether one of them has a few cases (1 or more, below ``least``). If so, means over
-        several classes are withheld too.
+    def __init__(self, inner: SiteData, least: int) -> None:
+        super().__init__(inner.enough(least))
+        self._whole = inner
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if not callable(found) or name == "enough":
+            return found
+        whole = getattr(self._whole, name)
+        return lambda split, *more, **how: (whole if _all.get() and split == "training" else found)(split, *more, **how)
+
+
+def hidden_rows(cases: Mapping[int, int], least: int) -> frozenset[int]:
+    """Return the rows of a table with fewer than ``least`` cases, even 0, and those that must be withheld with them.
+
+    The sum over all rows leaves the site: if one row alone were hidden, it would follow from the sum and the other
+    rows. So further rows, those with the fewest cases first, are hidden too, until at least two are hidden that have
+    ``least`` cases together. Rows without any case do not count here.
+
+    Args:
+        cases: number of cases of each row (group of people, bin), ``>= 0``.
+        least: smallest number of cases that may be reported on, ``>= 1``.
 
     Source:
         Secondary suppression as in statistical disclosure control: Hundepool et al., Statistical Disclosure Control,
@@ -79,7 +94,7 @@ def hidden_classes(cases: Mapping[int, int], least: int) -> tuple[frozenset[int]
                 break
             held.append(label)
         hidden |= set(held)
-    return frozenset(hidden), bool(few)
+    return frozenset(hidden)
 
 
 def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: int) -> list[int]:
@@ -96,8 +111,8 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
     return [len(of) for of in found]
 
 
-def may_leave(of_classes: Collection[int] | None, hidden: tuple[frozenset[int], bool] | None) -> bool:
-    """Return whether a metric by class may leave the site.
+def may_leave(of_classes: Collection[int] | None, hidden: Collection[int] | None) -> bool:
+    """Return whether a metric may leave the site, measured on what :class:`Shown` shows.
 
     Args:
         of_classes: numbers of the metric's classes; ``None``: not declared; empty: every image counts in the metric.
@@ -105,9 +120,4 @@ def may_leave(of_classes: Collection[int] | None, hidden: tuple[frozenset[int], 
     """
     if of_classes is not None and not of_classes:
         return True
-    if hidden is None:
-        return False
-    classes, few = hidden
-    if of_classes is None:
-        return not classes
-    return not classes & set(of_classes) if len(of_classes) == 1 else not few
+    return hidden is not None and not (hidden if of_classes is None else {*of_classes} <= {*hidden})

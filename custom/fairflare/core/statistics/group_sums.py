@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.cases.floor import hidden_classes
+from fairflare.base.cases.floor import hidden_rows
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
 Sums: TypeAlias = Mapping[str, Array]
@@ -53,6 +53,7 @@ def sums_of(
     bins: int,
     calibration_bins: int,
     cases: npt.NDArray[np.int64] | None = None,
+    least: int = 1,
 ) -> dict[str, Array]:
     """Return the sums over the images of one group, by name, in the shapes of :func:`shapes`.
 
@@ -63,6 +64,7 @@ def sums_of(
         chosen: (n,) whether each image belongs to the group.
         bins, calibration_bins: numbers of bins, as in :func:`shapes`.
         cases: (n,) number of the case (patient) that each image belongs to; ``None``: each image is a case.
+        least: a bin of fewer cases is merged with the next ones.
     """
     own, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
     found = {IMAGES: np.asarray(float(len(own))), CASES: _of_cases(whose)}
@@ -75,7 +77,7 @@ def sums_of(
     cells = [truth & told, ~truth & told, truth & ~told, ~truth & ~told]
     place = _bin_of(own, bins)
     confidence = own[np.arange(len(own)), best]
-    at = _bin_of(confidence, calibration_bins)
+    at = _merged(_bin_of(confidence, calibration_bins), whose, (told.any(1),), calibration_bins, least)
     right = (best == labels[chosen]).astype(float)
     weights = (np.ones(len(own)), confidence, right)
     return {
@@ -83,8 +85,8 @@ def sums_of(
         CELLS: np.stack([[_of_cases(whose[of]) for of in (has, ~has)] for has in truth.T]),
         CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
         HISTOGRAM: np.stack(
-            [[np.bincount(place[of, c], minlength=bins) for of in (truth[:, c], ~truth[:, c])]
-             for c in range(scores.shape[1])]
+            [[np.bincount(_merged(place[:, c], whose, (has, ~has), bins, least)[of], minlength=bins)
+              for of in (has, ~has)] for c, has in enumerate(truth.T)]
         ).astype(float),
         CALIBRATION: np.stack([np.bincount(at, weight, calibration_bins) for weight in weights], 1),
         BRIER: np.asarray(((own - truth) ** 2).sum()),
@@ -100,6 +102,31 @@ def _of_cases(whose: npt.NDArray[np.int64]) -> Array:
 def _bin_of(values: Array, bins: int) -> npt.NDArray[np.int64]:
     """Return the index of the equal bin of [0, 1] that holds each value; 1 belongs to the last bin."""
     return np.minimum((values * bins).astype(np.int64), bins - 1)
+
+
+def _merged(
+    place: npt.NDArray[np.int64],
+    whose: npt.NDArray[np.int64],
+    sides: Sequence[npt.NDArray[np.bool_]],
+    bins: int,
+    least: int,
+) -> npt.NDArray[np.int64]:
+    """Return the bin of each value, where bins of fewer than ``least`` cases go with the next, or the last with it.
+
+    Args:
+        place: the bin of each value.
+        whose: number of the case that each value belongs to.
+        sides: masks of the values that are counted apart, in the same bins: each bin has enough cases of all.
+        bins: number of bins.
+        least: smallest number of cases of a bin.
+    """
+    goes, start = np.arange(bins), 0
+    for end in range(bins):
+        inside = (place >= start) & (place <= end)
+        if all(len({*whose[inside & side].tolist()}) >= least for side in sides):
+            goes[start : end + 1], start = end, end + 1
+    goes[start:] = goes[start - 1] if start else bins - 1
+    return goes[place] if least > 1 else place
 
 
 def added(sums: Sequence[Sums]) -> dict[str, Array]:
@@ -171,7 +198,7 @@ def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], gro
     compute the sums of the former.
 
     The sums over all groups are known from the site's metrics, so that the sums of a single hidden group would follow
-    from those of the other groups: see :func:`fairflare.base.cases.floor.hidden_classes`.
+    from those of the other groups: see :func:`fairflare.base.cases.floor.hidden_rows`.
 
     Args:
         cases: the case (patient) that each image belongs to.
@@ -181,7 +208,7 @@ def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], gro
     """
     if least <= 1:
         return frozenset()
-    return hidden_classes({g: _different(cases, numbers == g) for g in range(groups)}, least)[0]
+    return hidden_rows({g: _different(cases, numbers == g) for g in range(groups)}, least)
 
 
 def hidden_parts(

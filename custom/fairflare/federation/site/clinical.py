@@ -87,7 +87,7 @@ class ClinicalTable:
         labels, scores, cases = self.splits["test"]
         if labels.ndim == 2:
             return self._of_findings(least, by_class)
-        sums = sums_of(labels, scores, np.ones(len(labels), bool), 1, BINS, cases)
+        sums = sums_of(labels, scores, np.ones(len(labels), bool), 1, BINS, cases, least)
         told = {OVER_ALL: [*sums[CALIBRATION].reshape(-1).tolist(), float(sums[BRIER])]}
         if not by_class:
             return told, []

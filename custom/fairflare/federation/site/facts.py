@@ -39,8 +39,8 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
     told = [split for split in splits if floor.holds(split)]
     groups = None if data.class_groups is None else data.class_groups.items()
     # Without class names, num_classes reveals that the site has the last class: send it only if that is allowed.
-    enough, count = floor.classes("training") if floor.least > 1 else None, data.num_classes
-    many = floor.least <= 1 if enough is None or count is None else count <= len(enough) and bool(enough[count - 1])
+    cases, count = data.class_cases("training") if floor.least > 1 else None, data.num_classes
+    many = floor.least <= 1 if cases is None or count is None else count == len(cases) and int(cases[-1]) >= floor.least
     last = sends_classes and len(told) == len(splits) and many
     facts = {
         "splits": told,
@@ -82,10 +82,13 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
 def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
     """Return the findings that enough cases have and enough others lack, in validation and test, to measure them.
 
-    ``None``: the data are not labelled with findings.
+    Of structures those that enough cases mark in both; ``None``: all are measured, or the data have neither.
     """
+    if data.known is None:
+        shown = [{*own} for split in ("validation", "test") if (own := data.structures(split)) is not None]
+        return tuple(sorted(set.intersection(*shown))) if shown else None
     cases = [floor.data.class_cases(split) for split in ("validation", "test")]
-    if data.known is None or None in cases:
+    if None in cases:
         return None
     return tuple(k for k in data.known if min(int(of[k]) for of in cases if of is not None) >= max(floor.least, 1))
 

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 METRICS_BY_CLASS = "metrics_by_class"  # name of the site's setting: whether metrics by class may leave
 MIN_CASES = "min_cases"  # name of a setting of the site and of the run; the larger value counts
 TRAINS_BELOW = "train_below_min_cases"  # name of the site's setting: train with fewer cases than min_cases
+OF_ALL_RECORDS = ("train_loss", "epoch_losses")  # names of the values that are of all training images
 #: Names of values in a reply's ``stats`` that reveal class counts if the primary metric is computed over classes. The
 #: standard error does so, for example, if a model guesses.
 OF_DRAWS = (RESAMPLED, DRAWN_UNITS, NUM_UNITS, ERROR, "own_gain")
@@ -164,7 +165,10 @@ class Gate:
         found = self._declared.get(name)
         of_classes = found.of_classes if found else None
         plain = name in (self.task.primary_metric, "loss") or (found and not found.by_class and of_classes is None)
-        return self.floor.holds(split) and bool(plain or may_leave(of_classes, self.floor.hidden(split)))
+        hidden = self.floor.hidden(split)
+        # Of synthetic images nobody counts the structures.
+        plain = plain or (hidden is None and self.task.has_classes is False and of_classes is not None)
+        return self.floor.holds(split) and bool(plain or may_leave(of_classes, hidden))
 
     def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields: dict[str, Field] = {}
@@ -179,9 +183,9 @@ class Gate:
                 splits = fields[name].of if splits is None else splits
             if isinstance(value, ByClass):
                 splits = (value.split,)
-                enough = self.floor.classes(value.split)
-                labels = value.rows if enough is None else enough.nonzero().flatten().tolist()
-                reply.report[name] = value.sent([] if enough is None and self.floor.least > 1 else labels)
+                hidden = self.floor.hidden(value.split)
+                none = hidden is None and self.floor.least > 1
+                reply.report[name] = value.sent([] if none else [k for k in value.rows if k not in (hidden or ())])
             if value is not None and not self._hold(splits):
                 del reply.report[name]
                 yield IN_REPORT + name
@@ -189,12 +193,12 @@ class Gate:
     def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields, few = {field.name: field for field in STATS}, self.floor.least > 1
         hidden = self.floor.hidden(SPLIT_TEST) if few and request.name == TASK_VALIDATE else None
-        # Withhold class names and counts when a class has too few cases or the number of cases is unknown. No case at
-        # all is too few as well: a count of 0 would reveal it.
-        odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden[0])))
-        if not self._mean_of_images():  # with values on many draws, that of a class with few cases could be computed
-            solved = hidden[1] if hidden is not None else self.task.has_classes is not False
-            odd |= dict.fromkeys(OF_DRAWS, few and solved)
+        # The names and counts of classes say nothing of a class without enough cases: not that there is none.
+        odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden)))
+        if not self._mean_of_images():
+            odd |= dict.fromkeys(OF_DRAWS, few and hidden is None and self.task.has_classes is not False)
+        # While it trains, a site sees all of its images.
+        odd |= dict.fromkeys(OF_ALL_RECORDS, few and bool(self.floor.hidden("training")))
         for name in list(reply.stats):
             if odd.get(name) or not self._hold(fields[name].of if name in fields else None):
                 del reply.stats[name]

@@ -172,7 +172,7 @@ class GroupTable:
             held += [IN_GROUPS + own[number] for number in sorted(hidden)]
             for number, fold in product(range(count), range(folds)):
                 chosen = (numbers == number) & (part_of % folds == fold)
-                sums = sums_of(labels, scores, chosen, self.bins, self.calibration_bins, whose)
+                sums = sums_of(labels, scores, chosen, self.bins, self.calibration_bins, whose, least)
                 for name in wanted:
                     kept = np.full(form[name], np.nan) if number in hidden else sums[name].copy()
                     if name in (CELLS, CONFUSION, HISTOGRAM):

@@ -78,7 +78,7 @@ STATS = (
         RESAMPLED, "vector", low=0, high=1, nan_ok=True, required=False,
         doc="with `bootstrap`: the primary metric on so many draws of the test patients or images with replacement",
         reveals="with as many draws as test images, the metric of each single image can be solved for",
-        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
+        keep="of a metric over classes: `metrics_by_class`", of=("test",),
     ),
     Field(
         SHARE, low=0, high=1, required=False,
@@ -129,7 +129,7 @@ STATS = (
         "own_gain", "vector", nan_ok=True, required=False,
         doc="beside it: the primary metric of the common and of the own model on the same test images, what the own "
         "one gains, the ends of the gain's 95 % interval over patients, its p-value, and its standard error",
-        keep="of a metric over classes: `metrics_by_class`, and `min_cases` where a class has few", of=("test",),
+        keep="of a metric over classes: `metrics_by_class`", of=("test",),
     ),
     Field(
         "state_lost", "text", required=False,

@@ -35,7 +35,7 @@ from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED,
 from fairflare.federation.site.site_file import SUBMITS
 from fairflare.methods.base.home import LOCAL_MODEL
 from fairflare.methods.base.reports import TOO_FEW
-from fairflare.methods.base.training import SiteError, SiteStore
+from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
 from fairflare.methods.parts.consistency import Consistency, TrainedOn, check_unlabelled, has_labels
 from fairflare.methods.parts.fine_tuning import FineTuning
@@ -170,7 +170,8 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test") or None)
     if reply.num_samples is None:
         return reply
-    task = _comparing(worker, request)
+    of_test = run.task_on("test")
+    task = _comparing(worker, request, run, of_test)
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
         reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
@@ -180,7 +181,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
-        reply.stats[groups.TABLE] = groups.table_of(worker.site, worker.task, model, run.data, worker.device, request)
+        reply.stats[groups.TABLE] = groups.table_of(worker.site, of_test, model, run.data, worker.device, request)
     if request.resample:
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
         draws = task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)
@@ -190,16 +191,18 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     return reply
 
 
-def _comparing(worker: SiteWorker, request: SiteTask) -> Task:
+def _comparing(worker: SiteWorker, request: SiteTask, run: SiteRun, task: Task) -> Task:
     """Return the task over the structures that the site's figure is over, for its intervals; else the task itself.
 
     Of a single structure an interval would be a metric by class, so a site that withholds these has its own mean's.
     """
     compared = request.directives.get(COMPARED, {}).get(worker.site, ())
-    numbers = tuple(number for number, name in enumerate(worker.task.outcome_names()) if name in compared)
+    shown = run.data.structures(SPLIT_TEST)
+    names = enumerate(task.outcome_names())
+    numbers = tuple(number for number, name in names if name in compared and (shown is None or number in shown))
     with suppress(ValueError):  # a task with its own loss or metrics
-        return worker.task.annotating(numbers) if numbers and worker.sends_classes else worker.task
-    return worker.task
+        return task.annotating(numbers) if numbers and worker.sends_classes else task
+    return task
 
 
 #: The function that performs a task at a site, by the task's name.

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.cases.floor import Floor
+from fairflare.base.cases.floor import Floor, Shown
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import in_one_line, lacking_package
@@ -75,6 +75,7 @@ OF_A_LIST = (
     "fingerprint",
     "batches",
     "marks",
+    "structures",
 )
 
 ROOM = "make room for the site's state (state_root) and its temporary files; the site is back in the round after that"
@@ -135,6 +136,7 @@ class SiteWorker:
         self.computing = pick_computing(site, training, self.settings)
         self.threads = setting(site, self.settings, "num_threads", num_threads, PositiveInt | None, "an integer >= 1")
         self._data: SiteData | None = None
+        self._views: dict[int, Any] = {}  # what is shown of the data, by the least number of cases
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
@@ -181,14 +183,18 @@ class SiteWorker:
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
         """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
-        assert self._data is not None  # every task that was performed has opened the data
-        data = self._shown(self._data, request)
+        data = self._shown(request)
         floor = Floor(data, self._floor(request))
         Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
 
-    @staticmethod
-    def _shown(data: SiteData, request: SiteTask) -> Any:
-        """Return the site's data as a task uses them: stoppable at each batch; for the global test, its list."""
+    def _shown(self, request: SiteTask) -> Any:
+        """Return the data as a task uses them: by the floor, stoppable at each batch; for the global test, its list."""
+        assert self._data is not None  # every task that was performed has opened the data
+        floor = self._floor(request)
+        # Under differential privacy nothing is measured, and the number of images is public whatever they show.
+        whole = floor <= 1 or self.private is not None
+        data: Any = self._data if whole else self._views.get(floor) or Shown(self._data, floor)
+        self._views[floor] = data
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
@@ -238,7 +244,7 @@ class SiteWorker:
         if self.private is not None or (UNLABELLED in run.data.lists and not run.data.num_samples(split)):
             return dict.fromkeys((self.task.primary_metric, LOSS.name), math.nan)
         batches = run.data.batches(split, batch_size=self.training.batch_size)
-        metrics = safely_named(self.site, self.task.evaluate(model, batches, self.device))
+        metrics = safely_named(self.site, run.task_on(split).evaluate(model, batches, self.device))
         declared = self.task.by_name()
         for name, value in metrics.items():
             metric = declared_as(name, declared)
@@ -290,7 +296,7 @@ class SiteWorker:
         return SiteRun(
             site=self.site,
             task=self.task,
-            data=self._shown(self._data, request),
+            data=self._shown(request),
             device=self.device,
             current_round=request.current_round,
             num_rounds=request.num_rounds,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.cases.floor import all_records
 from fairflare.base.machine.computing import LossScale, Overflow
 from fairflare.core.features.norms import LoneSample, lone_samples
 from fairflare.methods.base.half_done import HalfDone, Position
@@ -112,6 +113,7 @@ class LocalLoop:
     run: SiteRun
     model: torch.nn.Module
     optimizer: Any = None
+    _told: int | None = None  # the number of steps of a site without the hidden records; None: there are none
     unsure: int = 0  # steps that were left out for lack of a pseudo-label
 
     def begin(self) -> None:
@@ -122,6 +124,9 @@ class LocalLoop:
         run.skipped_steps = 0
         self.model.train()
         self.half.begin_round(run, self.model)
+        if run.hides:
+            size = -(-run.data.num_samples("training") // self.half.batch_size)
+            self._told = self.half.local_steps or self.half.local_epochs * size
 
     def train(self) -> Trained:
         """Train the model, deterministically for a given ``run.seed``.
@@ -130,8 +135,15 @@ class LocalLoop:
             NotFinite: a loss or a trained tensor that is not finite (names site, round, and where).
             SiteError: a batch with one sample reached a batch norm without running statistics.
         """
-        half, run = self.half, self.run
         self.begin()
+        found, run = self._train(), self.run
+        if self._told is not None:  # what is told of the round's size is of the records that are shown
+            found.num_samples, found.num_steps = run.data.num_samples("training"), self._told
+        return found if run.unlabelled is None else run.unlabelled.told(found)
+
+    @all_records()
+    def _train(self) -> Trained:
+        half, run = self.half, self.run
         optimizer = self.optimizer = make_optimizer(half, self.model.parameters(), run.task)
         moments = run.store.load_before(MOMENTS, run.current_round) if half.keep_optimizer_state else None
         if moments is not None:
@@ -161,8 +173,7 @@ class LocalLoop:
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
         made = num_steps - run.skipped_steps - self.unsure
         idle = "" if made else "its training images gave no batch"
-        found = Trained(losses, made, run.data.num_samples("training"), idle)
-        return found if run.unlabelled is None else run.unlabelled.told(found)
+        return Trained(losses, made, run.data.num_samples("training"), idle)
 
     def one_pass(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run a forward and a backward pass of a batch on the run's device; return the loss, detached."""
@@ -203,6 +214,7 @@ class LocalLoop:
             pass
         kept.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):
+            run.untold = self._told is not None and at.num_steps + at.steps >= self._told
             run.batch = None if order is None else order[at.seen : at.seen + len(inputs)]
             at.total = at.total + self._step(inputs, targets).double() * len(inputs)
             if at.steps % every == 0:

@@ -6,6 +6,7 @@ import logging
 import re
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -175,6 +176,7 @@ class SiteRun:
     first_pass: bool = True  # False while an optimizer step computes its batch's loss for a second time
     computing: Computing = field(default_factory=Computing)
     scale: LossScale | None = None  # scale of the loss in float16 training
+    untold: bool = False  # whether a step is one more than a site without the hidden records would have made
     skipped_steps: int = 0  # number of optimizer steps left out because gradients overflowed
     #: Data that the site half passes from one hook to the next. They are stored here and not in the site half, so that
     #: they do not outlive the task: after an out-of-memory error an optimizer stored elsewhere would keep a second
@@ -186,6 +188,17 @@ class SiteRun:
     min_cases: int = 1  # least number of cases of a split or class whose values are reported
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that the server sent beside the model
     save_seconds: float = 0  # seconds between two saves of the half-done training; 0: it is not saved
+
+    def task_on(self, split: str) -> Task:
+        """Return the task over the structures that are measured on a split; its own loss or metrics need all."""
+        with suppress(ValueError):
+            return self.task.annotating(structures) if (structures := self.data.structures(split)) else self.task
+        return self.task
+
+    @property
+    def hides(self) -> bool:
+        """Return whether the training list has classes or findings, possibly without a case, that no value is of."""
+        return self.min_cases > 1 and bool(self.floor.hidden("training"))
 
     @property
     def floor(self) -> Floor:

@@ -224,7 +224,7 @@ def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, t
         SiteError: the site's data have no classes to count.
     """
     if half.criterion == "task":
-        return run.task.sample_losses(outputs, targets)
+        return run.task_on("training").sample_losses(outputs, targets)
     counts, outputs = class_counts(half, run), run.task.chosen(outputs)
     if half.criterion == "balanced_softmax":
         return losses.balanced_softmax(outputs, targets, counts, reduction="none")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from fairflare.base.cases.floor import all_records
 from fairflare.base.settings import Flag, Whole, field_names, settings
 from fairflare.base.task import Proxy, evaluating
 from fairflare.core.features.parts import HEAD, only
@@ -116,6 +117,7 @@ class ClassifierRetraining(LocalTraining):
             features: Any = _Features(run.data, model, run.device)
             return super().train(replace(run, data=features), model)
 
+    @all_records()
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         head: Any = model.head
         if self.first:

@@ -18,7 +18,7 @@ from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import told_entropy
 from fairflare.methods.base.training import SiteRun, criterion_loss
 from fairflare.methods.fed_prox import ProximalTraining, Pull
-from fairflare.methods.parts.probes import ReportsScore, score, score_in
+from fairflare.methods.parts.probes import ReportsScore, mean_loss, score, score_in
 
 
 @dataclass
@@ -127,9 +127,13 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         whole = self.local_steps is not None
         last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
         counts = run.data.class_counts("training")
-        told = run.floor.counts("training") if self.share_entropy else None
+        told = counts if self.share_entropy else None
         return {
-            "train_loss": math.fsum(value * n for value, n in last) / sum(n for _, n in last),
+            "train_loss": (
+                mean_loss(self, run, model)
+                if run.hides
+                else math.fsum(value * n for value, n in last) / sum(n for _, n in last)
+            ),
             "accuracy": score(self, run, model, "validation"),
             "global_accuracy": score_in(run, run.metrics),
             "num_validation": run.data.num_samples("validation"),

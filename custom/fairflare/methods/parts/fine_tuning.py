@@ -84,7 +84,7 @@ class FineTuning(LocalTraining):
                 told = {"current_round": at["passes"], "num_rounds": PASSES, "seed": run.seed + at["passes"]}
                 trained = super().train(replace(run, store=store, **told), model)
                 batches = run.data.batches("validation", batch_size=self.batch_size)
-                value = run.task.evaluate(model, batches, run.device)[run.task.primary_metric]
+                value = run.task_on("validation").evaluate(model, batches, run.device)[run.task.primary_metric]
                 at |= {
                     "passes": at["passes"] + 1, "steps": at["steps"] + (trained.num_steps or 0),
                     "losses": [*at["losses"], *trained.epoch_losses], "model": deepcopy(model.state_dict()),
@@ -105,12 +105,13 @@ class FineTuning(LocalTraining):
 
         ``model`` is the own one before and afterwards.
         """
+        task = run.task_on("test")
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
         drawn, own, values, draws = units.drawn(run.site, 1000), deepcopy(model.state_dict()), [], []
         for state in (common, own):
             model.load_state_dict(state)
             batches = run.data.batches("test", batch_size=self.batch_size)
-            values.append(run.task.evaluate(model, batches, run.device)[run.task.primary_metric])
-            draws.append(run.task.resampled(model, run.data, drawn, run.device) or [math.nan])
+            values.append(task.evaluate(model, batches, run.device)[run.task.primary_metric])
+            draws.append(task.resampled(model, run.data, drawn, run.device) or [math.nan])
         gained = np.subtract(draws[1], draws[0])
         return [*values, *paired_gain(sign * (values[1] - values[0]), sign * gained)]

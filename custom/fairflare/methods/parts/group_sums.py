@@ -105,7 +105,7 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
         SiteError: the task does not assign a class to an image.
     """
     with torch.random.fork_rng(devices=[]):
-        outcomes = run.task.outcomes(model, run.data, split, run.device)
+        outcomes = run.task_on(split).outcomes(model, run.data, split, run.device)
     labels, scores = outcomes or (None, np.zeros((0, 0)))
     if labels is None:
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")

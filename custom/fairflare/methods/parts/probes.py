@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -44,7 +45,8 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
     with torch.random.fork_rng(devices=[]), evaluating(model):
         for inputs, targets in run.data.batches("training", batch_size=half.batch_size):
             outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
-            found = run.task.sample_losses(outputs, targets) if plain else criterion_losses(half, run, outputs, targets)
+            own = run.task_on("training").sample_losses if plain else partial(criterion_losses, half, run)
+            found = own(outputs, targets)
             total += float(found.double().sum())
             seen += len(inputs)
     return total / seen if seen else math.nan
@@ -57,7 +59,7 @@ def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str,
     """
     with torch.random.fork_rng(devices=[]):
         batches = run.data.batches(split, batch_size=half.batch_size)
-        return score_in(run, run.task.evaluate(model, batches, run.device), balanced=balanced)
+        return score_in(run, run.task_on(split).evaluate(model, batches, run.device), balanced=balanced)
 
 
 def score_in(run: SiteRun, metrics: Mapping[str, float], *, balanced: bool = False) -> float:

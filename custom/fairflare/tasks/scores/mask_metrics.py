@@ -95,9 +95,9 @@ def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Seq
                 "high": math.inf if unit else 1.0, "higher_is_better": one.better, "unit": unit, "reveals": empty,
             }  # fmt: skip
             yield Metric(name=called, doc=f"{doc}, mean over structures", **more)
-            for structure in structures:
+            for number, structure in enumerate(structures):
                 yield Metric(
-                    name=f"{called}_{structure}", doc=f"{doc}, of one structure", by_class=True, of_classes=(),
+                    name=f"{called}_{structure}", doc=f"{doc}, of one structure", by_class=True, of_classes=(number,),
                     family=f"{called}_<class>", **more,
                 )  # fmt: skip
 

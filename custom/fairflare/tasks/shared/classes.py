@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -287,6 +288,11 @@ class LabelledImages(FolderImages):
         self, task: ClassTask, datalist: Datalist, coding: Mapping[int, int] | None = None, **memory: Any
     ) -> None:
         super().__init__(task, datalist, coding, **memory)
+        self._count()
+
+    def _count(self) -> None:
+        """Count the cases of each class or finding in each list."""
+        task, datalist, coding = self.task, self.datalist, self.coding
         # All labels are read here, so that a wrong label is found before the first round, not during it.
         found: Any = {
             split: [self.class_of(sample, split) for sample in samples]
@@ -350,6 +356,28 @@ class LabelledImages(FolderImages):
                 f"site '{self.site}': an image of split '{split}' has no label that fits the task's findings",
             )
         return tuple(found)
+
+    def enough(self, least: int) -> SiteData:
+        few = {split: {k for k, n in enumerate(cases) if n < least} for split, cases in self._cases.items()}
+        own: Any = super().enough(least)
+        if least > 1 and any(few.values()):
+            own._datasets, own._marks, own._identities = {}, {}, {}
+            splits = dict(self.datalist.splits)
+            for split, out in few.items():
+                left = (self._without(sample, split, out) for sample in splits[split])
+                splits[split] = tuple(sample for sample in left if sample is not None) or splits[split]
+            own.datalist = replace(self.datalist, splits=splits)
+            own._count()
+        return cast("SiteData", own)
+
+    def _without(self, sample: Sample, split: str, out: set[int]) -> Sample | None:
+        """Return a sample without labels of some classes or findings; ``None``: it has no other label."""
+        label, names = sample.label, self.datalist.class_names or ()
+        if not isinstance(label, tuple):
+            return None if self.class_of(sample, split) in out else sample
+        gone = {name for k, name in enumerate(self.task.findings or ()) if k in out}
+        label = tuple(-1 if name in gone else value for name, value in zip(names, label, strict=True))
+        return replace(sample, label=label) if max(label) >= 0 else None
 
     def labelled(self, sample: Sample, split: str) -> list[int]:
         found = self.class_of(sample, split)

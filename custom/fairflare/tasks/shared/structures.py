@@ -41,17 +41,16 @@ VOLUME_DICE = Metric(
 OF_STRUCTURE: dict[str, Any] = {
     "doc": "Dice of one structure", "reveals": EMPTY, "by_class": True, "family": "dice_<class>",
     "higher_is_better": True,
-    "of_classes": (),
 }  # fmt: skip
 
 LOSS_OF_STRUCTURE: dict[str, Any] = {
     "doc": "mean loss of one structure", "by_class": True, "family": "loss_<class>", "low": -math.inf, "high": math.inf,
-    "higher_is_better": False, "of_classes": (),
+    "higher_is_better": False,
 }  # fmt: skip
 
 OF_STRUCTURE_IN_VOLUMES: dict[str, Any] = {
     "doc": "Dice of one structure in a volume", "reveals": VOLUME_DICE.reveals, "by_class": True,
-    "family": "volume_dice_<class>", "higher_is_better": True, "of_classes": (),
+    "family": "volume_dice_<class>", "higher_is_better": True,
 }  # fmt: skip
 
 Structure = Annotated[list[PositiveInt], Field(min_length=1)]
@@ -296,13 +295,16 @@ class StructureTask(ImageTask):
     def declared_metrics(self) -> tuple[Metric, ...]:
         names = self.names() if self.num_classes > 1 else []
         slices = self.spatial_dims == 2
+        volumes = [("volume_dice", OF_STRUCTURE_IN_VOLUMES)] if slices else []
         return (
             DICE,
             LOSS,
             *([VOLUME_DICE] if slices else []),
-            *(Metric(name=f"dice_{name}", **OF_STRUCTURE) for name in names),
-            *(Metric(name=f"loss_{name}", **LOSS_OF_STRUCTURE) for name in names),
-            *(Metric(name=f"volume_dice_{name}", **OF_STRUCTURE_IN_VOLUMES) for name in names if slices),
+            *(
+                Metric(name=f"{front}_{name}", of_classes=(number,), **of)
+                for front, of in (("dice", OF_STRUCTURE), ("loss", LOSS_OF_STRUCTURE), *volumes)
+                for number, name in enumerate(names)
+            ),
             *declared(self.metrics, self.spatial_dims, self.tolerance, names),
         )
 

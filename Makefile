@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: run test test-core test-all test-long test-real test-adapters test-dp test-seg test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
+.PHONY: run test test-all test-long test-real test-adapters test-dp test-seg test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -12,18 +12,14 @@ run: $(STAMP)
 # Lines that the quick tests reach (it takes twice the time): make test COVERAGE="--cov --cov-report=term"
 COVERAGE ?=
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 25 $(COVERAGE)
-
-# The tests of fairflare where fairflare_lab cannot be imported, in an environment of their own.
-test-core: $(STAMP)
-	$(BIN)/python -m tests.core_only -q -n 2 --dist loadfile
+	$(BIN)/python -m tests.quick -n 2 --dist worksteal --durations 25 $(COVERAGE)
 
 # Every test but those that start networks for minutes (walks).
 test-all: test test-long
 
 # Three processes on two cores: many of these tests wait for processes of their own.
 test-long: $(STAMP)
-	$(BIN)/python -m pytest -m "long and not walk" -n 3 --dist loadfile --durations 25
+	$(BIN)/python -m pytest -m "long and not walk" -n 3 --dist worksteal --durations 25
 
 # Tests of real images: make test-real FAIRFLARE_REAL_DATA=FOLDER
 test-real: $(STAMP)

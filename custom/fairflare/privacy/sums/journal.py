@@ -64,15 +64,17 @@ class SumLog:
         """
         before = self._check(question, pairs)
         row, ring, masks = question.table[self.site], question.ring, masks_of(question, pairs)
-        had, has = len(row), len(layout.layers)
-        self._need(had == has, question, f"the table has {had} layers, its model {has}; use one model")
+        rows, has = len(row), len(layout.layers)
+        self._need(rows == has, question, f"the table has {rows} layers, its model {has}; use one model")
         sent, content, start, saturated = np.empty(layout.numbers, ring.words), hashlib.sha256(), 0, 0
         for name, shape in layout.shapes.items():
             tensor = update[name].detach()
-            good = tuple(tensor.shape) == shape and bool(tensor.isfinite().all())
-            self._need(good, question, f"tensor {name!r} is not finite or not {shape}; lower the learning rate")
+            had = tuple(tensor.shape)
+            self._need(had == shape, question, f"tensor {name!r} is {had}, not {shape}; use one model everywhere")
             for part in layout.parts(name):
                 values = tensor.reshape(-1)[part].cpu().double().numpy()
+                finite = bool(np.isfinite(values).all())
+                self._need(finite, question, f"tensor {name!r} is not finite; lower the learning rate")
                 saturated += int(np.count_nonzero(np.abs(values) > ring.bound))
                 block = sent[start : (start := start + len(values))]
                 block[:] = ring.quantised(values, row[layout.columns[name]])

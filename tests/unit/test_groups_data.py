@@ -12,9 +12,13 @@ from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
+from fairflare.data.listing.attributes import Attribute, doubts_of
 from fairflare.data.preparers import prepare_images
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.listed import columns_of
+from fairflare.data.reading import Reading
+from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.scores.site_statistics import measure
 from fairflare_lab.sets import PREPARERS
 
 from .test_paper_sets import isic2018, isic2019, write_rows
@@ -133,3 +137,73 @@ def _iid() -> Any:
     from fairflare.data.preparers import Dealing
 
     return Dealing(partition="iid", sites=2, fractions=(0.6, 0.2, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("names", "alike"),
+    [
+        (("F", "female", "M", "male"), ["'F' and 'female'", "'M' and 'male'"]),
+        (("female", "Female"), ["'female' and 'Female'"]),
+        (("männlich", "mannlich"), ["'männlich' and 'mannlich'"]),
+        (("non-small cell", "Non small_cell"), ["'non-small cell' and 'Non small_cell'"]),
+        (("1", "01", "2", "2.0"), ["'1' and '01'", "'2' and '2.0'"]),
+        (("HER2-", "HER2+", "1-2", "12", "A1", "A1B", "I-", "II-", "1.5", "15", "10", "1"), []),
+    ],
+)
+def test_two_spellings_of_one_name_are_named(names: tuple[str, ...], alike: list[str]) -> None:
+    wanted = [f"{pair} may be one; write them alike" for pair in alike]
+    assert doubts_of({}, {}, names) == [f"classes: {text}" for text in wanted]
+    assert doubts_of({"a": Attribute("a", names)}, {}) == [f"attribute 'a': {text}" for text in wanted]
+
+
+@pytest.mark.parametrize(
+    ("values", "odd"),
+    [
+        ([-1, 30, 90, -1], "-1 of 2 image(s)"), ([999, 30, 90.0, -9], "-9 of 1 image(s), 999 of 1 image(s)"),
+        ([30, 90, 99], ""), ([-1.5, -1, 0.5], ""), ([0, 40, 99, 85], ""), ([-1, -1], "-1 of 2 image(s)"),
+    ],
+)  # fmt: skip
+def test_numbers_that_mark_a_missing_value_are_named(values: list[float], odd: str) -> None:
+    told = doubts_of({"age": Attribute("age", bins=(40.0,))}, {"age": values})
+    assert told == (
+        [f"attribute 'age': {odd} may mean that nothing is known; leave the value out there"] if odd else []
+    )
+
+
+@pytest.mark.parametrize(("names", "mixed"), [("F M 1", True), ("1 2", False), ("T1 T2 4", False), ("no yes", False)])
+def test_numbers_beside_words_are_named(names: str, mixed: bool) -> None:
+    line = f"classes: numbers beside words ({names.replace(' ', ', ')}); write what the numbers mean"
+    assert doubts_of({}, {}, names.split()) == [line] * mixed
+
+
+def test_a_name_for_nothing_is_no_group() -> None:
+    told = doubts_of({"sex": Attribute("sex", ("F", "N/A", "?"))}, {}, ["none", "melanoma", "NaN"])
+    assert told == [
+        f"{of} may mean that nothing is known"
+        for of in ("attribute 'sex': 'N/A'", "attribute 'sex': '?'", "classes: 'NaN'")
+    ]
+
+
+def test_prepare_check_data_statistics_and_a_run_say_what_is_odd(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "out"
+    source = table(tmp_path / "s", [("F", "31"), ("female", "-1"), ("M", "64")])
+    prepare_images(source, out, csv="all.csv", attributes={"sex": "gender", "age": "years:40"})
+    odd = ["attribute 'sex': 'F' and 'female' may be one", "attribute 'age': -1 of 10 image(s) may mean"]
+    notes = json.loads((out / "manifest.json").read_text())["notes"]
+    assert [any(text in note for note in notes) for text in odd] == [True, True]
+    site = {"data_root": str(out / "site-1")}
+    other = json.loads((out / "site-1/datalist.json").read_text())
+    other["attributes"]["sex"]["values"].append("x")
+    (out / "site-1/other.json").write_text(json.dumps(other))
+    sites = {"A": site, "B": {**site, "datalist": "other.json"}}
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": sites}))
+    told = " ".join(CliRunner().invoke(app, ["check-data", str(tmp_path / "fairflare.json")]).stdout.split())
+    for text in [*odd, "groups of people ('attributes'): {'sex': F, M, female, 'age': <40, >=40} at A; {'sex'"]:
+        assert text in told
+    caplog.clear()
+    measure("A", site, "classification", Reading(), 1)
+    task = ClassificationTask(image_size=(32, 32), num_classes=2)
+    task.open_site("B", sites["B"])
+    assert [sum(text in record.getMessage() for record in caplog.records) for text in odd] == [2, 2]

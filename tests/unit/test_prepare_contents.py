@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -170,6 +171,15 @@ def test_pictures_among_volumes_name_what_takes_them(tmp_path: Path) -> None:
     np.save(tmp_path / "s/labels/a.npy", np.zeros((4, 5, 6)))
     with pytest.raises(DataError, match=r"1 .npy file .*an array that does not say where its voxels lie: python -c "):
         prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
+
+
+def test_a_pipe_is_no_file_and_a_broken_link_is_refused_later(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    held = os.open(tmp_path / "pipe", os.O_RDWR)  # so that one who opens it does not wait
+    (tmp_path / "gone.png").symlink_to("nowhere.png")
+    found = contents(tmp_path)
+    os.close(held)
+    assert ([path.name for path in found.images], found.unread) == (["gone.png"], ())
 
 
 def test_links_to_folders_are_followed_and_circles_end(tmp_path: Path) -> None:

@@ -242,6 +242,17 @@ def test_a_tree_that_is_none(tmp_path: Path) -> None:
 # --- what goes together -------------------------------------------------------------------------------------
 
 
+def test_a_volume_of_one_slice_is_refused_as_training_would(tmp_path: Path) -> None:
+    flat = (*SHAPE[:2], 1)
+    nifti(tmp_path / "s/images/p.nii.gz", image_of(0, flat))
+    nifti(tmp_path / "s/labels/p.nii.gz", labels_of(0, shape=flat))
+    assert "it has one slice, and tasks on whole volumes need more" in refused(
+        tmp_path / "out", source_dir=tmp_path / "s"
+    )
+    refused_as_slices = refused(tmp_path / "out", source_dir=tmp_path / "s", slices="axial")
+    assert "one slice" not in refused_as_slices  # too few images, and no other reason
+
+
 def test_everything_that_does_not_fit_is_named_at_once(tmp_path: Path) -> None:
     plain(tmp_path / "s", 11)
     images, masks = tmp_path / "s/images", tmp_path / "s/labels"

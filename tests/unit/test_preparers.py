@@ -410,6 +410,8 @@ def test_folder_errors(tmp_path: Path) -> None:
     (images / "a.bmp").unlink()
     with pytest.raises(ValueError, match="two sites would have the same folder"):
         prepare_folders({"x y": (images, masks), "x/y": (images, masks)}, out)
+    with pytest.raises(ValueError, match="differ in capitals alone: Site A, site a;"):
+        prepare_folders({"Site A": (images, masks), "site a": (images, masks)}, out)
 
 
 def test_tables_of_masks_and_of_classes_are_not_mixed(tmp_path: Path) -> None:

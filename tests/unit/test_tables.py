@@ -11,7 +11,14 @@ import pytest
 from PIL import Image
 
 from fairflare.data.datalist import DataError
-from fairflare.data.preparers.listed import attributes_of, by_value, classes_of, refuse_two_spellings
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.listed import (
+    attributes_of,
+    by_value,
+    classes_of,
+    refuse_one_patient,
+    refuse_two_spellings,
+)
 from fairflare.data.preparers.tables import Images, Row, read_table
 from fairflare.data.preparers.trees import listed
 from tests.unit.dicom_files import series
@@ -222,6 +229,13 @@ def test_one_value_in_two_spellings_is_no_class_group_or_patient_of_its_own(valu
     if values[0].isalpha():
         assert classes_of(values, values)[1] == [*range(len(values))]  # named on purpose
     refuse_two_spellings(["12", "13", "p1", "p10", "12"], "patients")
+
+
+@pytest.mark.parametrize("number", ["1.23457E+14", "1,23457E+14"])
+def test_a_number_that_a_spreadsheet_shortened_is_no_patient(number: str) -> None:
+    items = [Item(name, "", Path(name), 0, patient, "a") for name, patient in (("i", "p1"), ("j", number))]
+    with pytest.raises(DataError, match=r"^patient '1.23457E\+14' of site 'a' is a number as spreadsheets shorten it"):
+        refuse_one_patient(items, None)
 
 
 def test_by_value_keeps_numbers_that_a_float_cannot() -> None:

@@ -145,7 +145,10 @@ def check_sites(
     reports = [looker.report() for looker in lookers]
     problems += [problem for looker in lookers for problem in looker.problems.values()]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
-    problems += [*_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened)]
+    problems += [
+        *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
+        *_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened),
+    ]  # fmt: skip
     numbers = dict(zip(called, task.structures, strict=True))
     problems += _silent(reports, task.class_labels, numbers, file)
     agreement = _labels(lookers, names if task.class_labels else ["background", *called], problems)
@@ -317,15 +320,19 @@ def _hash(*arrays: npt.NDArray[Any]) -> str:
 
 
 def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
-    """Yield a problem where the sites' datalists name or group the classes differently."""
-    for what, key in (("names", "class_names"), ("groups", "class_groups")):
-        told = {listed.site: value for _, listed in opened if (value := getattr(listed, key)) is not None}
+    """Yield a problem where the sites' datalists name or group classes, or people, differently."""
+    for what, key in (
+        ("names of classes", "class_names"),
+        ("groups of classes", "class_groups"),
+        ("groups of people", "attributes"),
+    ):
+        told = {listed.site: value for _, listed in opened if (value := getattr(listed, key))}
         by_value = {repr(value): [site for site, own in told.items() if own == value] for value in told.values()}
         if len(by_value) > 1:
-            same = what == "names" and len({tuple(sorted(value)) for value in told.values()}) == 1
+            same = key == "class_names" and len({tuple(sorted(value)) for value in told.values()}) == 1
             order = " (the same ones in another order)" if same else ""
             said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
-            yield Problem("", f"the datalists have different {what} of classes{order} ('{key}'): {said:.600}")
+            yield Problem("", f"the datalists have different {what}{order} ('{key}'): {said:.600}", key != "attributes")
 
 
 def _silent(

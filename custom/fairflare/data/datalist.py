@@ -41,6 +41,7 @@ from fairflare.base.disk.files import keys_once, lies_in, real_folders, write_wh
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
+from fairflare.data.listing.attributes import doubts_of
 from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
 from fairflare.data.listing.samples import DataError, Datalist, Sample
 
@@ -99,7 +100,8 @@ def load_datalist(
         with checked.noted():
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
-    return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, checked.attributes)
+    told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
+    return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts))
 
 
 def write_datalist(

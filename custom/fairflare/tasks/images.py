@@ -255,12 +255,11 @@ class ImageTask(Intensities, Fitted, Task):
                 )
             return self.open_phantom(site, own)
         listed = load_datalist(
-            own.data_root,
-            own.datalist or "datalist.json",
-            site=site,
-            class_labels=self.class_labels,
+            own.data_root, own.datalist or "datalist.json", site=site, class_labels=self.class_labels,
             linked_roots=own.linked_roots,
-        )
+        )  # fmt: skip
+        for line in listed.doubts:
+            log.warning("site '%s': %s", site, line)  # written to the site's own log only
         return self.open_listed(site, own, listed)
 
     def open_listed(self, site: str, own: SiteSettings, listed: Datalist) -> SiteData:

@@ -11,9 +11,11 @@ sums over a group leave it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 from fairflare.base.checks import nearest
@@ -21,6 +23,12 @@ from fairflare.base.checks import nearest
 UNKNOWN = "unknown"  # name of the group of images without a value, which is always the last group
 MOST_GROUPS = 50  # largest number of groups of one attribute
 MAX_NAME = 60  # largest number of characters of the name of an attribute, a category or a class
+# Words for a missing value, lower case; in the column of a class the words of NOT_KNOWN alone may be names.
+NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
+NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
+MARKS = (-9999, -999, -99, -9, -1, 99, 999, 9999)  # numbers that tables hold where a number is not known
+# What names may differ in. Signs between digits, or behind a letter ("HER2-"), are part of a name.
+LEFT_OUT = r"\s+$|[\u0300-\u036f]|(?<=[^\W\d_])[\s_.-]+(?=[^\W\d_])|^0+(?=\d)|(?<=\d)\.0*$"
 FORM = '{"kind": "category", "values": ["F", "M"]} or {"kind": "number", "bins": [40, 60]}'
 
 
@@ -50,6 +58,9 @@ class Attribute:
     name: str
     values: tuple[str, ...] = ()
     bins: tuple[float, ...] = ()
+
+    def __repr__(self) -> str:
+        return ", ".join(self.groups[:-1])
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -128,6 +139,46 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
             told = "an attribute is not declared in 'attributes' beside the splits"
             raise UndeclaredValue(told, f": {name!r:.80}{nearest(name, list(declared))}")
     return {name: attribute.group_of(given.get(name)) for name, attribute in declared.items()}
+
+
+def doubts_of(
+    attributes: Mapping[str, Attribute], numbers: Mapping[str, Sequence[float]], class_names: Sequence[str] = ()
+) -> list[str]:
+    """Return a line on each pair of names that may be one, and on values that may mark what is not known.
+
+    Args:
+        attributes: the declared attributes, by name.
+        numbers: values of each attribute that is a number, one for each image.
+        class_names: names of the classes.
+    """
+    found = []
+    for what, names, words in [
+        *((f"attribute '{name}'", of.values, NOT_KNOWN) for name, of in attributes.items()),
+        ("classes", class_names, NO_VALUE),
+    ]:
+        found += [
+            f"{what}: '{a}' and '{b}' may be one; write them alike" for a, b in combinations(names, 2) if _alike(a, b)
+        ]
+        found += [f"{what}: numbers beside words ({', '.join(names)}); write what the numbers mean"] * (
+            any(map(str.isdigit, names)) and any(map(str.isalpha, names))
+        )
+        found += [f"{what}: '{name}' may mean that nothing is known" for name in names if name.lower() in words]
+    for name, values in numbers.items():
+        rest = [value for value in values if value not in MARKS] or [0.0]
+        odd = sorted(
+            mark for mark in {*values} - {*rest} if mark < 0 <= min(rest) or mark > max(rest) + (max(rest) - min(rest))
+        )
+        said = ", ".join(f"{mark:g} of {values.count(mark)} image(s)" for mark in odd)
+        found += [f"attribute '{name}': {said} may mean that nothing is known; leave the value out there"] * bool(odd)
+    return found
+
+
+def _alike(*names: str) -> bool:
+    """Return whether two names differ in capitals, accents, blanks or zeros alone, or one abbreviates the other."""
+    short, long = sorted(
+        (re.sub(LEFT_OUT, "", unicodedata.normalize("NFKD", name).casefold()) for name in names), key=len
+    )
+    return short == long or (len(short) == 1 and len(long) > 2 and f"{short}{long}".isalpha() and long[0] == short)
 
 
 def is_name(value: Any) -> bool:

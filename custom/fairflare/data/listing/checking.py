@@ -45,6 +45,7 @@ class CheckedList:
     listed: dict[Path, list[Path]] = field(default_factory=dict)
     problems: list[DataError] | None = None  # list to which problems are added; None: the first problem is raised
     attributes: dict[str, Attribute] = field(default_factory=dict)
+    numbers: dict[str, list[float]] = field(default_factory=dict)  # values of the attributes that are numbers
     names: list[Any] = field(default_factory=list)  # ``class_names`` of the list, perhaps not yet checked
 
     @contextmanager
@@ -212,6 +213,9 @@ class CheckedList:
             groups = groups_of(entry.get("attributes"), self.attributes)
         except UndeclaredValue as error:
             raise self.bad(f"{where}: {error}", f"{where}: {error.public}") from error
+        for name, value in (entry.get("attributes") or {}).items():
+            if isinstance(value, (int, float)) and value == value:
+                self.numbers.setdefault(name, []).append(value)
         return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
 
     def findings(self, label: list[Any], where: str) -> tuple[int, ...]:

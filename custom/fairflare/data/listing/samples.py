@@ -73,7 +73,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Datalist:
-    """Represent the checked datalist of one site: samples by split, with absolute paths."""
+    """Represent the checked datalist of one site: samples by split, with absolute paths.
+
+    ``doubts`` has a line, for the site alone, on each name or number that may be a mistake.
+    """
 
     site: str
     file: Path
@@ -82,6 +85,7 @@ class Datalist:
     class_groups: Mapping[str, tuple[int, ...]] | None = None
     synthetic: bool = False
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         """Return the case (patient, volume or image) of each sample of a split, see :attr:`Sample.case`."""

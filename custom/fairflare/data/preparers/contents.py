@@ -108,7 +108,10 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
         seen.add(real)
         below[:] = sorted(name for name in below if not is_companion(name))
         folders.append(here)
-        files += (here / name for name in names if not is_companion(name))
+        # Opening a pipe would wait for ever; a broken link is refused where it is read.
+        files += (
+            path for name in names if not is_companion(name) and ((path := here / name).is_file() or not path.exists())
+        )
     images = [path for path in sorted(files) if _is_image(path, endings)]
     unread = sorted({path for path in files if suffix_of(path) not in SIDECARS} - {*images})
     return Contents(folder, tuple(images), tuple(unread), tuple(sorted(folders[1:])))

@@ -17,7 +17,7 @@ from fairflare.base.checks import first_of, nearest
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Dicom, kind_of
-from fairflare.data.listing.attributes import MOST_GROUPS
+from fairflare.data.listing.attributes import MOST_GROUPS, NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import composed, listing, unique
 from fairflare.data.preparers.tables import Row
@@ -28,9 +28,6 @@ SPLIT_NAMES: Mapping[str, str] = {
     "train": "training", "training": "training", "val": "validation", "valid": "validation",
     "validation": "validation", "test": "test",
 }  # fmt: skip
-# Words that tables contain for a missing value, lower case. For people NOT_KNOWN adds words that could be class names.
-NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
-NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
 WHOLE = re.compile(r"[+-]?\d+(\.0*)?")
 MOST_CLASSES = 1000  # largest class number; a higher number in a label column may be a patient's number or a date
 ONE_PATIENT = 3  # least number of images that can be split into training, validation and test
@@ -120,6 +117,11 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
         images = {item.image: item.patient for item in own if isinstance(item.image, Path)}
         where = f" of site '{site}'" if site else ""
         refuse_two_spellings((patient for patient in images.values() if patient), f"patients{where}")
+        if short := next((text for text in images.values() if re.fullmatch(r"\d[.,]\d+E\+\d+", text or "")), None):
+            raise DataError(
+                f"patient '{short}'{where} is a number as spreadsheets shorten it, which several people may have; save "
+                "the column as text"
+            )
         if len(images) < ONE_PATIENT or len({*images.values()}) != 1 or None in images.values():
             continue
         image, patient = next(iter(images.items()))

@@ -147,6 +147,8 @@ def look_at_volume(
     if problem := first_of({
         f"it has the shape {volume.shape}, expected rows, columns and slices; save channels as files":
             facts.slices is None or volume.ndim != 3,
+        "it has one slice, and tasks on whole volumes need more; --slices axial takes it as a picture":
+            plane is None and mask is not None and facts.slices == 1,
         f"it holds {volume.dtype} values, not numbers": volume.dtype.kind not in "biuf",
         "it has values that are NaN or infinite; repair the file":
             volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None,

@@ -68,9 +68,10 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
                 f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "
                 "site-1, site-2, ... (--number)"
             )
-    if same := [site for site, name in found.items() if list(found.values()).count(name) > 1]:
+    plain = {site: name.casefold() for site, name in found.items()}
+    if same := [site for site, name in plain.items() if [*plain.values()].count(name) > 1]:
         raise DataError(
-            f"two sites would have the same folder: {', '.join(sorted(same))}; rename one, or have all called site-1, "
-            "site-2, ... (--number)"
+            f"two sites would have the same folder, or differ in capitals alone: {', '.join(sorted(same))}; rename "
+            "one, or have all called site-1, site-2, ... (--number)"
         )
     return found

@@ -17,9 +17,10 @@ from fairflare.data.dicom_seg import file_in
 from fairflare.data.image_file import SUFFIXES
 from fairflare.data.image_file import VOLUMES as NIFTI
 from fairflare.data.kinds import named, shown
+from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
 from fairflare.data.preparers.items import Item
-from fairflare.data.preparers.listed import NO_VALUE, NOT_KNOWN, by_value, columns_of, split_name
+from fairflare.data.preparers.listed import by_value, columns_of, split_name
 from fairflare.data.preparers.names import composed, existing_folder, file_name, listing, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 

@@ -234,7 +234,7 @@ class _Result:
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
                 write_datalist(folder / file, entries[site], name=site, **more)
-                load_datalist(folder, file, site=site, class_labels=bool(self.classes))
+                self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
                 self.counts.setdefault(site, {s: Counter(map(self._counted, own)) for s, own in entries[site].items()})
 
     def _counted(self, entry: Mapping[str, Any]) -> str:
@@ -306,7 +306,7 @@ class _Result:
                 **({"num_classes": len(self.classes)} if form.class_names and self._counts == self.classes else {}),
                 **form.task
             },
-            "notes": self.notes,
+            "notes": [*dict.fromkeys(self.notes)],
             "versions": {
                 "fairflare": __version__, "python": platform.python_version(),
                 **{package: version(package) for package in PACKAGES},
@@ -314,7 +314,7 @@ class _Result:
             "sites": sites,
         }  # fmt: skip
         _write_json(new / MANIFEST, content)
-        for note in self.notes:
+        for note in dict.fromkeys(self.notes):
             log.warning(note)
 
 

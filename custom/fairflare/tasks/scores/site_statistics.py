@@ -152,7 +152,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         except DataError as error:
             _unusable(sums, error)
     _add_labels(sums, found, kind)
-    for line in values.lines():
+    for line in [*listed.doubts, *values.lines()]:
         log.warning("note: %s", line)  # written to the site's own log only
     return sums
 

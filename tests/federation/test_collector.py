@@ -758,6 +758,11 @@ def test_a_site_that_sends_back_what_it_received_has_not_trained(is_update: bool
     assert collector.accepted == ["b"]
 
 
+def test_a_model_without_a_trained_tensor_counts_as_trained() -> None:
+    received = {"bn.running_mean": torch.zeros(2)}
+    assert incoming.LikeReceived(received).read(Message(dict(received)), "a").moved
+
+
 def test_a_report_of_more_images_than_the_site_has_is_refused() -> None:
     class Counts(FedAvg):
         def counted(self, report: Any) -> dict[str, float]:

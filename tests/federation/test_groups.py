@@ -383,6 +383,11 @@ def test_a_patient_is_in_one_part_the_same_in_every_run() -> None:
     assert floor["group_cases"] == [15, 240, 15, 240]
     stats = {field.name: floor.get(field.name) for field in groups.FIELDS}
     assert groups.read_groups("s", stats, ["sex"], 1, 10, 5)["sex=F"]["cases"].tolist() == [[15, 240]]
+    assert groups.read_groups("s", stats, ["sex"], 1, 10, 5, ["sex=F", "sex=M"], 120)
+    with pytest.raises(ReportError, match="'group_images' counts 120 images by 'sex', it has 119 in test"):
+        groups.read_groups("s", stats, ["sex"], 1, 10, 5, images=119)
+    with pytest.raises(ReportError, match="the 2 groups that the datalists declare, it has 2: 'another order'"):
+        groups.read_groups("s", stats, ["sex"], 1, 10, 5, ["sex=M", "sex=F"])
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -169,6 +169,12 @@ def test_more_samples_than_allowed_count_as_allowed(tmp_path: Path) -> None:
     assert "claims 1000000000 samples, counted as 30" in run.net.warned[0]
 
 
+def test_more_samples_than_a_site_had_before_count_as_those() -> None:
+    influence = Influence(Bounds(), known={"a": 5})
+    assert influence.samples({"a": 50, "b": 50}) == {"a": 5, "b": 50}
+    assert [(w.site, w.kind, w.value, w.used) for w in influence.warnings] == [("a", "num_samples", 50, 5)]
+
+
 # ------------------------------------------------------------------------------------------------ models
 
 

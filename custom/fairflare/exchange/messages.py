@@ -23,7 +23,9 @@ TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
 TASK_NORMS = "norms"  # this task is sent only with norm_statistics="recalibrated"
 TASK_VALIDATE = "validate"
-TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE)
+TASK_KEYS, TASK_MASK, TASK_RELEASE = "keys", "mask", "release"  # these tasks are sent only with secure="sums"
+OF_SUMS = (TASK_KEYS, TASK_MASK, TASK_RELEASE)
+TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE, *OF_SUMS)
 
 SPLIT_TEST = "test"  # entry of a request's ``measure`` that stands for the test list and all further test lists
 SPLIT_VALIDATION = "validation"
@@ -102,6 +104,7 @@ class SiteTask:
     calibration_bins: int = 0  # number of bins of the calibration by group
     as_sent: bool = False  # for validate: measure the received model without the site's stored tensors; not sent
     beside: dict[str, torch.Tensor] = field(default_factory=dict)  # for train: tensors that are no part of the model
+    sums: dict[str, Any] = field(default_factory=dict)  # of a run with secure sums: what is asked; empty: a plain run
 
 
 @dataclass
@@ -137,6 +140,7 @@ def encode_task(task: SiteTask) -> Message:
         "exchange": task.exchange,
         "makes": list(task.makes),
         "rest": task.rest,
+        "sums": task.sums,
         **({name: getattr(task, name) for name in OF_GROUPS} if task.groups else {}),
     }
     beside = {BESIDE + name: tensor for name, tensor in task.beside.items()}
@@ -203,6 +207,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         groups=tuple(str(name) for name in meta.get("groups") or ()),
         group_bins=int(meta.get("group_bins") or 0),
         calibration_bins=int(meta.get("calibration_bins") or 0),
+        sums=dict(meta.get("sums") or {}),
     )
 
 

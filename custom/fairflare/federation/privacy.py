@@ -9,9 +9,10 @@ from typing import Any
 from fairflare.base.checks import in_words
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
+from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_MASK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server import check
+from fairflare.federation.server.sums import MASKED
 from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.federation.site.replies import COUNTS, MAX_REASON, STATS
@@ -71,6 +72,8 @@ TOLD = {
     "groups": "in `check` and in `validate` of the last model, where the run asks for groups: names of the attributes",
     "group_bins": "beside it: bins of the histograms of probabilities",
     "calibration_bins": "beside it: bins of the told class's probability",
+    "sums": "in a run with `secure=sums`: the run's random number; in `keys` all sites' public keys with their "
+    "certificates; in `mask` and `release` which sums are asked, with all sites' weights",
     "directives": "what the method tells the sites, see below; in `validate`, where sites annotate different "
     "structures: those that the site's figure is over (`compared`); in `norms`: which norms are done (`done`), the "
     "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
@@ -94,6 +97,7 @@ def page() -> str:
         max_reason=MAX_REASON, with_every_method=_all_methods(), stays=_stays(), by_task=_tasks(),
         checked=[field_row(field, TASK_CHECK) for field in check.FIELDS],
         norms=[field_row(field, TASK_NORMS) for field in norm_moments.FIELDS],
+        masked=[field_row(field, TASK_MASK) for field in MASKED],
         told=[(f"`{key}`", meaning) for key, meaning in TOLD.items()], directives=_directives(), **_by_method(),
     )  # fmt: skip
 

@@ -159,6 +159,7 @@ class SiteExecutor(Executor):
             # Simulated sites share a machine. One thread each makes sums equal to the last bit everywhere.
             "num_threads": 1 if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False) else None,
             "decoded": root / DECODED_PLACE / safe_name(site),
+            "startup": Path(workspace.get_root_dir()) / "startup",
         }
 
 

@@ -182,6 +182,7 @@ class Info(Part):
     title: str = ""
     kind: str = ""
     without: str = ""
+    sums: str = ""
     primary_metric: str = ""
     measured: str = ""
     seed: Whole | None = None

@@ -43,7 +43,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     ]
     return [
         *private_notes(results),
-        *([f"{info.without}."] if info.without else []),
+        *(f"{text}." for text in (info.sums, info.without) if text),
         *tested,
         *absent,
         *(f"Resumed: {text}." for text in info.resumed_with),

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -53,6 +53,7 @@ from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import short_step
 
 log = logging.getLogger(__name__)
+SUM = "the sum of all sites"
 UNTOLD = "it tells no number of samples, and weighs as much as one sample"
 LEFT = "left the model as it was received (a learning rate of 0, or only frozen layers?), and it counts all the same"
 
@@ -125,6 +126,16 @@ def read_state(shape: Shape, message: Message, site: str, staging: Staging) -> I
         raise ReportError(named(site, printable(text))) from error
 
 
+class Sums(Protocol):
+    """Make the mean of models that the server does not have; ``steps``: number of optimizer steps by site."""
+
+    def anchor(self, sites: Sequence[str], steps: Mapping[str, int | None]) -> State:
+        """Return the plain mean of the sites' models."""
+
+    def mean(self, weighing: Weighing, steps: Mapping[str, int | None]) -> tuple[Weighing, State]:
+        """Return the weights that were used, and the mean of the sites' models with them."""
+
+
 class Collector:
     """Collect the sites' replies of a round, and average their models as a rule weighs them.
 
@@ -163,6 +174,8 @@ class Collector:
         self.products: Products | None = None  # averages products of low-rank factors; ``None``: factor by factor
         self.footing = Footing({})  # compares sites that annotate different structures; known after the check
         self.rows = OutputRows()  # averages output rows over the sites that annotate them; known after the check
+        #: Opens sums of the sites' updates, which then send none; ``None``: every site sends its update.
+        self.sums: Sums | None = None
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
 
@@ -239,8 +252,10 @@ class Collector:
         if site in self._round.trained:
             raise ReportError(f"site {site!r} answered twice in round {self._round.number}")
         meta = read_head(site, message, self._round.number)
-        if not isinstance(message.params, Mapping):
+        if self.sums is None and not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
+        if self.sums is not None and message.params is not None:
+            raise ReportError(f"site {site!r} sent its model, which stays there with secure sums; it is thrown away")
         stats = read_stats(site, meta)
         alone = stats[WITHOUT_LABELS] is True  # such a site trains without the method's terms, and reports nothing
         report = {} if alone else _report(site, meta, stats, self.rule.report_fields)
@@ -250,7 +265,8 @@ class Collector:
             report = self.rule.check_report(report, site, counts["num_steps"])
             self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
-        state = read_state(self._shape, message, site, self.staging)
+        nothing = Incoming({}, dict[str, torch.Tensor]().__getitem__)
+        state = nothing if self.sums is not None else read_state(self._shape, message, site, self.staging)
         told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics and not alone}
         metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
         if not state.moved and not counts["num_steps"]:
@@ -291,7 +307,8 @@ class Collector:
             OSError: the server's disk is full or cannot be written.
         """
         try:
-            self.staging.put(training.site, training.state)
+            if self.sums is None:
+                self.staging.put(training.site, training.state)
         except (TypeError, ValueError) as error:
             raise ReportError(named(training.site, printable(str(error)))) from error
         training.state = {}
@@ -333,6 +350,8 @@ class Collector:
     def anchor_model(self) -> dict[str, torch.Tensor]:
         """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
         sites = self.labelled
+        if self.sums is not None:
+            return self._of_sum(self.sums.anchor(sites, self._steps()))
         plain = Movement(lambda change: change, {}, lambda: None, products=self.products)
         weights = dict.fromkeys(sites, 1.0 / len(sites))
         return weighted_average(self._annotated(self._states(sites), lambda name: weights), weights, movement=plain)
@@ -359,16 +378,21 @@ class Collector:
             weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
         layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
-        movement = Movement(self._moved, types, partial(inputs.start, rule), weighing.buffers, self.products)
+        of_buffers = weighing.buffers if self.sums is None else None
+        movement = Movement(self._moved, types, partial(inputs.start, rule), of_buffers, self.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.of_made}
-        if weighing.layers is not None:
+        if weighing.sites is not None:
+            shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
+            log.info("round %d, weights: %s", self._round.number, shown)
+        if self.sums is not None:
+            weighing, mean = self.sums.mean(weighing, self._steps())
+            state = self._of_sum(mean, **form)
+        elif weighing.layers is not None:
             by_layer = weighing.layers
             states = self._annotated(self._states(), lambda name: by_layer.get(inputs.owner[name], {}), **limits)
             state = layerwise_average(states, by_layer, inputs.owner, **form)
         elif weighing.sites is not None:
-            shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
-            log.info("round %d, weights: %s", self._round.number, shown)
             weights = weighing.sites
             state = weighted_average(self._annotated(self._states(), lambda name: weights, **limits), weights, **form)
         else:
@@ -379,6 +403,14 @@ class Collector:
             weighing.details["adapter_truncation"] = self.products.errors()
         state = {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
+
+    def _of_sum(self, mean: State, **form: Any) -> dict[str, torch.Tensor]:
+        """Return what the average of one state is, the mean of all sites, with the received model's types."""
+        made, like = weighted_average({SUM: mean}, {SUM: 1.0}, **form), self._round.received or {}
+        return {name: tensor.to(like[name].dtype) for name, tensor in made.items()}
+
+    def _steps(self) -> dict[str, int | None]:
+        return {site: training.num_steps for site, training in self._round.trained.items()}
 
     def _annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
         """Return the sites' models with output rows of the sites that annotate them (:class:`OutputRows`)."""
@@ -411,7 +443,7 @@ class Collector:
             num_samples=self._round.counts,
             reports=self.footing.reports({site: trained[site].report for site in sites}, kinds, metrics),
             anchor_reports=self._round.anchor_reports,
-            states=self._states(sites),
+            states={} if self.sums is not None else self._states(sites),
             owner=owner,
             asked=[site for site in self._round.asked if site in sites or site not in every] or sites,
             received=self._round.received,
@@ -466,7 +498,7 @@ class Collector:
 
     def _first(self) -> State:
         """Return the model of the first accepted site, as an example: all sites' models have the same tensors."""
-        return self._state(self.accepted[0])
+        return self._state(self.accepted[0]) if self.sums is None else self._round.received or {}
 
     def _state(self, site: str) -> State:
         assert self._shape is not None

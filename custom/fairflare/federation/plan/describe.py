@@ -233,7 +233,7 @@ def quick_job(name: str) -> str:
         given += [f"{name}={_shown(getattr(one, name))}" for name in values if values[name] != usual[name]]
     number = f"{quick.run.num_rounds} rounds, {len(quick.sites or [])} sites"
     text = f"Without --paper a job has {number}" + (f" and {', '.join(given)}." if given else ".")
-    published = papers_of(get_method(name))
+    published, text = papers_of(get_method(name)), f"{text} Secure sums (secure=sums): {sums_of(get_method(name))}."
     return text if published else f"No published setting: the defaults are those of its classes. {text}"
 
 

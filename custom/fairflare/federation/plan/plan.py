@@ -17,6 +17,7 @@ from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.papers import papers_of, published_setting
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
+from fairflare.federation.plan.secure import check_secure
 from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
@@ -291,6 +292,9 @@ def _check_together(
             alone.check_task(task)
             rule.check_run(run.num_rounds, None if shown else task)
             run.check_products(rule, task)
+            check_secure(run, rule, training, None if shown else task)
+        elif run.secure:
+            raise ValueError("secure='sums' needs FairFlare's own training at the sites, not a script; leave it out")
         if run.crt_rounds and task.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:

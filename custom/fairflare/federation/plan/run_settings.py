@@ -107,6 +107,8 @@ class RunSettings(Bounds):
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training
             can change), or a regular expression that finds their names; parameters that it does not find are frozen.
             All others each site builds for itself, and has to have the server's, see ``docs/exchange.md``.
+        secure: ``"sums"``: no site's model leaves it; the server opens only weighted sums of all sites' updates, see
+            ``docs/secure_sums.md``. No weight is then above 0.5. Empty: the server receives each site's update.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
             all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
             norm, an approximation.
@@ -187,6 +189,7 @@ class RunSettings(Bounds):
     norm_statistics: Annotated[Literal["average", "recalibrated"], OF_RECIPES] = "average"
     recalibration: Literal["exact", "one_pass"] = "exact"
     exchange: str = ALL
+    secure: Literal["", "sums"] = ""
     crt_rounds: NonNegativeInt = 0
     crt_epochs: PositiveInt = 1
     crt_weights: Literal["samples", "method"] = "samples"

@@ -9,8 +9,9 @@ results. Fewer than ``min_sites`` usable answers, or a fault of the server itsel
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Task, metric_name
@@ -35,7 +36,8 @@ from fairflare.federation.collecting.phase import Stopped as Stopped
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Listener, Transport
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
-from fairflare.federation.plan.site_training import PERSONAL, AtHome, check_halves
+from fairflare.federation.plan.secure import check_secure
+from fairflare.federation.plan.site_training import PERSONAL, AtHome, check_halves, training_of
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.experiment import Experiment, writing
 from fairflare.federation.record.journal import Journal
@@ -47,10 +49,17 @@ from fairflare.federation.server.first_model import first_model
 from fairflare.federation.server.personalisation import own_models
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
+from fairflare.federation.server.sums import SecureSums, SitesLost
+from fairflare.federation.site.replies import reasons
+from fairflare.federation.site.sums import RUN
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
+from fairflare.privacy.sums.exposure import Limits
+from fairflare.privacy.sums.keys import FEWEST
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import by_group
 from fairflare.reporting.results import PhaseRecord, RoundRecord
+
+T = TypeVar("T")
 
 
 class Rounds:
@@ -82,7 +91,8 @@ class Rounds:
         higher = bool(self.metrics[task.primary_metric].higher_is_better)
         learned = TaskRecorder(task, lambda: self.journal.info, folder)
         self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
-        self.collector = Collector(rule, folder / "staging", run, run.seed, place.models_in_memory, self.metrics)
+        bounds = replace(run, max_weight=Limits().max_weight) if run.secure and run.max_weight is None else run
+        self.collector = Collector(rule, folder / "staging", bounds, run.seed, place.models_in_memory, self.metrics)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.retraining = Retraining(rule, run)
         self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
@@ -93,6 +103,7 @@ class Rounds:
             self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts, task.findings
         )
         self.check = Check(task, run, self.asking, self.journal, self.metrics)
+        self.sums = self.collector.sums = SecureSums(run, self.asking, self.journal) if run.secure else None
         self.at_home = AtHome()
         self.recalibration = Recalibration(task, run, self.asking, self.journal)
         self._went_back_from: set[int] = set()
@@ -154,6 +165,7 @@ class Rounds:
         """Return the first round to do, and the initial or the checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
+        check_secure(run, self.rule, training_of(place.site_half), self.task)
         self.task.permit(place.settings)
         run.check_products(self.rule, self.task)
         if (metric := self.task.primary_metric) != metric_name(metric):
@@ -211,9 +223,16 @@ class Rounds:
         shape = LikeReceived(trained, self.at_home.tensors)
         self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
+        no_key = {}
+        if self.sums is not None:
+            no_key = self.sums.agree(current_round, record.sites)
+            record.sites = [site for site in record.sites if site in self.sums.agreed]
+            shared = {name: tensor for name, tensor in trained.items() if name not in self.at_home.tensors}
+            self.sums.begin(record, shared, self.collector.parameters or frozenset())
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
-        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
-        train.left_out |= self.roster.why_not(record.sites)
+        form = {} if self.sums is None else {"sums": {RUN: self.sums.id}}
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained, **form)
+        train.left_out |= self.roster.why_not(record.sites) | no_key
         train.good = self.collector.footing.on_one(train.good)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
@@ -244,18 +263,32 @@ class Rounds:
     def _ask_about_anchor(self, record: RoundRecord) -> None:
         """Run the ``anchor`` phase of a round, and free the anchor model's memory afterwards."""
         number, timeout = record.current_round, self.settings.anchor_timeout
-        anchor = clean_state(self.collector.anchor_model())
+        anchor = clean_state(self._with_fewer(record, self.collector.anchor_model))
         asked = self.collector.labelled  # the others have no report
         sites = self.roster.willing(asked, TASK_ANCHOR, number)
         phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, asked)
         self.journal.left_out(phase, record)
 
+    def _with_fewer(self, record: RoundRecord, make: Callable[[], T]) -> T:
+        """Return what ``make`` returns; again without the sites that were lost, where the models are summed."""
+        while True:
+            before = {} if self.sums is None else self.retraining.state_dict()
+            try:
+                return make()
+            except SitesLost as lost:
+                self.retraining.load_state_dict(before)  # the rule weighs the others anew
+                for site, reason in lost.args[0].items():
+                    self.collector.drop(site, reason)
+                record.accepted = self.collector.accepted
+                if len(record.accepted) < max(self.settings.min_sites, FEWEST):
+                    raise RoundFailed(f"round {record.current_round}: {reasons(lost.args[0].items())}") from lost
+
     def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:
         for listener in self.listeners:
             listener.before_aggregation()
         started = time.monotonic()
-        state, weighing = self.collector.aggregate()
+        state, weighing = self._with_fewer(record, self.collector.aggregate)
         next_state: State = clean_state({**received, **state})  # a round may train only some of the tensors
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))

@@ -25,6 +25,8 @@ DECODED_PLACE = "decoded"  # default folder for decoded volumes, in the site's s
 SAVES = "save_seconds"  # name of the site's setting: seconds between two saves of a half-done round; 0: never
 SAVE_SECONDS = 60.0
 SUBMITS = "submit_model"  # name of the site's setting: whether the local model may be sent to other sites
+#: Names of the site's settings about secure sums: whether it trains for nothing else, what it allows, whom it knows.
+SECURE = ("secure", "secure_max_weight", "secure_max_exposure", "secure_pins")
 COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own settings override the job's
 # Settings of local/fairflare.json that FairFlare itself reads; all others are given to the task.
 SHELL_SETTINGS = (
@@ -42,6 +44,7 @@ SHELL_SETTINGS = (
     SUBMITS,
     EXAMPLES,
     PRIVACY,
+    *SECURE,
 )
 
 

@@ -20,14 +20,17 @@ from fairflare.exchange.messages import (
     STATUS_OK,
     TASK_ANCHOR,
     TASK_CHECK,
+    TASK_KEYS,
+    TASK_MASK,
     TASK_NORMS,
+    TASK_RELEASE,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
     clean_state,
 )
-from fairflare.federation.site import clinical, groups, norm_moments
+from fairflare.federation.site import clinical, groups, norm_moments, sums
 from fairflare.federation.site.examples import draw_examples
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, support_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
@@ -79,6 +82,9 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``train``: measure the received model on the validation split, train it, and report."""
     try:
         run, model = worker.open(request, store)
+        sums.check_asked(worker, request)
+        if again := sums.answered(worker, request, store):
+            return again
         if not worker.trains_below and not run.floor.holds("training"):
             raise SiteError(f"site {worker.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
         if not (lists := store.folder / LISTS).exists():
@@ -102,7 +108,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
-        return SiteReply(
+        reply = SiteReply(
             STATUS_OK,
             update={name: update[name] for name in training.sends(update)},
             metrics=metrics,
@@ -111,6 +117,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             num_samples=None if alone else trained.num_samples,
             num_steps=trained.num_steps,
         )
+        return sums.kept_home(worker, request, store, reply, local) if request.sums else reply
     except BaseException as error:  # the server does not count this round for the site: remove its files
         stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
         store.forget(request.current_round, half_done=not stopped)
@@ -208,4 +215,5 @@ def _comparing(worker: SiteWorker, request: SiteTask, run: SiteRun, task: Task) 
 #: The function that performs a task at a site, by the task's name.
 TASKS: dict[str, Callable[[SiteWorker, SiteTask, SiteStore], SiteReply]] = {
     TASK_CHECK: check, TASK_VALIDATE: validate, TASK_TRAIN: train, TASK_ANCHOR: anchor, TASK_NORMS: norms,
+    TASK_KEYS: sums.keys, TASK_MASK: sums.mask, TASK_RELEASE: sums.release,
 }  # fmt: skip

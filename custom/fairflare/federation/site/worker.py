@@ -32,6 +32,7 @@ from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import LOSS, SPLIT_GLOBAL, Proxy, SiteData, Task
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import (
+    OF_SUMS,
     SPLIT_TEST,
     STATUS_FAILED,
     STATUS_SKIPPED,
@@ -105,6 +106,7 @@ class SiteWorker:
         decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: no folder.
         tells_all: whether a reply gives text and line of an error in the task's code, as the site runs in the process
             of that code's author.
+        startup: folder of the site's startup kit, whose certificate signs its keys; ``None``: they are not signed.
     """
 
     def __init__(
@@ -118,9 +120,11 @@ class SiteWorker:
         num_threads: int | None = None,
         decoded: Path | None = None,
         tells_all: bool = False,
+        startup: Path | None = None,
     ) -> None:
         self.site = site
         self.tells_all = tells_all
+        self.startup = startup
         self.decoded = decoded
         self.task = task
         self.training = training
@@ -147,7 +151,7 @@ class SiteWorker:
             should_stop: is called at every batch and in every other long loop; True ends the task with a refusal.
         """
         reply = self._answer(request, should_stop)
-        if self.private is None:
+        if self.private is None or request.name in OF_SUMS:
             return reply
         unit = Units.of(self._data).kind if self._data is not None else ""
         metrics = [metric.name for metric in self.task.declared_metrics()]
@@ -183,6 +187,8 @@ class SiteWorker:
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
         """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
+        if request.name in OF_SUMS:  # nothing in it is measured
+            return
         data = self._shown(request)
         floor = Floor(data, self._floor(request))
         Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)

@@ -1,0 +1,281 @@
+"""Open weighted sums of the sites' updates, of which the server never holds a single one (``secure="sums"``).
+
+The sites agree on keys that the server does not know. In each round they train and report, the rule weighs, and every
+site is shown the whole table of weights and sends its weighted update under masks that only the sum of all is free of.
+A site that is lost before the sum is opened costs a new attempt with fewer sites; one that is lost while it is opened
+is asked again. ``docs/secure_sums.md`` says what the server learns all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fairflare.base.checks import listed
+from fairflare.core.features.layers import layers_of
+from fairflare.core.states import Made
+from fairflare.exchange.messages import TASK_KEYS, TASK_MASK, TASK_RELEASE, Message, clean_tensor
+from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
+from fairflare.federation.plan.run_settings import RunSettings
+from fairflare.federation.record.journal import Journal
+from fairflare.federation.site.replies import read_head, reasons
+from fairflare.federation.site.sums import HELLOS, PRESENT, QUESTIONS, RUN, SATURATED
+from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
+from fairflare.methods.base.rule import State, Weighing
+from fairflare.privacy.sums.exposure import Limits, softened
+from fairflare.privacy.sums.keys import FEWEST, SIZE
+from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled, digest
+from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, kinds
+from fairflare.reporting.documents import RoundRecord, Warned
+
+MOST_OF_HELLO = 2**14  # bytes of one part of a hello
+PAUSE = 1.0  # seconds between two questions for the same own masks
+MASKED = (
+    Field(SATURATED, "whole", low=0, of=NO_IMAGES, doc="how many numbers of the update the bound of the sum cut"),
+)
+
+
+class SitesLost(Exception):
+    """Signal that a sum cannot be opened without some of its sites; the argument has each one's reason."""
+
+
+class SecureSums:
+    """Lead the exchanges of secure sums at the server.
+
+    Args:
+        run: settings of the run.
+        ask, journal: the run's exchange with the sites, and its journal.
+    """
+
+    def __init__(self, run: RunSettings, ask: Exchange, journal: Journal) -> None:
+        self.run, self.ask, self.journal = run, ask, journal
+        self.id = os.urandom(SIZE)  # a resumed job is a new run with new keys
+        self.agreed: list[str] = []
+        self._anchor: tuple[list[str], State] | None = None
+
+    def agree(self, current_round: int, live: Sequence[str]) -> dict[str, str]:
+        """Let the live sites agree on keys, unless they have; return for each site without a key the reason.
+
+        Raises:
+            RoundFailed: a site refuses another one's key, or fewer than three sites have keys.
+        """
+        if set(live) <= set(self.agreed):
+            return {}
+        hellos: dict[str, dict[str, bytes]] = {}
+
+        def said(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            hellos[site] = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
+            return {}
+
+        timeout, least = self.run.check_timeout, max(FEWEST, self.run.min_sites)
+        first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said, sums={RUN: self.id})
+        if len(first.good) >= least:
+            told = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
+            second = self.ask(TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only, sums=told)
+        left = {**first.left_out, **second.left_out}
+        refused = second is not first and len(second.left_out) > len(second.unheard)
+        if refused or len(second.good) < least:
+            raise RoundFailed(
+                f"round {current_round}, keys: {len(second.good)} site(s) agreed on keys, needed are {least}, and "
+                f"nobody who refuses. Left out: {reasons(left.items()) or 'none'}",
+                second,
+            )
+        self.agreed = sorted(second.good)
+        signed = all(len(of) > 1 for of in hellos.values())
+        text = (
+            f"Secure sums of {len(self.agreed)} sites, keys "
+            f"{'signed with certificates' if signed else 'unsigned: protects from a curious server only'}. No site's "
+            "model leaves it; the server learns reports and metrics of each, the weights, the sums, and who took part"
+        )
+        self.journal.say(text)
+        self.journal.store.update_info(sums=text)
+        return left
+
+    def begin(self, record: RoundRecord, received: State, trained: Sequence[str] | frozenset[str]) -> None:
+        """Begin a round.
+
+        Args:
+            record: the round's record.
+            received: the tensors that the sites train and that are summed, as they received them.
+            trained: names of the trained parameters; other floating tensors are buffers.
+        """
+        self.record, self.received, self.kinds = record, received, kinds(received, trained)
+        self.model = digest({name: received[name] for name in (*self.kinds.params, *self.kinds.buffers)})
+        self.attempt, self._anchor = 0, None
+
+    def anchor(self, sites: Sequence[str], steps: Mapping[str, int | None]) -> State:
+        """Return the plain mean of the sites' models.
+
+        Args:
+            sites: the sites.
+            steps: number of optimizer steps of each site.
+
+        Raises:
+            SitesLost: a new attempt is needed.
+        """
+        even = dict.fromkeys(sites, 1.0 / len(sites))
+        _, state = self._sum(("anchor", "anchor_buffers"), Weighing(sites=even), steps)
+        self._anchor = sorted(sites), state
+        return state
+
+    def mean(self, weighing: Weighing, steps: Mapping[str, int | None]) -> tuple[Weighing, State]:
+        """Return the weights that were used, and the mean of the sites' models with them.
+
+        Args:
+            weighing: what the rule decided.
+            steps: number of optimizer steps of each site.
+
+        Raises:
+            SitesLost: a new attempt is needed.
+        """
+        try:
+            return self._sum(("params", "buffers"), weighing, steps)
+        except SitesLost as lost:
+            if self._anchor is None:
+                raise
+            # A sum of fewer sites beside the open one would show the lost site's update.
+            sites, state = self._anchor
+            self.journal.say(
+                f"round {self.record.current_round}: {listed(lost.args[0])} lost after the plain mean of "
+                f"{len(sites)} sites was opened, and the round takes this mean",
+                warning=True,
+            )
+            return replace(weighing, sites=dict.fromkeys(sites, 1 / len(sites)), layers=None, record={}), state
+
+    # ------------------------------------------------------------------------------------------------ one sum
+
+    def _sum(
+        self, labels: tuple[str, str], weighing: Weighing, steps: Mapping[str, int | None]
+    ) -> tuple[Weighing, State]:
+        """Return the weights that were used, and the received model with the mean update."""
+        layers = weighing.layers
+        members = sorted(weighing.sites or next(iter((layers or {}).values())))
+        given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
+        questions, layouts, even = list[Question](), list[Layout](), set[str]()
+        parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, strict=True)
+        for label, names, ring, of_sites in parts:
+            if not names:
+                continue
+            layout = Layout.of({name: self.received[name] for name in names}, layers_of(names) if layers else None)
+            by_layer = layers or {"": of_sites}
+            table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
+            opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None)
+            table, columns = softened(table, opened, Limits().max_exposure)
+            even |= {layout.layers[column] for column in columns}
+            questions.append(Question(self.record.current_round, self.attempt, label, ring, self.model, table))
+            layouts.append(layout)
+        weighing = self._evened(weighing, sorted(even), members)
+        self.attempt += 1
+        sums = self._opened(questions, layouts, members) if questions else []
+        update = {name: of for of in sums for name in of}
+        received, most = self.received, max((n or 0 for n in steps.values()), default=0)
+
+        def make(name: str) -> torch.Tensor:
+            if name in update:
+                return received[name].double() + update[name][name]
+            return received[name] + most if name in self.kinds.steps else received[name]
+
+        return weighing, Made(received, make)
+
+    def _evened(self, weighing: Weighing, layers: Sequence[str], members: Sequence[str]) -> Weighing:
+        """Return the weights with equal ones in layers in which the rule's would show a single site's update."""
+        if not layers:
+            return weighing
+        even = dict.fromkeys(members, 1 / len(members))
+        where = f"layers {listed(layers, 3)}" if weighing.layers else "this round"
+        text = f"weights of {where} made equal: the method's would show one site's update to the server"
+        count = len(layers) if weighing.layers else None
+        self.journal.warned([Warned("", "exposure", 1.0, Limits().max_exposure, text, count)], self.record)
+        if weighing.layers is None:
+            return replace(weighing, sites=even, buffers=None)
+        record = {
+            layer: {site: {**told, "weight": even[site]} for site, told in by.items()} if layer in layers else by
+            for layer, by in weighing.record.items()
+        }
+        return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
+
+    def _opened(self, questions: list[Question], layouts: list[Layout], members: list[str]) -> list[State]:
+        """Ask all members for their masked vectors, then for the keys of their own masks, and open the sums."""
+        number = self.record.current_round
+        totals = {of.label: Addition(of, layout) for of, layout in zip(questions, layouts, strict=True)}
+        own: dict[str, dict[str, bytes]] = {}
+        told = {RUN: self.id, QUESTIONS: [question.plain() for question in questions]}
+
+        def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            meta = read_head(site, message, number)
+            clipped = read_report(meta.get("report"), MASKED, site)[SATURATED]
+            sent = message.params if isinstance(message.params, Mapping) else {}
+            if sent.keys() != totals.keys():
+                had = listed([str(name)[:40] for name in sent], 5)
+                raise ReportError(f"site {site!r}: asked for the sums {listed(totals)}, it sent {had or 'none'}")
+            try:
+                for label, total in totals.items():
+                    total.add(site, clean_tensor(label, sent[label]))
+            except (TypeError, ValueError) as error:
+                raise ReportError(str(error)) from error
+            self._say_saturated(site, clipped, sum(layout.numbers for layout in layouts))
+            return {}
+
+        def open_own(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            own[site] = _bytes_of(site, message, number, set(totals), SIZE, all_of=True)
+            return {}
+
+        masked = self._asked(TASK_MASK, members, add, told)
+        if lost := {site: masked.left_out[site] for site in members if site not in masked.good}:
+            raise SitesLost(lost)
+        told[PRESENT] = members
+        end, missing = time.monotonic() + self.run.anchor_timeout, members
+        while missing:  # nobody who has released takes part in another attempt: these very sites are needed
+            phase = self._asked(TASK_RELEASE, missing, open_own, told)
+            missing = [site for site in members if site not in own]
+            if missing and time.monotonic() + PAUSE > end:
+                raise RoundFailed(
+                    f"round {number}, release: {reasons(phase.left_out.items())}. Without all of {listed(members)} the "
+                    "sum stays closed; with an experiment id the run goes on from its checkpoint when they are back",
+                    phase,
+                )
+            time.sleep(PAUSE * bool(missing))
+        try:
+            return [total.opened({site: own[site][label] for site in members}) for label, total in totals.items()]
+        except SumSpoiled as error:
+            raise RoundFailed(f"round {number}: {error}") from error
+
+    def _asked(self, name: str, sites: Sequence[str], use: Callable[..., dict[str, float]], told: Any) -> Phase:
+        number, timeout = self.record.current_round, self.run.anchor_timeout
+        phase = self.ask(name, number, {}, sites, timeout, use, sums=told)
+        self.journal.left_out(phase, self.record)
+        return phase
+
+    def _say_saturated(self, site: str, clipped: int, numbers: int) -> None:
+        if clipped > 1e-6 * numbers:
+            text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
+            self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
+
+
+def _head_only(phase: Phase, site: str, message: Message) -> dict[str, float]:
+    read_head(site, message, phase.current_round)
+    return {}
+
+
+def _bytes_of(
+    site: str, message: Message, current_round: int, known: set[str], most: int, *, all_of: bool = False
+) -> dict[str, bytes]:
+    """Return the bytes by name in a site's report, checked.
+
+    Raises:
+        ReportError: another name, another kind of value, or one too long (names site and field).
+    """
+    report = read_head(site, message, current_round).get("report")
+    told = dict(report) if isinstance(report, Mapping) else {}
+    if not told or not told.keys() <= known or (all_of and told.keys() != known):
+        had = listed([str(name)[:40] for name in told], 5)
+        raise ReportError(f"site {site!r}: the report must have {listed(known)}, got {had or 'nothing'}")
+    for name, value in told.items():
+        if not isinstance(value, bytes) or not 0 < len(value) <= most:
+            raise ReportError(f"site {site!r}: field {name!r} must be 1 to {most} bytes, got {value!r:.80}")
+    return told

@@ -1,0 +1,144 @@
+"""Take part in secure sums at a site: agree on keys, keep the update at home, mask it, and release the own mask.
+
+What a site refuses, it refuses by name: see :mod:`fairflare.privacy.sums`. Its log of sums and its key lie in its
+folder of the experiment, so that a process that begins anew goes on from them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from fairflare.core.features.layers import layers_of
+from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_meta
+from fairflare.federation.site.site_file import setting
+from fairflare.methods.base.training import SiteError, SiteStore
+from fairflare.privacy.sums.exposure import Limits
+from fairflare.privacy.sums.journal import SumLog
+from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused
+from fairflare.privacy.sums.masks import Question, digest
+from fairflare.privacy.sums.ring import Layout, kinds, same_integers
+
+if TYPE_CHECKING:
+    from fairflare.federation.site.worker import SiteWorker
+
+KEPT = "sum_update"  # name under which a site stores the update of a round, with the rest of its answer
+KIT = ("client.crt", "client.key", "rootCA.pem")  # files of a startup kit
+RUN, HELLOS, QUESTIONS, PRESENT = "run", "hellos", "questions", "present"  # keys in a task's ``sums``
+SATURATED = "saturated"  # key in the report
+Most = Annotated[float, Field(strict=True, gt=0, le=1)]
+
+
+def check_asked(worker: SiteWorker, request: SiteTask) -> None:
+    """Refuse to train for a server that asks for the update itself, where the site's own file allows sums only.
+
+    Raises:
+        SiteError: the run is none of secure sums.
+    """
+    if _own(worker, "secure", "", Literal["", "sums"]) and not request.sums:
+        raise SiteError(f"site {worker.site!r}: its own file has secure=sums, the run has not; set secure=sums there")
+
+
+def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:
+    """Return the site's answer to ``train`` once more, where a job that goes on asks about the same model.
+
+    The same numbers may be summed again, others would tell them apart. ``None``: it has not answered yet.
+    """
+    kept = store.load_at(KEPT, request.current_round) if request.sums else None
+    names = () if kept is None else (*kept["params"], *kept["buffers"])
+    if kept is None or not request.state.keys() >= set(names) or kept["model"] != _digest(request, names).hex():
+        return None
+    return SiteReply(**json.loads(kept["reply"]))
+
+
+def kept_home(
+    worker: SiteWorker, request: SiteTask, store: SiteStore, reply: SiteReply, local: Mapping[str, torch.Tensor]
+) -> SiteReply:
+    """Store the update of an answer to ``train`` at the site, and return the answer without it.
+
+    Raises:
+        SumRefused: the training changed integers that cannot be summed.
+    """
+    update, model = reply.update or {}, worker.network.of(worker.task, request)
+    received = {name: request.state[name] for name in update}
+    same_integers(worker.site, received, local)
+    trained = (name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad)
+    of, reply = kinds(received, trained), replace(reply, update=None)
+    parts = {what: {name: update[name] for name in getattr(of, what)} for what in ("params", "buffers")}
+    told = json.dumps(clean_meta(vars(reply)))
+    model_of = _digest(request, (*of.params, *of.buffers)).hex()
+    store.save(KEPT, request.current_round, {**parts, "model": model_of, "reply": told}, kept=1)
+    return reply
+
+
+def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Perform ``keys``: tell the site's own public key, or check those of all sites and agree on a key with each."""
+    own, asked = _keys(worker), request.sums
+    if HELLOS not in asked:
+        return SiteReply(STATUS_OK, report=own.hello(asked[RUN]))
+    own.agree(asked[RUN], asked[HELLOS])
+    return SiteReply(STATUS_OK)
+
+
+def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Perform ``mask``: send the site's weighted update under masks that only the sum of all sites is free of."""
+    kept = store.load_at(KEPT, request.current_round)
+    if kept is None:
+        raise SumRefused(worker.site, f"it has no update of round {request.current_round}; it is back in the next one")
+    vectors, saturated = {}, 0
+    for log, question, pairs in _asked(worker, request):
+        if question.model.hex() != kept["model"]:
+            why = "what it received is not the model that the server names; a filter on the way changes it"
+            raise SumRefused(worker.site, f"sum {question.label!r} of round {question.round}: {why}")
+        update = kept[question.vectors]
+        by_layer = len(question.table[worker.site]) > 1 if worker.site in question.table else False
+        found = log.masked(question, pairs, Layout.of(update, layers_of(update) if by_layer else None), update)
+        vectors[question.label], saturated = found.vector, saturated + found.saturated
+    return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})
+
+
+def release(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
+    """Perform ``release``: tell the keys of the site's own masks, once the vectors of all members are there."""
+    present = request.sums[PRESENT]
+    asked = _asked(worker, request)
+    return SiteReply(STATUS_OK, report={of.label: log.release(of, pairs, present) for log, of, pairs in asked})
+
+
+# ------------------------------------------------------------------------------------------------ pieces
+
+
+def _keys(worker: SiteWorker) -> SiteKeys:
+    pins = _own(worker, "secure_pins", {}, dict[str, str])
+    files = [worker.startup / name for name in KIT] if worker.startup is not None else []
+    kit = None
+    if files and all(path.is_file() for path in files):
+        certificate, key, root = (path.read_bytes() for path in files)
+        kit = Kit(certificate, key, root, pins)
+    return SiteKeys(worker.site, worker.state.folder, kit)
+
+
+def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Question, Pairs]]:
+    limits = Limits(
+        _own(worker, "secure_max_weight", Limits().max_weight, Most),
+        _own(worker, "secure_max_exposure", Limits().max_exposure, Most),
+    )
+    log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits)
+    pairs = _keys(worker).pairs(request.sums[RUN])
+    for plain in request.sums[QUESTIONS]:
+        question = Question.read(worker.site, plain)
+        if question.round != request.current_round:
+            raise SumRefused(worker.site, f"field 'round' is {question.round} in round {request.current_round}")
+        yield log, question, pairs
+
+
+def _own(worker: SiteWorker, name: str, usual: Any, kind: Any) -> Any:
+    return setting(worker.site, worker.settings, name, usual, kind, "a text or a number as docs/site_settings.md says")
+
+
+def _digest(request: SiteTask, names: Any) -> bytes:
+    return digest({name: request.state[name] for name in names})

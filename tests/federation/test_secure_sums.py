@@ -1,0 +1,431 @@
+"""Test runs of secure sums in one process: results, lost sites, resumed runs, refusals, and what leaves a site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.base.settings import build, values_of
+from fairflare.exchange.messages import Message
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import Place, RunSettings
+from fairflare.federation.privacy import page
+from fairflare.federation.record.experiment import Experiment
+from fairflare.federation.server.rounds import RoundFailed, Rounds
+from fairflare.federation.transports.calls import LocalTransport
+from fairflare.methods.base.catalog import get_method
+from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
+from fairflare.privacy.sums.ring import Layout
+from fairflare.reporting.notes import run_notes
+from fairflare.reporting.results import read_results
+from fairflare.tasks.base import SiteData
+from tests.tiny import document
+
+from .network import Line, number
+
+WIDTH = 40  # of the network: wide enough that a correlation of 4 / sqrt(N) is small
+
+
+class Drawn(SiteData):
+    """Hold numbers drawn for one site."""
+
+    def __init__(self, site: str) -> None:
+        generator = torch.Generator().manual_seed(number(site))
+        count = 8 + 4 * number(site)
+        self.inputs = torch.randn(count, 6, generator=generator) + 0.3 * number(site)
+        self.targets = torch.randn(count, 1, generator=generator)
+
+    def num_samples(self, split: str) -> int:
+        return len(self.inputs)
+
+    def batches(self, split: str, *, batch_size: int, **_: Any) -> Any:
+        return list(zip(self.inputs.split(batch_size), self.targets.split(batch_size), strict=True))
+
+
+class Numbers(Line):
+    """Define a regression by a network with trained tensors, running statistics and a counter."""
+
+    def build_model(self) -> torch.nn.Module:
+        last = torch.nn.Linear(WIDTH, 1)
+        return torch.nn.Sequential(torch.nn.Linear(6, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.ReLU(), last)
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().mean()
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (outputs - targets).square().mean(1)
+
+    def open_site(self, site: str, settings: Any) -> SiteData:
+        return Drawn(site)
+
+
+@pytest.fixture(autouse=True)
+def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairflare.federation.record.journal.tell_listeners", lambda *args: [])
+
+
+Twist = Callable[[str, str, int], Any]  # site, task, how often the site was asked this task -> what comes in its place
+
+
+class Wire(LocalTransport):
+    """Carry the messages of sites whose process is a new one for each task, and keep what was sent."""
+
+    twist: Twist = staticmethod(lambda site, name, count: None)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sent: list[tuple[str, str, Message]] = []
+        self.asked: list[tuple[str, str, Message]] = []
+        self.updates: dict[tuple[str, int], Mapping[str, Any]] = {}
+
+    def _answer(self, site: str, name: str, task: Message) -> Any:
+        count = sum((site, name) == (a, b) for a, b, _ in self.asked)
+        self.asked.append((site, name, task))
+        self._workers.pop(site, None)
+        before = self.twist(site, name, count)
+        if before is not None:
+            return before
+        answer = super()._answer(site, name, task)
+        self.sent.append((site, name, Message(answer.params, answer.is_update, answer.metrics, answer.meta)))
+        if name == "train":
+            kept = self._workers[site].state.store(task.meta["run"]).load_at("sum_update", task.current_round)
+            self.updates[site, task.current_round] = kept or {}
+        return answer
+
+
+class Run:
+    """Do a run of secure sums, or a plain one, in a folder."""
+
+    def __init__(
+        self, folder: Path, method: str = "fed_avg", sites: int = 3, twist: Twist | None = None,
+        local: Mapping[str, Any] | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        known = get_method(method)
+        rule = build(known.rule, known.server)
+        training = build(
+            known.training,
+            {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False, **known.site},
+        )
+        run = RunSettings(**{"num_rounds": 2, "secure": "sums", "anchor_timeout": 2.0, **settings})
+        names = [f"site-{k + 1}" for k in range(sites)]
+        self.wire = Wire(names, Numbers(), training, local or {}, folder / "state")
+        if twist is not None:
+            self.wire.twist = twist  # type: ignore[method-assign]
+        self.folder = folder / "server"
+        place = Place(self.folder, folder / "kept", "job", {}, values_of(training))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.rounds = Rounds(Numbers(), rule, run, self.wire, place)
+
+    def __call__(self) -> Run:
+        self.rounds.run()
+        return self
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        return torch.load(self.folder / "FL_global_model.pt", weights_only=True)["model"]
+
+    @property
+    def results(self) -> dict[str, Any]:
+        return document(self.folder / "fairflare")
+
+
+def quantised_mean(
+    run: Run, start: Mapping[str, torch.Tensor], current_round: int, *, anchor: bool = False
+) -> dict[str, torch.Tensor]:
+    """Return the model after a round by loops over integers without any mask, with the weights that sites were told."""
+    asked = [task.meta["sums"]["questions"] for _, name, task in run.wire.asked if name == "mask"]
+    every = {q["label"]: q for of in asked for q in of if q["round"] == current_round}
+    last = {"params": every["anchor" if anchor else "params"], "buffers": every[f"{'anchor_' * anchor}buffers"]}
+    found = dict(start)
+    for what, fraction, bound in (("params", 30, 1.0), ("buffers", 40, 2.0**20)):
+        table = last[what]["table"]
+        updates = {site: run.wire.updates[site, current_round][what] for site in table}
+        names = list(updates[min(table)])
+        layers = sorted({name.rpartition(".")[0] for name in names})
+        for name in names:
+            total = np.zeros(start[name].shape, np.int64)
+            for site, row in table.items():
+                weight = row[layers.index(name.rpartition(".")[0])] if len(row) > 1 else row[0]
+                u = updates[site][name].double().numpy()
+                total += np.rint(weight * np.clip(u, -bound, bound) * 2**fraction).astype(np.int64)
+            change = start[name].double() + torch.from_numpy(total / 2**fraction)
+            change = change.clamp(min=0) if name.endswith("running_var") else change
+            found[name] = change.to(start[name].dtype)
+    steps = max(of["num_steps"] for of in run.results["rounds"][current_round]["train"].values())
+    return found | {name: start[name] + steps for name in start if name.endswith("num_batches_tracked")}
+
+
+def start_model() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return Numbers().build_model().state_dict()
+
+
+# ------------------------------------------------------------------------------------------------ the result
+
+
+@pytest.mark.parametrize(("method", "sites"), [("fed_avg", 3), ("fed_ism_plus_l", 4), ("fed_lwr", 6)])
+def test_the_result_has_the_bits_of_a_sum_without_masks(method: str, sites: int, tmp_path: Path) -> None:
+    run = Run(tmp_path, method, sites, num_rounds=1)()
+    wanted = quantised_mean(run, start_model(), 0)
+    assert run.model.keys() == wanted.keys()
+    assert {name for name, tensor in run.model.items() if not torch.equal(tensor, wanted[name])} == set()
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "fed_opt", "fed_bn", "fed_nova", "fed_ism_plus_l"])
+def test_the_result_is_that_of_the_plain_run(method: str, tmp_path: Path) -> None:
+    sums, plain = Run(tmp_path / "a", method)(), Run(tmp_path / "b", method, secure="", max_weight=0.5)()
+    for name, tensor in plain.model.items():
+        torch.testing.assert_close(sums.model[name], tensor, atol=1e-6, rtol=0)
+    assert sums.results["rounds"][1]["site_weights"] == pytest.approx(
+        plain.results["rounds"][1]["site_weights"], abs=1e-6
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what leaves a site
+
+
+def test_nothing_that_leaves_a_site_tells_of_its_update(tmp_path: Path) -> None:
+    run = Run(tmp_path, "fed_lwr", 6)()
+    vectors = 0
+    for site, name, message in run.wire.sent:
+        assert (message.params is None) is (name != "mask"), (site, name)
+        for at in (0, 1):
+            update = run.wire.updates[site, at]
+            for label, vector in (message.params or {}).items():
+                own = torch.cat(
+                    [
+                        update["buffers" if "buffers" in label else "params"][n].reshape(-1)
+                        for n in sorted(update["buffers" if "buffers" in label else "params"])
+                    ]
+                ).double()
+                correlation = float(np.corrcoef(vector.double().numpy(), own.numpy())[0, 1])
+                assert abs(correlation) < 4 / math.sqrt(len(own)), (site, label, at)
+                vectors += 1
+    assert vectors == 6 * 2 * 2 * 2 * 2  # sites, rounds, sums, kinds of tensors; each beside two updates
+    sent = torch.cat([m.params["params"] for _, name, m in run.wire.sent if name == "mask" and "params" in m.params])
+    counts = np.bincount(sent.numpy().view(np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    assert ((counts - expected) ** 2 / expected).sum() < 255 + 5 * math.sqrt(2 * 255)
+
+
+def test_what_the_further_messages_hold_is_declared(tmp_path: Path) -> None:
+    run = Run(tmp_path, "fed_lwr", 4, num_rounds=1)()
+    declared = {"keys": [{"hello"}, set()], "mask": [{"saturated"}]}
+    declared["release"] = [{"params", "buffers"}, {"anchor", "anchor_buffers"}]
+    seen = set()
+    for _, name, message in run.wire.sent:
+        if name in declared:
+            seen.add(name)
+            assert set(message.meta["report"]) in declared[name]
+            assert set(message.meta["stats"]) == {"seconds"}
+            assert (message.metrics, message.meta["num_samples"], message.meta["num_steps"]) == ({}, None, None)
+            assert all(f"`{key}`" in page() for key in ("sums", *message.meta["report"]) if name == "mask")
+    assert seen == set(declared)
+
+
+def test_a_site_whose_file_allows_sums_only_trains_for_nothing_else(tmp_path: Path) -> None:
+    local = {"sites": {"site-2": {"secure": "sums"}}}
+    run = Run(tmp_path, secure="", num_rounds=1, local=local)()
+    (left,) = run.results["rounds"][0]["left_out"]
+    assert left["site"] == "site-2"
+    assert "its own file has secure=sums, the run has not" in left["reason"]
+    assert Run(tmp_path / "b", num_rounds=1, local=local)().results["rounds"][0]["left_out"] == []
+
+
+def test_the_run_says_in_words_that_it_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        run = Run(tmp_path, num_rounds=1)()
+    told = "Secure sums of 3 sites, keys unsigned: protects from a curious server only. No site's model leaves it"
+    assert run.results["info"]["sums"].startswith(told)
+    assert told in caplog.text
+    assert run_notes(read_results(run.folder / "fairflare"))[0].startswith(told)
+
+
+# ------------------------------------------------------------------------------------------------ lost sites
+
+
+def lost(site: str, name: str, times: int, first: int = 0) -> Twist:
+    """Let a site die in some of the times that it is asked a task."""
+    return lambda s, n, count: "its process died" if (s, n) == (site, name) and first <= count < first + times else None
+
+
+@pytest.mark.parametrize("name", ["train", "mask"])
+def test_a_site_that_is_lost_before_the_release_costs_a_new_attempt(name: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, sites=4, twist=lost("site-4", name, 1))()
+    first, second = run.results["rounds"]
+    assert {(x["site"], x["phase"]) for x in first["left_out"]} == {("site-4", name)}
+    assert first["site_weights"].keys() == {"site-1", "site-2", "site-3"}
+    assert second["site_weights"].keys() == {"site-1", "site-2", "site-3", "site-4"}  # it is back
+    attempts = [q["attempt"] for _, n, task in run.wire.asked if n == "mask" for q in task.meta["sums"]["questions"]]
+    assert max(attempts) == (1 if name == "mask" else 0)
+    only = Run(tmp_path / "b", sites=4, twist=lost("site-4", "train", 1))()
+    assert all(torch.equal(tensor, only.model[key]) for key, tensor in run.model.items())
+
+
+def test_a_rule_that_remembers_weighs_the_round_once(tmp_path: Path) -> None:
+    """Check that a second attempt begins with the state that the rule had before the round."""
+    run = Run(tmp_path, "fed_ism_plus_l", 5, lost("site-5", "mask", 1, first=1))()
+    only = Run(tmp_path / "b", "fed_ism_plus_l", 5, lost("site-5", "train", 1, first=1))()
+    assert run.results["rounds"][1]["site_weights"] == only.results["rounds"][1]["site_weights"]
+
+
+def test_a_late_vector_opens_nothing(tmp_path: Path) -> None:
+    """Open attempt 0 with the late vector of the lost site, and the own masks' keys that the others have released."""
+    run = Run(tmp_path, sites=4, twist=lost("site-4", "release", 0))
+    late: list[Message] = []
+    answer = Wire._answer
+
+    def keep(wire: Wire, site: str, name: str, task: Message) -> Any:
+        found = answer(wire, site, name, task)
+        if (site, name) == ("site-4", "mask") and not late:
+            late.append(found)
+            return "the connection broke"
+        return found
+
+    run.wire._answer = keep.__get__(run.wire)  # type: ignore[method-assign]
+    run()
+    masks = [(s, task, m) for (s, n, task), (_, _, m) in zip(run.wire.asked, run.wire.sent, strict=True) if n == "mask"]
+    plain = masks[0][1].meta["sums"]["questions"][0]
+    question = Question.read("server", plain)
+    assert (question.attempt, len(question.members)) == (0, 4)
+    total = Addition(question, Layout.of(dict(Numbers().build_model().named_parameters())))
+    for site, _, message in masks[:4]:
+        total.add(site, message.params["params"])
+    assert total.missing == set()
+    keys = {s: m.meta["report"]["params"] for s, n, m in run.wire.sent if n == "release"}
+    assert keys.keys() == {"site-1", "site-2", "site-3", "site-4"}
+    with pytest.raises(SumSpoiled):
+        total.opened(keys)
+
+
+def test_a_site_that_is_lost_while_the_sum_is_opened_is_asked_again(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("fairflare.federation.server.sums.PAUSE", 0.01)
+    run = Run(tmp_path, twist=lost("site-2", "release", 2))()
+    assert run.results["rounds"][0]["site_weights"].keys() == {"site-1", "site-2", "site-3"}
+    plain = Run(tmp_path / "b")()
+    assert all(torch.equal(tensor, plain.model[key]) for key, tensor in run.model.items())
+
+
+def test_a_sum_that_cannot_be_opened_stops_the_run_and_is_opened_when_all_are_back(tmp_path: Path) -> None:
+    whole = Run(tmp_path / "whole", experiment="e")()
+    with pytest.raises(RoundFailed, match=r"round 1, release: site-2: its process died[.] Without all of 'site-1'"):
+        Run(tmp_path, twist=lost("site-2", "release", 99, first=1), experiment="e", anchor_timeout=0.5)()
+    # Those who have released take part in no sum without it.
+    with pytest.raises(RoundFailed, match="the same model was summed with other members"):
+        Run(tmp_path, sites=4, twist=lost("site-2", "mask", 9), experiment="e")()
+    again = Run(tmp_path, experiment="e")()
+    assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
+
+
+@pytest.mark.parametrize(("method", "sites"), [("fed_avg", 3), ("fed_lwr", 4)])
+def test_a_server_that_dies_between_release_and_checkpoint_goes_on(
+    method: str, sites: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    whole = Run(tmp_path / "whole", method, sites, experiment="e")()
+    save = Experiment.save
+
+    def dies(self: Experiment, next_round: int, state: Any) -> None:
+        if next_round == 2:
+            raise KeyboardInterrupt
+        save(self, next_round, state)
+
+    monkeypatch.setattr(Experiment, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, method, sites, experiment="e")()
+    monkeypatch.undo()
+    again = Run(tmp_path, method, sites, experiment="e")()
+    assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
+    assert again.results["rounds"][1]["current_round"] == 1
+
+
+def test_a_site_lost_between_the_two_sums_leaves_the_round_the_plain_mean(tmp_path: Path) -> None:
+    run = Run(tmp_path, "fed_lwr", 5, lost("site-5", "mask", 1, first=1), num_rounds=1)()
+    record = run.results["rounds"][0]
+    assert record["site_weights"] == dict.fromkeys([f"site-{k}" for k in range(1, 6)], 0.2)
+    assert {(x["site"], x["phase"]) for x in record["left_out"]} == {("site-5", "mask")}
+    wanted = quantised_mean(run, start_model(), 0, anchor=True)
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in run.model.items())
+
+
+def test_too_few_sites_end_the_run_by_name(tmp_path: Path) -> None:
+    with pytest.raises(RoundFailed, match=r"keys: 2 site\(s\) agreed on keys, needed are 3"):
+        Run(tmp_path, twist=lost("site-3", "keys", 9))()
+    with pytest.raises(RoundFailed, match=r"round 0: .*its process died"):
+        Run(tmp_path / "b", twist=lost("site-3", "mask", 9))()
+
+
+def test_a_site_that_comes_late_agrees_on_keys_before_the_next_round(tmp_path: Path) -> None:
+    run = Run(tmp_path, sites=4, twist=lost("site-4", "keys", 1))()
+    first, second = run.results["rounds"]
+    assert first["site_weights"].keys() == {"site-1", "site-2", "site-3"}
+    assert second["site_weights"].keys() == {"site-1", "site-2", "site-3", "site-4"}
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+def test_an_answer_with_a_model_or_a_floating_vector_is_refused_by_name(tmp_path: Path) -> None:
+    def floating(site: str, name: str, count: int) -> Any:
+        if site != "site-4" or name not in ("train", "mask") or count:
+            return None
+        meta = {**run.wire.sent[-1][2].meta, "report": {"saturated": 0}}
+        params = {"params": torch.zeros(5), "buffers": torch.zeros(5)}
+        return Message(params, True, {"dice": 0.5}, meta)
+
+    run = Run(tmp_path, sites=4, twist=floating)
+    record = run().results["rounds"]
+    ((_, first), (_, second)) = ((x["site"], x["reason"]) for r in record for x in r["left_out"])
+    assert "sent its model, which stays there with secure sums" in first
+    assert "field 'params' must be torch.int32" in second
+    assert "take filters" in second
+
+
+def test_wrong_masks_spoil_the_sum_and_nobody_is_named(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    answer = Wire._answer
+
+    def other(wire: Wire, site: str, name: str, task: Message) -> Any:
+        found = answer(wire, site, name, task)
+        if (site, name) == ("site-2", "release"):
+            found.meta["report"] = {label: bytes(32) for label in found.meta["report"]}
+        return found
+
+    run.wire._answer = other.__get__(run.wire)  # type: ignore[method-assign]
+    with pytest.raises(RoundFailed, match=r"numbers of the sum 'params' .* nobody can say which"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "reason"),
+    [
+        ("fed_mrl", {}, "FedMRL cannot go with it: its map compares the sites' models"),
+        ("fed_ce", {}, "it compares each site's update with those of the others"),
+        ("cgsv", {}, "every site gets a model of its own"),
+        ("cffl", {}, "every site gets a model of its own"),
+        ("scaffold", {}, "divides each site's update"),
+        ("q_fed_avg", {}, "it needs the norm of each site's update"),
+        ("creff", {}, "would come in the clear"),
+        ("afl", {"afl_mode": "argmax"}, "its model is that of one site"),
+        ("fed_avg", {"aggregate": "median"}, "aggregate='median' needs every site's model"),
+        ("fed_avg", {"max_weight": 0.6}, "max_weight=0.6 would show a site's update; set it to 0.5 at most"),
+        ("fed_avg", {"norm_statistics": "recalibrated"}, "sends each site's moments in the clear"),
+        ("fed_avg", {"groups": ["sex"]}, "sums of its groups in the clear"),
+        ("fed_avg", {"personalise": "finetune"}, "may send a site's own model"),
+        ("fed_avg", {"unlabelled": "consistency"}, "weighs sites without a report"),
+    ],
+)
+def test_what_needs_models_is_refused_before_the_run(method: str, settings: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match="secure='sums': ") as found:
+        make_plan(method, settings={**settings, "secure": "sums"}, sites=4, shown=True)
+    assert reason in str(found.value)
+
+
+def test_a_job_that_was_edited_by_hand_is_refused_at_its_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="secure='sums': FedCE cannot go with it"):
+        Run(tmp_path, "fed_ce")()

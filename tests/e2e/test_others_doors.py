@@ -88,6 +88,9 @@ def test_in_our_rounds(method: str, tmp_path: Path) -> None:
     results = run.results
     assert results["status"] == "completed", results
     assert [record["left_out"] for record in results["rounds"]] == [[]] * 6
+    steps = [[of["num_steps"] for of in record["train"].values()] for record in results["rounds"]]
+    assert steps == [[steps[0][0]] * 2] * 6  # as many in every round, at both sites
+    assert steps[0][0] > 0
     assert sorted(results["test"]) == ["site-1", "site-2"]
     if method == "fed_lwr":
         assert results["test"]["site-1"]["accuracy"] > 0.5  # of four classes

@@ -54,6 +54,8 @@ TINY: dict[str, dict[str, Any]] = {
         "phantom_test": 40, "projector_dim": 96,
     },
     "SegmentationTask": {"image_size": [32, 32], "features": [4, 4, 4, 4, 4, 4], "phantom_cases": 0.05},
+    "VolumeClassificationTask": {"features": [4, 4, 8, 8], "phantom_cases": 0.5},
+    "VolumeSegmentationTask": {"features": [4, 4, 4, 4, 4, 4], "phantom_cases": 0.1, "patches": 1},
     "ScriptTask": {"model": "torch.nn.Identity"},
     "RoundsController": {
         "task": {"path": "fairflare.tasks.classification.ClassificationTask", "args": {}},

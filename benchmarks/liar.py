@@ -114,6 +114,7 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
         "probe_loss": 0.7 + 0.02 * index,
         "step_norm": 10.0 + index,
         "rate_sum": 1.0 + 0.1 * index,
+        "cost": 0.6 - 0.05 * current_round + 0.01 * index,
         "gap": 0.02 + 0.002 * index if current_round else math.nan,
         "minus_score": 0.4 + 0.01 * index,
         "perturbed_loss": 0.7 + 0.02 * index,
@@ -180,6 +181,7 @@ WORDS = {
     "step_norm": [Lie("`step_norm` 1", {"step_norm": 1.0}), Lie("`step_norm` 1e6", {"step_norm": 1e6})],
     "accuracy": [Lie("`accuracy` 0", {"accuracy": 0.0}), Lie("`accuracy` 1", {"accuracy": 1.0})],
     "group_losses": [Lie(f"`group_losses` {text}", {"group_losses": [float(text)]}) for text in ("1e-9", "100")],
+    "cost": [Lie("`cost` 1e6", {"cost": 1e6})],
     "gap": [Lie("`gap` 1e5", {"gap": 1e5})],
     "minus_score": [Lie("`minus_score` 1", {"minus_score": 1.0})],
 }
@@ -195,7 +197,7 @@ def words_for(method: Method) -> list[Lie]:
     own = {"fed_ism": "sharpness", "fed_ism_plus_s": "sharpness", "fed_ism_plus_l": "perturbed_loss"}
     own |= {"fed_mas": "rescue_factor", "fed_mrl": "train_loss", "fed_nova": "step_norm", "fair_fed": "accuracy"}
     own |= {"q_fed_avg": "probe_loss", "afl": "probe_loss", "fed_ga": "gap", "fed_ce": "minus_score"}
-    own |= {"group_dro": "group_losses"}
+    own |= {"group_dro": "group_losses", "loss_weights": "probe_loss", "fed_pid": "cost"}
     return WORDS[own[method.name]] if method.name in own else []
 
 

@@ -21,6 +21,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
 from fairflare.methods.fed_avg import FedAvg
+from fairflare.methods.fed_dyn import FedDyn
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.scaffold import Scaffold
@@ -377,7 +378,8 @@ def test_one_liar_of_six(method: Any, liar: Any) -> None:
         # Honest weights may be above 0.25, too: that is the bounds' price.
         later = [w for w in held.records[1].warnings if not w.kind.startswith(("max_weight", "max_excess"))]
         assert later == []
-        assert all(w.value < 0.3 for w in held.records[1].warnings)
+        if method.name != "fed_pid":  # which compares a cost with that of the round before, within the same bounds
+            assert all(w.value < 0.3 for w in held.records[1].warnings)
 
 
 @pytest.mark.long
@@ -389,7 +391,7 @@ def test_two_liars_of_six_never_hold_half(method: Any, liar: Any) -> None:
     assert liar.largest_share(method, liar.PAIR, FOR_HOSPITALS) < 0.4934
     assert liar.largest_share(method, [liar.LIAR], FOR_HOSPITALS) < 0.25 + 1e-9
     # The bound holds because it is there, not because the lies are weak.
-    if method.rule is Scaffold:
+    if method.rule in (Scaffold, FedDyn):
         assert liar.largest_share(method, liar.PAIR) == pytest.approx(1 / 3)  # uniform weights: no claim changes them
         return
     if method.name not in ("fed_ce", "fed_ga", "fed_heal", "fed_mrl"):
@@ -443,7 +445,7 @@ def test_the_page_has_these_figures() -> None:
 
 NOT_A_MEAN = {
     "cffl": "every site gets a model of its own", "cgsv": "every site gets a model of its own",
-    "creff": "the server makes a part of the model itself",
+    "creff": "the server makes a part of the model itself", "fed_dyn": "its drift is a sum of all sites' changes",
     "fed_heal": "each entry is a mean over the sites that sent it", "fed_nova": "it makes a step along the mean",
     "q_fed_avg": "it makes a step along the mean", "scaffold": "its control variate is a sum of all sites' changes",
 }  # fmt: skip

@@ -51,14 +51,14 @@ def test_names_are_those_of_the_papers() -> None:
     assert {name: cls.__name__.removesuffix("Recipe") for name, cls in CLASSES.items()} == {
         "afl": "AFL", "bsm_fl": "BSMFL", "bsm_kd": "BSMKD", "cffl": "CFFL", "cgsv": "CGSV", "creff": "CReFF",
         "crt": "CRT", "ditto": "Ditto", "fair_fed": "FairFed", "fair_lora": "FairLoRA",
-        "fed_avg": "FedAvg", "fed_avg_m": "FedAvgM", "fed_awa": "FedAWA", "fed_heal": "FedHEAL",
+        "fed_avg": "FedAvg", "fed_avg_m": "FedAvgM", "fed_awa": "FedAWA", "fed_dyn": "FedDyn", "fed_heal": "FedHEAL",
         "fed_bn": "FedBN", "fed_ce": "FedCE", "fed_ga": "FedGA",
         "fed_ism": "FedISM", "fed_ism_plus_l": "FedISMPlusL",
         "fed_ism_plus_s": "FedISMPlusS", "fed_lc": "FedLC", "fed_lwr": "FedLWR", "fed_lwr_cosine": "FedLWRCosine",
         "fed_lwr_last_layer": "FedLWRLastLayer", "fed_mas": "FedMAS", "fed_mrl": "FedMRL", "fed_nova": "FedNova",
-        "fed_opt": "FedOpt",
+        "fed_opt": "FedOpt", "fed_pid": "FedPID",
         "fed_prox": "FedProx", "flex_fair": "FlexFair", "group_dro": "GroupDRO", "ldam": "LDAM",
-        "logit_adjustment": "LogitAdjustment", "moon": "MOON",
+        "logit_adjustment": "LogitAdjustment", "loss_weights": "LossWeights", "moon": "MOON",
         "q_fed_avg": "QFedAvg", "scaffold": "SCAFFOLD", "solo": "Solo",
     }  # fmt: skip
 

@@ -37,6 +37,7 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_awa import FedAWA
 from fairflare.methods.fed_bn import FedBNTraining
 from fairflare.methods.fed_ce import FedCE
+from fairflare.methods.fed_dyn import DynamicTraining, FedDyn
 from fairflare.methods.fed_ga import FedGA
 from fairflare.methods.fed_heal import ConsistentTraining, FedHEAL
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
@@ -46,6 +47,7 @@ from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL
 from fairflare.methods.fed_nova import FedNova, NovaTraining
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.ldam import MarginTraining
+from fairflare.methods.loss_weights import LossWeights
 from fairflare.methods.moon import ContrastiveTraining
 from fairflare.methods.parts.classifier_retraining import DIRECTIVE, balanced_draws
 from fairflare.methods.parts.mu_policy import FixedMu
@@ -131,6 +133,30 @@ def q_fed_avg_weighted() -> float:
         return sum(a[k] * (w + deltas[s]) for k, s in enumerate("abc"))
 
     return served(QFedAvg(q=2.0, q_form="weighted"), each("probe_loss", 0.1, 3), authors)
+
+
+def term() -> float:
+    """FairFL, class TERM: aggregate, where the weights given are the shares of images."""
+
+    def authors(r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
+        weights = np.array([np.exp(0.7 * said[s]["probe_loss"]) for s in "abc"]) * (0.1, 0.3, 0.6)
+        weights = weights / np.sum(weights)
+        return sum(weights[k] * (w + deltas[s]) for k, s in enumerate("abc"))
+
+    return served(LossWeights(tilt=0.7), each("probe_loss", 0.1, 3), authors, rounds=3)
+
+
+def term_of_its_authors() -> float:
+    """tilting.py of TERM's authors: its weights, of sites that count alike, without the length of their sum."""
+
+    def authors(r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
+        losses = np.array([said[s]["probe_loss"] for s in "abc"])
+        estimates = 0.5 * np.mean(np.exp(2.0 * (losses - losses.max())))
+        weights = np.exp(2.0 * (losses - losses.max())) / (estimates * 3)
+        step = np.mean([weights[k] * deltas[s] for k, s in enumerate("abc")], axis=0)
+        return w + step / (weights.sum() / 3)
+
+    return served(LossWeights(tilt=2.0, weighting="uniform"), each("probe_loss", 0.1, 3), authors, rounds=3)
 
 
 def afl() -> float:
@@ -532,6 +558,28 @@ def fed_awa() -> float:
     return served(FedAWA(awa_steps=20), lambda r, rng: {s: {} for s in "abc"}, authors)
 
 
+def fed_dyn() -> float:
+    """train_FedDyn and train_feddyn_mdl, with the paper's alpha, which the code divides by each site's images."""
+    own = {s: {n: torch.zeros_like(t) for n, t in started(Tiny()).items()} for s in SITES}
+    alpha = 0.3
+
+    def authors(r: int, cloud: State) -> State:
+        models = {}
+        for s in SITES:
+            w = dict(cloud)
+            for _ in range(2):
+                for x, y in DATA[s].batches("training", batch_size=8):
+                    g = gradient(plain_loss, w, x, y)
+                    g = {n: g[n] + alpha * (-cloud[n] + own[s][n]) for n in g}  # the linear penalty
+                    w = {n: w[n] - 0.1 * (g[n] + alpha * w[n]) for n in g}  # weight_decay = alpha
+            own[s] = {n: own[s][n] + w[n] - cloud[n] for n in w}
+            models[s] = w
+        middle = mean(models, dict.fromkeys(SITES, 1.0))
+        return {n: t + sum(own[s][n] for s in SITES) / len(SITES) for n, t in middle.items()}
+
+    return trained(DynamicTraining(**PLAIN, local_epochs=2, feddyn_alpha=alpha), FedDyn(), authors)
+
+
 def solo() -> float:
     """Each site by itself from the common start; what it is measured with at the end."""
     with tempfile.TemporaryDirectory() as folder:
@@ -887,6 +935,9 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
     "SCAFFOLD": ("text, Algorithm 1", scaffold, 1e-12),
     "FedHEAL": ("yuhangchen0/FedHEAL", fed_heal, 1e-12),
     "FedAWA": ("ChanglongShi/FedAWA", fed_awa, 1e-10),
+    "FedDyn": ("alpemreacar/FedDyn", fed_dyn, 1e-12),
+    "TERM, shares": ("huawei-noah/Federated-Learning", term, 1e-12),
+    "TERM, uniform": ("litian96/TERM", term_of_its_authors, 1e-12),
     "MOON": ("QinbinLi/MOON", moon, 1e-12),
     "q-FedAvg, q=0.5": ("litian96/fair_flearn", lambda: q_fed_avg(0.5), 1e-8),
     "q-FedAvg, q=5": ("litian96/fair_flearn", lambda: q_fed_avg(5.0), 1e-8),
@@ -920,7 +971,7 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
 
 
 #: Whole runs take a second or two each.
-QUICK = ("FedAWA", "q-FedAvg", "AFL", "Agnostic", "FedCE", "CFFL", "CGSV", "FairFed", "FedGA", "CReFF", "cRT")
+QUICK = ("FedAWA", "q-FedAvg", "AFL", "Agnostic", "FedCE", "CFFL", "CGSV", "FairFed", "FedGA", "CReFF", "cRT", "TERM")
 
 
 @pytest.mark.parametrize(

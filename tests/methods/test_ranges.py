@@ -20,16 +20,17 @@ RANGES: dict[str, str] = {
         share_entropy shrinking stale_ok use_fair
     """,
     "an integer >= 1": """
-        adapters.rank batch_size cka_batch_size classifier_batch classifier_epochs crt_epochs gradient_images
-        gradient_repeats local_epochs max_missed min_cases min_sites mu_policy.hidden mu_policy.updates
-        num_classes num_features num_rounds patch_size patches phantom_own_test phantom_samples phantom_sites
-        phantom_test test_last weighting.epochs windows
+        adapters.rank awa_steps batch_size cka_batch_size classifier_batch classifier_epochs crt_epochs
+        gradient_images gradient_repeats local_epochs max_missed min_cases min_sites mu_policy.hidden
+        mu_policy.updates num_classes num_features num_rounds patch_size patches phantom_own_test
+        phantom_samples phantom_sites phantom_test test_last weighting.epochs windows
     """,
     "a number > 0": """
-        adapters.alpha afl_rate anchor_timeout cffl_alpha cgsv_beta cgsv_gamma check_timeout classifier_rate
-        cosine_scale dro_rate fair_max grad_clip learning_rate mu_policy.learning_rate norms_timeout server_rate
-        server_tau temperature tolerance train_timeout validate_timeout weighting.eta weighting.sigma_0
-        weighting.sigma_min weighting.sigma_w
+        adapters.alpha afl_rate anchor_timeout awa_rate bound_gap cffl_alpha cgsv_beta cgsv_gamma
+        check_timeout classifier_rate cosine_scale dro_rate eba_tau fair_max feddyn_alpha grad_clip
+        learning_rate loss_bound mu_policy.learning_rate norms_timeout server_rate server_tau temperature
+        tolerance train_timeout validate_timeout weighting.eta weighting.sigma_0 weighting.sigma_min
+        weighting.sigma_w
     """,
     "a number >= 0": """
         best_lambda ditto_lambda dro_adjustment fair_weight fairfed_beta feature_rate flexfair_weight gsam_alpha
@@ -42,7 +43,7 @@ RANGES: dict[str, str] = {
     "an integer >= 0": "cka_memory corrupted_sites crt_rounds feature_steps label_noise_sites phantom_seed test_every",
     "an integer >= 1 or nothing": "cka_passes local_steps max_samples neck_dim personal_epochs projector_dim width",
     "a number in (0, 1]": "adapters.own beta c_th norm_momentum",
-    "a number in [0, 1)": "beta beta2 cgsv_alpha drw_beta fairlora_ema momentum overlap",
+    "a number in [0, 1)": "beta beta2 cgsv_alpha drw_beta fairlora_ema heal_beta heal_tau momentum overlap",
     "a number in [0, 1) or nothing": "beta1",
     "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm tau",
     "a number >= 0 or nothing": "fair_clamp floor prior_strength",
@@ -78,6 +79,7 @@ RANGES: dict[str, str] = {
     "a number in (0, 1] or nothing": "max_excess",
     "a number in [0, 1.5]": "camera_shift",
     "a number in [1e-06, 1e+09]": "alpha",
+    "a number": "tilt",
     "an integer": "seed",
     "an integer >= 32 or nothing": "prior_image_size",
     "an integer in [0, 10000]": "bootstrap",

@@ -210,6 +210,72 @@ def power_weights(values: Mapping[str, float], q: float) -> dict[str, float]:
     return normalise({site: math.exp(log - highest) for site, log in logs.items()})
 
 
+def tilted_weights(shares: Mapping[str, float], losses: Mapping[str, float], tilt: float) -> dict[str, float]:
+    r"""Return weights that grow exponentially with the loss: TERM's, and FedEBA+'s with tilt = 1 / tau.
+
+    .. math:: a_k = p_k e^{t F_k} / \sum_j p_j e^{t F_j}
+
+    Args:
+        shares: p of each site, ``>= 0``.
+        losses: F of the received model; one that is not finite counts as the mean of the finite ones.
+        tilt: t, finite; 0: the shares, below 0: sites with a lower loss weigh more.
+
+    Source:
+        Li et al., ICLR 2021 (TERM); Wang et al., arXiv 2301.12407 (FedEBA+).
+
+    Example:
+        >>> tilted_weights({"A": 0.5, "B": 0.5}, {"A": 2.0, "B": 1.0}, 0)
+        {'A': 0.5, 'B': 0.5}
+    """
+    exponents = {site: tilt * loss for site, loss in _repaired(losses, "mean").items()}
+    highest = max(exponents.values())
+    return normalise({site: shares[site] * math.exp(exponent - highest) for site, exponent in exponents.items()})
+
+
+def proportional_weights(
+    shares: Mapping[str, float], losses: Mapping[str, float], bound: float, least: float
+) -> dict[str, float]:
+    r"""Return weights by how near a loss is to its bound: the slope of PropFair's :math:`-\sum_k p_k \log(M - F_k)`.
+
+    .. math:: a_k \propto p_k / \max(M - F_k, \epsilon)
+
+    Args:
+        shares: p of each site, ``>= 0``.
+        losses: F of the received model; one that is not finite counts as the mean of the finite ones.
+        bound: M, above the losses of all sites.
+        least: epsilon, ``> 0``. Losses above M - epsilon weigh alike, and most.
+
+    Source:
+        Zhang et al., TMLR 2023; beyond M - epsilon the ``huber`` form of their code.
+
+    Example:
+        >>> proportional_weights({"A": 0.5, "B": 0.5}, {"A": 1.75, "B": 1.25}, 2.0, 0.2)
+        {'A': 0.75, 'B': 0.25}
+    """
+    known = _repaired(losses, "mean")
+    return normalise({site: shares[site] / max(bound - loss, least) for site, loss in known.items()})
+
+
+def blended_weights(
+    shares: Mapping[str, float], parts: Iterable[tuple[float, Mapping[str, float]]]
+) -> dict[str, float]:
+    r"""Return a weighted sum of shares, each in proportion to a number of the sites: FedCostWAvg's, FedPIDAvg's rule.
+
+    .. math:: a_k = \sum_i c_i \, x_{ik} / \sum_j x_{ij}
+
+    Args:
+        shares: those in place of a part whose numbers sum to 0.
+        parts: c, with a sum of 1, and x by site; a negative x counts as 0, one that is not finite as the mean of the
+            finite ones.
+
+    Example:
+        >>> blended_weights({"A": 0.5, "B": 0.5}, [(0.5, {"A": 3.0, "B": 1.0}), (0.5, {"A": -1.0, "B": 0.0})])
+        {'A': 0.625, 'B': 0.375}
+    """
+    found = [(part, normalise(values, shares, non_finite="mean")) for part, values in parts]
+    return {site: math.fsum(part * of[site] for part, of in found) for site in sorted(shares)}
+
+
 def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] | None, beta: float) -> dict[str, float]:
     r"""Return the exponential moving average of weights, by site name.
 

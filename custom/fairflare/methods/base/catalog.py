@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import fairflare.methods
 from fairflare.base.checks import listed, unknown
-from fairflare.base.settings import build, field_names
+from fairflare.base.settings import build, field_names, hints_of
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import Rule, TwoPhase, anchor_fields
 from fairflare.methods.base.training import LocalTraining
@@ -209,10 +209,13 @@ def get_method(name: str) -> Method:
     """Return the method called ``name``.
 
     Raises:
-        ValueError: no method has that name (suggests the nearest name).
+        ValueError: no method has that name (names the method of which it is a ``form``, or suggests the nearest name).
     """
     methods = all_methods()
     if name not in methods:
+        for method in methods.values():
+            if name in get_args(hints_of(method.rule).get("form")):
+                raise ValueError(f"{name!r} is a form of the method {method.name!r}: take it with form={name}")
         raise ValueError(f"unknown method {name!r}{unknown(name, methods, f'`fairflare list` has all {len(methods)}')}")
     return methods[name]
 

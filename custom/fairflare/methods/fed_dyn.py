@@ -1,0 +1,119 @@
+r"""Define FedDyn, whose sites minimise a loss with a linear and a quadratic term that make their optima agree.
+
+Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fairflare.base.settings import Positive, settings
+from fairflare.core import losses
+from fairflare.core.states import Made
+from fairflare.core.weighting import uniform_weights
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import RoundInputs, Rule, State, Weighing
+from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
+
+DRIFT = "drift"  # name under which a site stores l_k
+
+
+@dataclass
+class _Centre:
+    """Store one task's centre x - l_k of the pull, by name of the trained parameters that travel."""
+
+    of: dict[str, torch.Tensor]
+
+
+@settings
+class DynamicTraining(LocalTraining):
+    r"""Minimise :math:`f_k(y) - \langle g_k, y \rangle + \frac\alpha2 \lVert y - x \rVert^2`, and renew g_k (FedDyn).
+
+    .. math:: g_k \leftarrow g_k - \alpha (y - x), \qquad
+              l_k = -g_k / \alpha, \quad l_k \leftarrow l_k + y - x
+
+    with x the received and y the trained model. Up to a constant the two terms are a pull of strength alpha towards
+    x - l_k, in which form they are computed. l_k stays at the site, begins with 0, and is of the trained parameters
+    that travel.
+
+    Args:
+        feddyn_alpha: alpha, strength of the pull.
+    """
+
+    feddyn_alpha: Positive = 0.01
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        stays = {*self.home.stays(model)}
+        centre = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}
+        for name, own in (run.store.load_before(DRIFT, run.current_round) or {}).items():
+            if name in centre and own.shape == centre[name].shape:
+                centre[name] -= own.to(centre[name])
+        run.own = _Centre(centre)
+
+    def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        moving = {name: p for name, p in model.named_parameters() if name in run.own.of}
+        pull = losses.proximal_term(moving, run.own.of, self.feddyn_alpha)
+        return criterion_loss(self, run, model(inputs), targets) + pull
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        trained, centre = dict(model.named_parameters()), run.own.of
+        run.store.save(
+            DRIFT, run.current_round, {name: (trained[name].detach() - centre[name]).cpu() for name in centre}
+        )
+        return {}
+
+
+@settings
+class FedDyn(Rule):
+    r"""Average the sites' models, each site counting alike, and go on by the mean l_k of all sites (FedDyn).
+
+    .. math:: x \leftarrow \frac{1}{|P|} \sum_P y_k - \frac h\alpha, \qquad
+              -\frac h\alpha \leftarrow -\frac h\alpha + \frac1N \sum_P (y_k - x)
+
+    with P the sites of the round and N all sites seen so far. :math:`-h/\alpha` is kept in float64, and a new site
+    has l_k = 0 in it. Batch norm's statistics are a plain mean.
+
+    Source:
+        Acar et al., Algorithm 1, with the sign and scale of the authors' code.
+    """
+
+    only_mean: ClassVar[str] = "its drift is a sum of all sites' changes"
+
+    _outlive = ("drift", "sites")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._drift: dict[str, torch.Tensor] = {}
+        self._sites: list[str] = []
+        self._old, self._present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        known = sorted({*self._sites, *inputs.asked, *inputs.sites})
+        self._old, self._present = len(self._sites) / len(known), len(inputs.sites) / len(known)
+        self._sites = known
+        length = math.sqrt(sum(float(drift.square().sum()) for drift in self._drift.values()))
+        return Weighing(sites=uniform_weights(inputs.sites), values={"drift": length})
+
+    def move(self, change: State) -> State:
+        return Made(change, lambda name: self._step(name, change[name]))
+
+    def _step(self, name: str, change: torch.Tensor) -> torch.Tensor:
+        self._drift[name] = self._old * self._drift.get(name, torch.zeros_like(change)) + self._present * change
+        return change + self._drift[name]
+
+
+METHODS = [
+    Method(
+        name="fed_dyn",
+        title="FedDyn",
+        summary="control: each site's loss gets terms that make the sites' optima agree; fair to nobody",
+        rule=FedDyn,
+        training=DynamicTraining,
+        group="control",
+        source="Acar et al., ICLR 2021",
+    )
+]

@@ -1,0 +1,108 @@
+"""Test FedDyn: worked numbers, absent and new sites, what stays at a site, and a run that is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fairflare.base.settings import values_of
+from fairflare.exchange.messages import Message
+from fairflare.federation.server.rounds import Stopped
+from fairflare.methods.fed_dyn import DynamicTraining, FedDyn
+from tests.federation.network import Run
+
+from .own import SITES, Plane, Sites, run
+from .test_scaffold import Plain
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+#: One step of 0.5 is exact: the loss (y - t)^2 / 2 with a pull of strength 1 has the second derivative 2.
+HALF: dict[str, Any] = {
+    "optimizer": "sgd", "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 2,
+    "keep_optimizer_state": False, "feddyn_alpha": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rounds", "drifts", "common"), [(1, (-0.5, 1.5), 0.5), (2, (-1.25, 1.75), 0.25)], ids=["one", "two"]
+)
+def test_worked_numbers(rounds: int, drifts: Any, common: float, tmp_path: Path) -> None:
+    """Check y (.5, 2.5) and (1.25, 2.25), g = -l (.5, -1.5) and (1.25, -1.75), h -.5 and -.25, and x 2 twice."""
+    rule = FedDyn()
+    made, sites = run(tmp_path, DynamicTraining(**HALF), task=Plain(), rule=rule, num_rounds=rounds)
+    assert float(made.model()["model"]["x"]) == pytest.approx(2, abs=1e-12)
+    for site, drift in zip(SITES, drifts, strict=True):
+        kept = sites.kept(site, "drift", rounds - 1)
+        assert list(kept) == ["x"]  # none of what is frozen
+        assert float(kept["x"]) == pytest.approx(drift, abs=1e-12)
+    (kept,) = rule.state_dict()["drift"].values()
+    assert float(kept) == pytest.approx(common, abs=1e-12)
+    assert kept.dtype == torch.float64
+    told = [record["values"]["drift"] for record in made.results["rounds"]]
+    assert told == pytest.approx([0, 0.5][:rounds])
+
+
+def test_an_absent_site_keeps_its_own_and_counts_in_the_common_one(tmp_path: Path) -> None:
+    """Check x 3.25 after a round of one of two sites, and the next round of both, by hand."""
+
+    def answer(site: str, name: str, message: Message) -> Any:
+        return "gone" if (site, name, message.current_round) == ("site-1", "train", 0) else None  # no answer to use
+
+    for rounds, x, common in ((1, 3.25, 0.75), (2, (1.625 + 2.875) / 2 + 0.75 - 1.0, -0.25)):
+        rule = FedDyn()
+        made, _ = run(
+            tmp_path / str(rounds), DynamicTraining(**HALF), task=Plain(), rule=rule, num_rounds=rounds, min_sites=1,
+            answer=answer,
+        )  # fmt: skip
+        assert float(made.model()["model"]["x"]) == pytest.approx(x, abs=1e-12)
+        assert float(rule.state_dict()["drift"]["x"]) == pytest.approx(common, abs=1e-12)
+
+
+def test_a_new_site_counts_in_the_common_one_with_nothing() -> None:
+    rule, found = FedDyn(), []
+    for sites in (["a", "b"], ["a", "b"], ["a", "b", "c"]):
+        rule.weigh(cast("Any", SimpleNamespace(asked=sites, sites=sites)))
+        found.append(float(rule.move({"w": torch.tensor(3.0, dtype=torch.float64)})["w"]))
+    assert found == pytest.approx([3 + 3, 3 + 6, 3 + 6 * 2 / 3 + 3])
+
+
+def test_what_stays_at_a_site_is_not_pulled(tmp_path: Path) -> None:
+    half = DynamicTraining(**HALF, personalise="keep:^3")
+    _, sites = run(tmp_path, half, task=Plane(), rule=FedDyn(), num_rounds=2)
+    assert {name.split(".")[0] for name in sites.kept("site-1", "drift", 1)} == {"0", "1"}
+
+
+def test_only_what_is_trained_has_a_drift_and_no_byte_is_added(tmp_path: Path) -> None:
+    rule = FedDyn()
+    made, _ = run(tmp_path, DynamicTraining(**HALF), task=Plane(), rule=rule, num_rounds=2)
+    assert set(rule.state_dict()["drift"]) == {name for name, _ in Plane().build_model().named_parameters()}
+    out = [phase["bytes_out"] for record in made.results["rounds"] for phase in record["phases"] if phase["asked"]]
+    assert out[0] == out[1]
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    half, task = DynamicTraining(**{**HALF, "batch_size": 8, "feddyn_alpha": 0.1}), Plane()
+    whole, _ = run(tmp_path / "whole", half, task=task, rule=FedDyn(), num_rounds=4)
+
+    def part(answer: Any = None) -> Run:
+        sites = Sites(tmp_path / "cut" / "state", half, task, answer)
+        made = Run(
+            tmp_path / "cut", sites, sites=SITES, task=task, site_half=values_of(half), rule=FedDyn(), num_rounds=4,
+            experiment="e",
+        )  # fmt: skip
+        made.net.ready = lambda site, message: sites.perform(site, "check", message)
+        return made
+
+    def stop(site: str, name: str, message: Message) -> None:
+        cut.net.abort = message.current_round == 2
+
+    cut = part(stop)
+    with pytest.raises(Stopped):
+        cut()
+    rest = part()()
+    assert [name for name, _ in rest.net.asked] == ["train", "train", "validate"]
+    found = whole.model()["model"]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,128 +11,23 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.base.settings import build, values_of
 from fairflare.exchange.messages import Message
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.privacy import page
 from fairflare.federation.record.experiment import Experiment
-from fairflare.federation.server.rounds import RoundFailed, Rounds
-from fairflare.federation.transports.calls import LocalTransport
-from fairflare.methods.base.catalog import get_method
+from fairflare.federation.server.rounds import RoundFailed
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
 from fairflare.privacy.sums.ring import Layout
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
-from fairflare.tasks.base import SiteData
-from tests.tiny import document
 
-from .network import Line, number
-
-WIDTH = 40  # of the network: wide enough that a correlation of 4 / sqrt(N) is small
-
-
-class Drawn(SiteData):
-    """Hold numbers drawn for one site."""
-
-    def __init__(self, site: str) -> None:
-        generator = torch.Generator().manual_seed(number(site))
-        count = 8 + 4 * number(site)
-        self.inputs = torch.randn(count, 6, generator=generator) + 0.3 * number(site)
-        self.targets = torch.randn(count, 1, generator=generator)
-
-    def num_samples(self, split: str) -> int:
-        return len(self.inputs)
-
-    def batches(self, split: str, *, batch_size: int, **_: Any) -> Any:
-        return list(zip(self.inputs.split(batch_size), self.targets.split(batch_size), strict=True))
-
-
-class Numbers(Line):
-    """Define a regression by a network with trained tensors, running statistics and a counter."""
-
-    def build_model(self) -> torch.nn.Module:
-        last = torch.nn.Linear(WIDTH, 1)
-        return torch.nn.Sequential(torch.nn.Linear(6, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.ReLU(), last)
-
-    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (outputs - targets).square().mean()
-
-    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (outputs - targets).square().mean(1)
-
-    def open_site(self, site: str, settings: Any) -> SiteData:
-        return Drawn(site)
+from ..unit.test_sums import certificate, kit
+from .summing import Numbers, Run, Twist, Wire
 
 
 @pytest.fixture(autouse=True)
 def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fairflare.federation.record.journal.tell_listeners", lambda *args: [])
-
-
-Twist = Callable[[str, str, int], Any]  # site, task, how often the site was asked this task -> what comes in its place
-
-
-class Wire(LocalTransport):
-    """Carry the messages of sites whose process is a new one for each task, and keep what was sent."""
-
-    twist: Twist = staticmethod(lambda site, name, count: None)
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.sent: list[tuple[str, str, Message]] = []
-        self.asked: list[tuple[str, str, Message]] = []
-        self.updates: dict[tuple[str, int], Mapping[str, Any]] = {}
-
-    def _answer(self, site: str, name: str, task: Message) -> Any:
-        count = sum((site, name) == (a, b) for a, b, _ in self.asked)
-        self.asked.append((site, name, task))
-        self._workers.pop(site, None)
-        before = self.twist(site, name, count)
-        if before is not None:
-            return before
-        answer = super()._answer(site, name, task)
-        self.sent.append((site, name, Message(answer.params, answer.is_update, answer.metrics, answer.meta)))
-        if name == "train":
-            kept = self._workers[site].state.store(task.meta["run"]).load_at("sum_update", task.current_round)
-            self.updates[site, task.current_round] = kept or {}
-        return answer
-
-
-class Run:
-    """Do a run of secure sums, or a plain one, in a folder."""
-
-    def __init__(
-        self, folder: Path, method: str = "fed_avg", sites: int = 3, twist: Twist | None = None,
-        local: Mapping[str, Any] | None = None, **settings: Any,
-    ) -> None:  # fmt: skip
-        known = get_method(method)
-        rule = build(known.rule, known.server)
-        training = build(
-            known.training,
-            {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False, **known.site},
-        )
-        run = RunSettings(**{"num_rounds": 2, "secure": "sums", "anchor_timeout": 2.0, **settings})
-        names = [f"site-{k + 1}" for k in range(sites)]
-        self.wire = Wire(names, Numbers(), training, local or {}, folder / "state")
-        if twist is not None:
-            self.wire.twist = twist  # type: ignore[method-assign]
-        self.folder = folder / "server"
-        place = Place(self.folder, folder / "kept", "job", {}, values_of(training))
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.rounds = Rounds(Numbers(), rule, run, self.wire, place)
-
-    def __call__(self) -> Run:
-        self.rounds.run()
-        return self
-
-    @property
-    def model(self) -> dict[str, torch.Tensor]:
-        return torch.load(self.folder / "FL_global_model.pt", weights_only=True)["model"]
-
-    @property
-    def results(self) -> dict[str, Any]:
-        return document(self.folder / "fairflare")
 
 
 def quantised_mean(
@@ -245,6 +140,27 @@ def test_the_run_says_in_words_that_it_sums(tmp_path: Path, caplog: pytest.LogCa
     assert run.results["info"]["sums"].startswith(told)
     assert told in caplog.text
     assert run_notes(read_results(run.folder / "fairflare"))[0].startswith(told)
+
+
+def test_sites_with_startup_kits_sign_their_keys(tmp_path: Path) -> None:
+    arguments = Wire._arguments
+
+    def kits(wire: Wire, site: str, experiment: str) -> dict[str, Any]:
+        folder = tmp_path / "kits" / site
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"client.crt": certificate(site), "client.key": kit(site).key, "rootCA.pem": certificate("project")}
+        for name, data in content.items():
+            (folder / name).write_bytes(data)
+        return {**arguments(wire, site, experiment), "startup": folder}
+
+    run = Run(tmp_path, num_rounds=1)
+    run.wire._arguments = kits.__get__(run.wire)  # type: ignore[method-assign]
+    assert run().results["info"]["sums"].startswith("Secure sums of 3 sites, keys signed with certificates.")
+    (tmp_path / "b").mkdir()
+    other = Run(tmp_path / "b", num_rounds=1, local={"sites": {"site-1": {"secure_pins": {"site-2": "ab"}}}})
+    other.wire._arguments = kits.__get__(other.wire)  # type: ignore[method-assign]
+    with pytest.raises(RoundFailed, match=r"secure sums: the certificate of site 'site-2' is .*, pinned is ab"):
+        other()
 
 
 # ------------------------------------------------------------------------------------------------ lost sites

@@ -210,7 +210,7 @@ def test_what_a_site_receives(tmp_path: Path) -> None:
     assert model.meta[META_KEY] == {
         "version": __version__, "experiment": "e", "seed": 3, "current_round": 0, "num_rounds": 1, "directives": {},
         "run": server.results["info"]["run"], "measure": ["test"], "resample": 0,
-        "min_cases": 1, "exchange": "all", "makes": [], "rest": "",
+        "min_cases": 1, "exchange": "all", "makes": [], "rest": "", "sums": {},
     }  # fmt: skip
 
 

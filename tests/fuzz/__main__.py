@@ -20,10 +20,15 @@ from fairflare.methods.base.catalog import all_methods
 from .bench import OF_BUNDLES, OUTCOMES, Verdict, attack, phases_of
 from .bundles import BUNDLES, attack_bundles
 from .statistics import STATS, attack_statistics
+from .sums import SUMS, attack_sums
 
 COLUMNS = ("method", "phase", "cases", "sent", "accepted", *OUTCOMES, *OF_BUNDLES)
 SHOWN = 20
-OTHERS = {STATS: attack_statistics, BUNDLES: attack_bundles}  # besides the methods, each with one phase of its name
+OTHERS = {
+    STATS: attack_statistics,
+    BUNDLES: attack_bundles,
+    SUMS: attack_sums,
+}  # besides the methods, each with one phase of its name
 
 
 def main() -> int:

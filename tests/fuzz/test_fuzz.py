@@ -13,6 +13,7 @@ from .bench import Bench, attack, phases_of
 from .bundles import BUNDLES, attack_bundles, healthy, use, watching, write
 from .expected import expectations
 from .statistics import STATS, attack_statistics
+from .sums import SUMS, attack_sums
 
 REPLIES = 40
 SEED = 9
@@ -56,6 +57,15 @@ def test_hostile_statistics_cost_one_site_its_figures() -> None:
     assert not bad, "\n".join(bad[:10])
     refused = sum(v.sent and not v.accepted for v in verdicts)
     assert REPLIES < refused < 3 * REPLIES
+
+
+def test_hostile_parts_of_secure_sums_cost_one_site_the_exchange() -> None:
+    with memory_folder() as folder:
+        verdicts = attack_sums(Path(folder), SUMS, SUMS, SEED, replies=24)
+    bad = [told(SUMS, SUMS, SEED, v) for v in verdicts if v.faults]
+    assert not bad, "\n".join(bad[:10])
+    refused = sum(v.sent and not v.accepted for v in verdicts)
+    assert 6 < refused < 24
 
 
 def test_a_case_is_told_by_its_number(tmp_path: Path) -> None:

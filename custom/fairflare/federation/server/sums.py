@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -34,7 +33,7 @@ from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, kinds
 from fairflare.reporting.documents import RoundRecord, Warned
 
 MOST_OF_HELLO = 2**14  # bytes of one part of a hello
-PAUSE = 1.0  # seconds between two questions for the same own masks
+PAUSE = 1.0  # seconds until sites are asked again for their own masks; doubled each time
 MASKED = (
     Field(SATURATED, "whole", low=0, of=NO_IMAGES, doc="how many numbers of the update the bound of the sum cut"),
 )
@@ -225,31 +224,30 @@ class SecureSums:
             own[site] = _bytes_of(site, message, number, set(totals), SIZE, all_of=True)
             return {}
 
-        masked = self._asked(TASK_MASK, members, add, told)
+        timeout = self.run.anchor_timeout
+        masked = self.ask(TASK_MASK, number, {}, members, timeout, add, sums=told)
+        self.journal.left_out(masked, self.record)
         if lost := {site: masked.left_out[site] for site in members if site not in masked.good}:
             raise SitesLost(lost)
-        told[PRESENT] = members
-        end, missing = time.monotonic() + self.run.anchor_timeout, members
+        told[PRESENT], missing, pause = members, members, PAUSE
+        end = time.monotonic() + timeout
         while missing:  # nobody who has released takes part in another attempt: these very sites are needed
-            phase = self._asked(TASK_RELEASE, missing, open_own, told)
+            phase = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
             missing = [site for site in members if site not in own]
-            if missing and time.monotonic() + PAUSE > end:
+            if pause == PAUSE or not missing:
+                self.journal.left_out(phase, self.record)
+            if missing and time.monotonic() + pause > end:
                 raise RoundFailed(
                     f"round {number}, release: {reasons(phase.left_out.items())}. Without all of {listed(members)} the "
                     "sum stays closed; with an experiment id the run goes on from its checkpoint when they are back",
                     phase,
                 )
-            time.sleep(PAUSE * bool(missing))
+            time.sleep(pause * bool(missing))
+            pause *= 2
         try:
             return [total.opened({site: own[site][label] for site in members}) for label, total in totals.items()]
         except SumSpoiled as error:
             raise RoundFailed(f"round {number}: {error}") from error
-
-    def _asked(self, name: str, sites: Sequence[str], use: Callable[..., dict[str, float]], told: Any) -> Phase:
-        number, timeout = self.record.current_round, self.run.anchor_timeout
-        phase = self.ask(name, number, {}, sites, timeout, use, sums=told)
-        self.journal.left_out(phase, self.record)
-        return phase
 
     def _say_saturated(self, site: str, clipped: int, numbers: int) -> None:
         if clipped > 1e-6 * numbers:

@@ -80,11 +80,12 @@ def _lists(data: SiteData) -> str:
 
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``train``: measure the received model on the validation split, train it, and report."""
+    sums.check_asked(worker, request)
+    if again := sums.answered(worker, request, store):
+        worker.run(request, store)  # opens the data, which the gate looks at
+        return again
     try:
         run, model = worker.open(request, store)
-        sums.check_asked(worker, request)
-        if again := sums.answered(worker, request, store):
-            return again
         if not worker.trains_below and not run.floor.holds("training"):
             raise SiteError(f"site {worker.site!r}: it does not train with {TOO_FEW} ({TRAINS_BELOW})", skipped=True)
         if not (lists := store.folder / LISTS).exists():

@@ -1,0 +1,84 @@
+"""Feed hostile answers to ``keys``, ``mask`` and ``release`` into a run of secure sums with four sites.
+
+A refused answer costs the site the exchange, and names it. What is well formed and wrong (another key, another number)
+spoils a sum that nobody can be named for: that ends the run with these words, and with no other.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fairflare.exchange.messages import OF_SUMS, Message
+from fairflare.federation.server.rounds import RoundFailed
+from fairflare.flare.controller import _unreadable
+from fairflare.flare.messages.wire import from_model, to_model
+
+from ..federation.summing import Run, Wire
+from .bench import LONGEST, Verdict
+from .mutations import Case, Cases
+from .server import NotSent, decoded, encoded
+
+SUMS = "sums"
+BAD = "site-2"
+BY_DESIGN = ("nobody can say which", "nobody who refuses")  # of a message that is well formed
+
+
+def attack_sums(folder: Path, method: str, phase: str, seed: int, cases: Any = (), *, replies: int = 0) -> Any:
+    """Attack as :func:`tests.fuzz.bench.attack` does; the method does not matter."""
+    verdicts, sent_so_far = [], 0
+    for index in cases or iter(range(10**9)):
+        with (
+            mock.patch("fairflare.federation.record.journal.tell_listeners", return_value=[]),
+            mock.patch("fairflare.federation.server.sums.PAUSE", 0.01),
+            mock.patch("os.fsync", return_value=None),
+        ):
+            verdicts.append(_judged(folder / str(index), index, seed))
+        sent_so_far += verdicts[-1].sent
+        if replies and sent_so_far == replies:
+            break
+    return verdicts
+
+
+def _judged(folder: Path, index: int, seed: int) -> Verdict:
+    phase = OF_SUMS[index % len(OF_SUMS)]
+    run, verdict, answer = Run(folder, sites=4, num_rounds=1), Verdict(index, ""), Wire._answer
+    told: list[Case] = []
+
+    def hostile(wire: Wire, site: str, name: str, task: Message) -> Any:
+        found = answer(wire, site, name, task)
+        if (site, name) != (BAD, phase) or told:
+            return found
+        good = FLModelUtils.to_shareable(to_model(found))
+        told.append(Cases(good, f"{SUMS}/{phase}/{seed}")[index // len(OF_SUMS)])
+        verdict.name = f"{phase}: {told[0].name}"
+        try:
+            result = decoded(encoded(told[0].apply(FLModelUtils.to_shareable(to_model(found)))))
+        except NotSent as error:
+            verdict.sent, verdict.reason = False, str(error)
+            return found
+        return _unreadable(site, result) or from_model(FLModelUtils.from_shareable(result))
+
+    run.wire._answer = hostile.__get__(run.wire)  # type: ignore[method-assign]
+    try:
+        left = run().results["rounds"][0]["left_out"]
+    except RoundFailed as error:
+        verdict.accepted, verdict.reason = True, str(error)
+        if not any(words in str(error) for words in BY_DESIGN):
+            verdict.fault("killed", str(error))
+        return verdict
+    except Exception as error:
+        verdict.fault("raised", f"{type(error).__name__}: {error}")
+        return verdict
+    reasons = [x["reason"] for x in left if x["site"] == BAD]
+    verdict.accepted = not reasons
+    for reason in reasons[:1]:
+        verdict.reason = reason
+        if not reason.startswith(f"site {BAD!r}") or len(reason) > LONGEST or not reason.isprintable():
+            verdict.fault("unnamed", repr(reason))
+    if others := [x for x in left if x["site"] != BAD]:
+        verdict.fault("other", f"another site is out too: {others}")
+    return verdict

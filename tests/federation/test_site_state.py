@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import json
 import logging
 import multiprocessing
 import os
 import re
 import resource
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +27,7 @@ from fairflare.base.disk import files
 from fairflare.base.disk.files import write_whole
 from fairflare.base.disk.locks import Held, locked
 from fairflare.base.stopping import TaskStopped, stoppable
+from fairflare.exchange.messages import encode_reply
 from fairflare.federation.site import site_state
 from fairflare.federation.site.site_state import SiteFolder
 from fairflare.federation.site.worker import SiteWorker
@@ -646,3 +650,35 @@ def test_partials_of_the_living_stay_unless_the_folder_is_held(tmp_path: Path) -
     assert files.remove_partials(tmp_path, mine=True) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
     assert files.remove_partials(tmp_path / "none", mine=True) == 0
+
+
+# ------------------------------------------------------------------------------------------------ what was sent
+
+
+def test_a_site_can_read_every_value_that_it_has_sent(tmp_path: Path) -> None:
+    """Compare the log with the messages of three tasks and a refusal, and a model's checksum with a plain loop."""
+    log, own = tmp_path / "root" / ".sent" / "site-1.jsonl", at_site(tmp_path / "state")
+    own.sent, state = log, initial()
+    names = ("check", "train", "validate", "unheard-of")
+    replies = [own.perform(request(name, {} if name == "check" else state, 1, run="r")) for name in names]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode() + tensor.numpy().tobytes())
+    assert [line.pop("model") for line in lines] == [None, *[digest.hexdigest()] * 3]
+    assert [(line["task"], line["run"], line["round"]) for line in lines] == [(name, "r", 1) for name in names]
+    assert [line["lists"] for line in lines] == [[], [], ["test"], []]
+    for line, reply in zip(lines, replies, strict=True):
+        message, told = encode_reply(reply, 1), line["answer"]
+        assert (told.pop("update") is None) == (message.params is None)
+        assert told == json.loads(json.dumps({**message.meta, "metrics": message.metrics}))
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (log, log.parent)] == [0o600, 0o700]
+
+
+def test_what_cannot_be_written_down_is_not_sent(tmp_path: Path) -> None:
+    own = at_site(tmp_path / "state")
+    own.sent = tmp_path / "log"
+    own.sent.mkdir()
+    reply = own.perform(request("train", initial()))
+    assert (reply.status, reply.update, reply.metrics) == ("failed", None, {})
+    assert "train failed with IsADirectoryError" in reply.reason

@@ -168,3 +168,4 @@ def test_decoded_volumes_lie_in_the_state_root_whatever_the_job(tmp_path: Path, 
         site.executor._settings = own
         arguments = site.executor._worker_arguments("site-1", experiment, site.context)
         assert arguments["decoded"] == root / "decoded" / "site-1"
+        assert arguments["sent"] == root / ".sent" / "site-1.jsonl"

@@ -72,6 +72,18 @@ def test_good_data(tmp_path: Path) -> None:
     assert "a: width x height 40x40: 9" in text
 
 
+def test_a_site_is_told_how_often_it_was_asked(tmp_path: Path) -> None:
+    """Check a site's log of three answers about two models, in one run."""
+    site(tmp_path / "a", True, 0, class_names=["x", "y", "z"])
+    (tmp_path / "root" / ".sent").mkdir(parents=True)
+    lines = [{"time": f"2026-01-0{k}T00:00:00", "run": "r", "model": m} for k, m in ((1, None), (2, "m"), (3, "n"))]
+    (tmp_path / "root" / ".sent" / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = {"data_root": str(tmp_path / "a"), "state_root": str(tmp_path / "root")}
+    (tmp_path / "fairflare.json").write_text(json.dumps(own))
+    text = " ".join(check(tmp_path / "fairflare.json")[1].split())
+    assert "a: 3 answers since 2026-01-01, in 1 run(s), about 2 model(s)" in text
+
+
 def plant_in_masks(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     splits = site(a, False, 1)

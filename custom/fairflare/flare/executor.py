@@ -31,6 +31,7 @@ from fairflare.exchange.messages import (
     encode_reply,
 )
 from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, read_site_file, setting
+from fairflare.federation.site.site_state import SENT, note_sent
 from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.federation.transports.isolation import perform_isolated
 from fairflare.flare.messages.wire import from_model, to_model
@@ -122,11 +123,13 @@ class SiteExecutor(Executor):
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
         """Return the site's last trained model; no better one is known, as a site validates only received models."""
         experiment = self._asked.experiment if self._asked else ""
-        worker = self._worker(self._worker_arguments(site, experiment, fl_ctx))
+        arguments = self._worker_arguments(site, experiment, fl_ctx)
+        worker = self._worker(arguments)
         check_submission(shareable, worker, self._asked)
         local = None if self._trained is None or self._asked is None else worker.local_model(self._asked, self._trained)
         if local is None:
             raise NotServed(ReturnCode.EMPTY_RESULT, "this process has trained no model that could be sent")
+        note_sent(arguments["sent"], replace(self._asked, name=SUBMIT_MODEL), SiteReply(STATUS_OK, update=local))
         return DXO(DataKind.WEIGHTS, data=clean_state(local))
 
     def _perform(self, request: SiteTask, site: str, fl_ctx: FLContext, abort_signal: Signal) -> SiteReply:
@@ -160,6 +163,7 @@ class SiteExecutor(Executor):
             "num_threads": 1 if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False) else None,
             "decoded": root / DECODED_PLACE / safe_name(site),
             "startup": Path(workspace.get_root_dir()) / "startup",
+            "sent": root / SENT / f"{safe_name(site)}.jsonl",
         }
 
 

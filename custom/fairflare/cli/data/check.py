@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -61,6 +62,8 @@ def check_data(
                 _print_counts(site, names)
             for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
                 _tell(text)
+            for root in {str(own["state_root"]) for own in sites.values() if own.get("state_root")}:
+                _print_asked(Path(root))
         if as_json:
             problems = [{"site": one.site, "text": one.text, "grave": one.grave} for one in report.problems]
             put(
@@ -175,6 +178,19 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)
             _tell(f"  {split} by {attribute}: {told}")
+
+
+def _print_asked(root: Path) -> None:
+    """Print a line for the log of each site in a state root: how often it was asked, and about how many models."""
+    from fairflare.federation.site.site_state import SENT
+
+    for path in sorted((root / SENT).glob("*.jsonl")):
+        lines = list(map(json.loads, path.read_text("utf-8").splitlines()))
+        runs, models = ({line[key] for line in lines} - {None} for key in ("run", "model"))
+        _tell(
+            f"{path.stem}: {len(lines)} answers since {lines[0]['time'][:10]}, in {len(runs)} run(s), about "
+            f"{len(models)} model(s): {path}"
+        )
 
 
 def _as_json(report: Any, names: Sequence[str] | None) -> dict[str, Any]:

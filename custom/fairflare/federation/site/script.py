@@ -18,10 +18,12 @@ from typing import Any
 import torch
 
 from fairflare.base.checks import first_of, nearest
+from fairflare.base.disk.files import safe_name
 from fairflare.base.settings import values_of
 from fairflare.base.task import Task
 from fairflare.core.features.norms import LoneSample, lone_samples
 from fairflare.exchange.messages import SiteReply, SiteTask
+from fairflare.federation.site.site_state import SENT
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.home import tuned_part
@@ -164,7 +166,8 @@ class ScriptSite:
         self._tell: queue.Queue[Loop | SiteReply] = queue.Queue()
         device = next((str(p.device) for p in model.parameters()), "cpu")
         lent: Any = _Lent(training, self._tell)
-        self.worker = SiteWorker(site, task, lent, {**settings, "device": device}, state_folder)
+        log = state_folder / SENT / f"{safe_name(site)}.jsonl"
+        self.worker = SiteWorker(site, task, lent, {**settings, "device": device}, state_folder, sent=log)
         self._loop: Loop | None = None
 
     def begin(self, request: SiteTask) -> SiteReply | None:

@@ -1,17 +1,24 @@
-"""Manage a site's state between tasks on its own disk: a folder for each run, locked while a task is performed."""
+"""Manage a site's state between tasks on its own disk: a folder for each run, locked while a task is performed.
+
+Beside the runs' folders a site has a log of all that it has sent: :func:`note_sent`.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 
-from fairflare.base.disk.files import private_folder, remove_partials, safe_name
+from fairflare.base.disk.files import private_folder, private_opener, remove_partials, safe_name
 from fairflare.base.disk.locks import Held, locked
-from fairflare.exchange.messages import SiteTask
+from fairflare.exchange.messages import TASK_VALIDATE, SiteReply, SiteTask, encode_reply
+from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.methods.base.site_run import SiteError, SiteStore
 
 log = logging.getLogger(__name__)
@@ -24,6 +31,36 @@ LOCK_WAIT = 60.0
 NO_RUN = "run"  # name of the folder for tasks that name no run
 LOCK = "lock"  # file in each run's folder; its modification time is when a task last used the run
 _GONE = ".gone"
+SENT = ".sent"  # folder in a site's state root with its log; no experiment can be called so
+
+
+def note_sent(path: Path, request: SiteTask, reply: SiteReply) -> None:
+    """Append to a site's own log what it was asked, and every value that it answers; called before these are sent.
+
+    Of a model or an update the log has the SHA-256 and not the values.
+
+    Args:
+        path: the log, one JSON object a line; nobody removes it but the site.
+        request: the question.
+        reply: the answer as it leaves.
+
+    Raises:
+        OSError: the disk is full or cannot be written.
+        NotSendable: a value of the answer cannot be sent.
+    """
+    told = encode_reply(replace(reply, update=None), request.current_round)
+    line = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "experiment": request.experiment,
+        "run": request.run, "round": request.current_round, "task": request.name,
+        "lists": request.measure if request.name == TASK_VALIDATE else (),
+        "model": fingerprint(request.state) if request.state else None,
+        "answer": {
+            **told.meta, "metrics": told.metrics, "update": fingerprint(reply.update) if reply.update else None,
+        },
+    }  # fmt: skip
+    private_folder(path.parent)
+    with open(path, "a", encoding="utf-8", opener=private_opener) as file:
+        file.write(json.dumps(line, default=str) + "\n")
 
 
 class SiteFolder:

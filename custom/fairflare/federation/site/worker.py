@@ -55,7 +55,7 @@ from fairflare.federation.site.site_file import (
     setting,
 )
 from fairflare.federation.site.site_network import SiteNetwork
-from fairflare.federation.site.site_state import SiteFolder
+from fairflare.federation.site.site_state import SiteFolder, note_sent
 from fairflare.federation.site.site_tasks import TASKS
 from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
@@ -104,6 +104,7 @@ class SiteWorker:
         state_folder: folder of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
         num_threads: threads of torch, unless the site's settings name a number; ``None``: torch's own choice.
         decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: no folder.
+        sent: file in which the site logs what it is asked and what it sends, see :func:`note_sent`; ``None``: no log.
         tells_all: whether a reply gives text and line of an error in the task's code, as the site runs in the process
             of that code's author.
         startup: folder of the site's startup kit, whose certificate signs its keys; ``None``: they are not signed.
@@ -119,13 +120,14 @@ class SiteWorker:
         *,
         num_threads: int | None = None,
         decoded: Path | None = None,
+        sent: Path | None = None,
         tells_all: bool = False,
         startup: Path | None = None,
     ) -> None:
         self.site = site
         self.tells_all = tells_all
         self.startup = startup
-        self.decoded = decoded
+        self.decoded, self.sent = decoded, sent
         self.task = task
         self.training = training
         self.settings = dict(settings)
@@ -150,7 +152,16 @@ class SiteWorker:
             request: the task that the server asks for.
             should_stop: is called at every batch and in every other long loop; True ends the task with a refusal.
         """
-        reply = self._answer(request, should_stop)
+        reply = self._told(request, self._answer(request, should_stop))
+        try:
+            if self.sent is not None:
+                note_sent(self.sent, request, reply)
+        except Exception as error:  # what cannot be written down is not sent
+            reply = self._told(request, refusal(self.site, request.name, error))
+        return reply
+
+    def _told(self, request: SiteTask, reply: SiteReply) -> SiteReply:
+        """Return what of an answer is sent; under differential privacy only what is counted or public."""
         if self.private is None or request.name in OF_SUMS:
             return reply
         unit = Units.of(self._data).kind if self._data is not None else ""

@@ -163,7 +163,7 @@ def masks_of(question: Question, pairs: Pairs) -> Masks:
     return Masks(added, [key for name, key in keys.items() if pairs.site > name])
 
 
-class Opened(Mapping[str, torch.Tensor]):
+class Opened(Mapping[str, "torch.Tensor"]):
     """Hold an opened sum, whose tensors are made in float64 when they are asked for."""
 
     def __init__(self, total: Words, ring: Ring, layout: Layout) -> None:

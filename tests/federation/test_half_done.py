@@ -29,6 +29,7 @@ CLASSES: dict[str, Any] = {
     "phantom_samples": 300, "phantom_test": 184, "phantom_own_test": 184,
 }  # fmt: skip
 IMAGES = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1}
+FIVE = {"phantom": "fundus", "phantom_test": 40, "phantom_own_test": 40}  # classes, for methods that learn 23
 TONES: dict[str, Any] = {"phantom": "dermoscopy", "attributes": True, "groups": ["tone"]}
 ALSO: dict[str, dict[str, Any]] = {
     "crt": {"crt_rounds": 1},
@@ -68,7 +69,9 @@ class Steps:
 
 
 def plan_of(name: str, **more: Any) -> Any:
-    tiny = {**(IMAGES if all_methods()[name].task == "segmentation" else CLASSES), **ALSO.get(name, {}), **more}
+    method = all_methods()[name]
+    few = FIVE if method.learns.get("phantom") == "endoscopy" else {}
+    tiny = {**(IMAGES if method.task == "segmentation" else CLASSES), **few, **ALSO.get(name, {}), **more}
     return FairRecipe(
         name, sites=2, num_rounds=2, settings=tiny if "local_steps" in tiny else {"local_epochs": 2, **tiny}
     ).plan

@@ -97,7 +97,7 @@ class Run:
             known.training,
             {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False, **known.site},
         )
-        run = RunSettings(**{"num_rounds": 2, "secure": "sums", "anchor_timeout": 2.0, **settings})
+        run = RunSettings(**{"num_rounds": 2, "secure": "sums", "anchor_timeout": 60.0, **settings})
         names = [f"site-{k + 1}" for k in range(sites)]
         self.wire = Wire(names, Numbers(), training, local or {}, folder / "state")
         if twist is not None:

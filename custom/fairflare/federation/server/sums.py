@@ -22,7 +22,7 @@ from fairflare.exchange.messages import TASK_KEYS, TASK_MASK, TASK_RELEASE, Mess
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
-from fairflare.federation.site.replies import read_head, reasons
+from fairflare.federation.site.replies import named, printable, read_head, reasons
 from fairflare.federation.site.sums import HELLOS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.base.rule import State, Weighing
@@ -216,7 +216,7 @@ class SecureSums:
                 for label, total in totals.items():
                     total.add(site, clean_tensor(label, sent[label]))
             except (TypeError, ValueError) as error:
-                raise ReportError(str(error)) from error
+                raise ReportError(named(site, printable(str(error)))) from error
             self._say_saturated(site, clipped, sum(layout.numbers for layout in layouts))
             return {}
 

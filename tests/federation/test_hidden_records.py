@@ -36,7 +36,7 @@ LEAST = 5
 SMALL = {"image_size": [33, 33], "features": [4, 4, 8, 8], "num_classes": 3}
 STILL: dict[str, Any] = {"learning_rate": 1e-9, "batch_size": 4, "local_epochs": 1}
 SPLITS = ("training", "validation", "test")
-OF_OWN_MODEL = ("train_loss", "accuracy", "clamped", "own_metric", "rescue_factor")  # measured while or after it trains
+OF_OWN_MODEL = ("train_loss", "accuracy", "clamped", "own_metric", "rescue_factor", "cost")  # measured as it trains
 OF_METHOD: dict[str, dict[str, Any]] = {
     "fair_lora": {"fairlora_attribute": "sex"}, "group_dro": {"dro_attribute": "sex"},
     "flex_fair": {"flexfair_attribute": "age", "flexfair_over": "both", "flexfair_measure": "demographic_parity"},

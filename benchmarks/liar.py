@@ -131,6 +131,8 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
         "rows": 1.0,
         "group_losses": [0.7 + 0.02 * index],
         "group_images": [30.0],
+        "input_mean": [0.4],
+        "input_std": [0.2 + 0.01 * index],
     }
     layers = list(dict.fromkeys(layers_of(received).values()))
     distances = [0.005 + 0.0025 * ((index + place) % 6) for place, _ in enumerate(layers)]

@@ -58,7 +58,7 @@ class Task(Base):
 
 
 @pytest.mark.parametrize(
-    "method", sorted({*all_methods()} - {"fed_lwr_last_layer", "fair_lora"})
+    "method", sorted({*all_methods()} - {"fed_lwr_last_layer", "fair_lora", "fed_rdn"})
 )  # named layer; adapters
 def test_a_task_of_ones_own_need_not_have_what_the_small_job_sets(method, tmp_path):
     file = tmp_path / "own.py"

@@ -247,6 +247,7 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
         "CReFF": ("creff",),
         "FedAvg + cRT": ("crt",),
         "LDAM-DRW": ("ldam",),
+        "FedRDN": ("fed_rdn",),
         "Fed-MAS, BSM + KD": ("fed_mas", "bsm_kd"),
     }
     said = {name: (bool(loss), bool(step)) for title, loss, step in rows for name in families.get(title, ())}

@@ -57,7 +57,7 @@ def test_names_are_those_of_the_papers() -> None:
         "fed_ism_plus_s": "FedISMPlusS", "fed_lc": "FedLC", "fed_lwr": "FedLWR", "fed_lwr_cosine": "FedLWRCosine",
         "fed_lwr_last_layer": "FedLWRLastLayer", "fed_mas": "FedMAS", "fed_mrl": "FedMRL", "fed_nova": "FedNova",
         "fed_opt": "FedOpt", "fed_pid": "FedPID",
-        "fed_prox": "FedProx", "flex_fair": "FlexFair", "group_dro": "GroupDRO", "ldam": "LDAM",
+        "fed_prox": "FedProx", "fed_rdn": "FedRDN", "flex_fair": "FlexFair", "group_dro": "GroupDRO", "ldam": "LDAM",
         "logit_adjustment": "LogitAdjustment", "loss_weights": "LossWeights", "moon": "MOON",
         "q_fed_avg": "QFedAvg", "scaffold": "SCAFFOLD", "solo": "Solo",
     }  # fmt: skip

@@ -158,7 +158,7 @@ def test_what_fits_nothing_is_refused_where_a_run_is_put_together(settings: dict
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"adapters": "lora2"}, "adapters must be one of 'none', 'lora', 'fair_lora', got 'lora2'"),
+        ({"adapters": "lora2"}, "adapters must be one of 'none', 'lora', 'fair_lora', 'fed_rdn', got 'lora2'"),
         ({"adapters": {"kind": "lora", "rank": 0}}, "adapters: rank must be an integer >= 1, got 0"),
         ({"adapters": {"rank": 4}}, "adapters must be one of"),
         ({"freeze": "("}, r"freeze: '\(' is no regular expression: missing \)"),

@@ -78,7 +78,7 @@ def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
         "1 / 1", "1 / 2", "1 / 2", "1 / < 1", "< 1 / < 1",
     ]  # fmt: skip
     own = [name for name, row in by_job.items() if row[3] == "own"]
-    assert own == ["cffl", "cgsv", "ditto", "fed_bn", "solo"]
+    assert own == ["fed_rdn", "cffl", "cgsv", "ditto", "fed_bn", "solo"]
     assert by_job["fed_ism"][5:8] == ["2", "yes", "no"]
     assert by_job["fed_mas"][8] == "classification"
     assert by_job["fed_mrl"][8] == "classification, segmentation"

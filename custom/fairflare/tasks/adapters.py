@@ -179,6 +179,18 @@ class FairLora(Adapters):
 
 
 @settings
+class RandomInputs(Adapters):
+    """Normalise what a network is given by statistics of the site's images (method ``fed_rdn``); nothing is frozen."""
+
+    kind: ClassVar[str] = "fed_rdn"
+
+    def put_into(self, model: nn.Module) -> nn.Module:
+        from fairflare.core.features.input_norm import put_before
+
+        return put_before(model)
+
+
+@settings
 class Fitted(Adapting):
     """Define the settings of a task about which parts of its network are trained, and from which initial weights.
 

@@ -189,15 +189,14 @@ def make_plan(
     given = {**usual, **(settings or {})}
     of_run = {name: given.pop(name) for name in LIKE_SETTINGS if name in given}
     server, site, learns = route_settings(given, chosen, task_class)
-    if kind == chosen.task:
-        keeps = chosen.learns if model is chosen else chosen.keeps
-        # The method's values for a component do not apply when the user replaced it by a component of another kind.
-        own = {
-            name: value for name, value in chosen.learns.items()
-            if (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
-            and learns.get(part, chosen.learns.get(part)) == chosen.learns.get(part)
-        }  # fmt: skip
-        learns = {**own, **learns}
+    keeps = chosen.learns if model is chosen and kind == chosen.task else chosen.keeps
+    # The method's values for a component do not apply when the user replaced it by a component of another kind.
+    own = {
+        name: value for name, value in chosen.learns.items()
+        if (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
+        and learns.get(part, chosen.learns.get(part)) == chosen.learns.get(part)
+    }  # fmt: skip
+    learns = {**own, **learns}
     length = model if published is None else published
     names = site_list(length.num_sites if sites == 0 else sites)
     learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}

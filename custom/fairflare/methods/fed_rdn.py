@@ -1,0 +1,153 @@
+r"""Define FedRDN, in which each training image is normalised by the statistics of a random site.
+
+Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning", CVPR 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from fairflare.base.settings import settings
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import Home
+from fairflare.methods.base.reports import TRAINING, Field
+from fairflare.methods.base.rule import RoundInputs, State, Weighing
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
+from fairflare.methods.fed_avg import FedAvg
+
+if TYPE_CHECKING:
+    from fairflare.base.task import Task
+
+NORM = "input_norm"
+TOLD = "input_statistics"
+
+
+@dataclass
+class OwnStatistics(Home):
+    """Measure the means and deviations of the site's training images once, and keep them there."""
+
+    def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
+        from fairflare.core.features.input_norm import pooled
+
+        state = super().begin(run, model, received)
+        if f"{NORM}.running_mean" not in state:
+            raise SiteError(f"site {run.site!r}: fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn")
+        if not int(state[f"{NORM}.num_batches_tracked"]):
+            found = pooled(run.data.batches("training", batch_size=self.half.batch_size))
+            for name, value in zip(("running_mean", "running_var"), found or (), strict=False):
+                state[f"{NORM}.{name}"] = value.to(state[f"{NORM}.{name}"])
+            state[f"{NORM}.num_batches_tracked"] = torch.tensor(1)
+        return state
+
+
+@settings
+class RandomStatistics(LocalTraining):
+    r"""Train on images that are normalised by a random site's statistics, and test by the site's own (FedRDN).
+
+    .. math:: x' = (x - \mu_j) / \sigma_j
+
+    by channel, with j drawn anew for each image and step, uniformly from all sites that have told theirs, the own
+    among them. :math:`\mu, \sigma` are of all pixels of a site's training images. In the first round it is the own.
+
+    Source:
+        Yan et al., section 3.
+    """
+
+    @property
+    def home(self) -> Home:
+        return OwnStatistics(self, lambda model: [n for n in model.state_dict() if n.startswith(f"{NORM}.")], KEPT)
+
+    def check_task(self, task: Task) -> None:
+        super().check_task(task)
+        kind = getattr(getattr(task, "adapters", None), "kind", None)
+        if kind != "fed_rdn":
+            raise ValueError(f"fed_rdn normalises images in the network; the task has adapters={kind or 'none'}: set "
+                             "adapters=fed_rdn")  # fmt: skip
+        padded = getattr(task, "resize", "") == "pad" or getattr(task, "spacing", None) is not None
+        if padded and getattr(task, "class_labels", False):
+            raise ValueError(
+                "fed_rdn measures all pixels, also the edge that resize=pad (of volumes spacing) puts around an image "
+                "for classification; set resize to 'stretch' or 'crop', of volumes leave out spacing"
+            )
+
+    def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        norm: Any = model.get_submodule(NORM)
+        told = [site for site in run.directives.get(TOLD) or () if len(site[0]) == norm.num_features]
+        norm.sites = torch.tensor(told) if told else None
+
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        norm: Any = model.get_submodule(NORM)
+        return {"input_mean": norm.running_mean.tolist(), "input_std": norm.running_var.sqrt().tolist()}
+
+
+KEPT = "mean and variance of the site's training images, by channel, with which it validates and tests"
+REVEALS = "how bright the site's images are and how much they vary: its scanner, stain or population"
+
+
+@settings
+class FedRDN(FedAvg):
+    """Average the sites' models, and tell all sites the input statistics of each, without its name (FedRDN).
+
+    A site that is absent keeps its statistics, so the others go on drawing them.
+
+    Source:
+        Yan et al., section 3.
+    """
+
+    report_fields = (
+        Field("input_mean", "vector", low=0, high=1, of=TRAINING, home_ok=True, reveals=REVEALS,
+              doc="mean of all pixels of the training images, by channel"),
+        Field("input_std", "vector", low=0, high=1, of=TRAINING, home_ok=True, same_length_as="input_mean",
+              reveals=REVEALS, doc="standard deviation of these pixels, by channel"),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {
+        TOLD: "means and deviations of the images of every site, by channel, without the sites' names; few sites can "
+        "tell whose they are"
+    }
+
+    _outlive = ("statistics",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._statistics: dict[str, list[list[float]]] = {}
+
+    @property
+    def weighs(self) -> bool:
+        return False
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        told = {site: (report["input_mean"], report["input_std"]) for site, report in inputs.reports.items()}
+        known = {site: pair for site, pair in told.items() if pair[0] and all(map(math.isfinite, pair[1]))}
+        channels = Counter(len(mean) for mean, _ in known.values()).most_common(1)
+        alike = {site: pair for site, pair in known.items() if len(pair[0]) == channels[0][0]}
+        by_channel = [
+            inputs.moderated({site: pair[1][channel] for site, pair in alike.items()}, "input_std")
+            for channel in range(channels[0][0] if channels else 0)
+        ]
+        for site, (mean, _) in alike.items():
+            self._statistics[site] = [mean, [deviation[site] for deviation in by_channel]]
+        return super().weigh(inputs)
+
+
+METHODS = [
+    Method(
+        name="fed_rdn",
+        title="FedRDN",
+        summary="each training image is normalised by the brightness and contrast of a random site",
+        rule=FedRDN,
+        training=RandomStatistics,
+        learns={"adapters": "fed_rdn"},
+        keeps=("adapters",),
+        group="local",
+        source="Yan et al., CVPR 2025",
+    )
+]

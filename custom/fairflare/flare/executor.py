@@ -127,7 +127,7 @@ class SiteExecutor(Executor):
         worker = self._worker(arguments)
         check_submission(shareable, worker, self._asked)
         local = None if self._trained is None or self._asked is None else worker.local_model(self._asked, self._trained)
-        if local is None:
+        if local is None or self._asked is None:
             raise NotServed(ReturnCode.EMPTY_RESULT, "this process has trained no model that could be sent")
         note_sent(arguments["sent"], replace(self._asked, name=SUBMIT_MODEL), SiteReply(STATUS_OK, update=local))
         return DXO(DataKind.WEIGHTS, data=clean_state(local))

@@ -190,10 +190,11 @@ def make_plan(
     of_run = {name: given.pop(name) for name in LIKE_SETTINGS if name in given}
     server, site, learns = route_settings(given, chosen, task_class)
     keeps = chosen.learns if model is chosen and kind == chosen.task else chosen.keeps
+    can = kind == chosen.task or kind.removeprefix("volume_") in chosen.kinds  # else the task says what it cannot learn
     # The method's values for a component do not apply when the user replaced it by a component of another kind.
     own = {
         name: value for name, value in chosen.learns.items()
-        if (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
+        if can and (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
         and learns.get(part, chosen.learns.get(part)) == chosen.learns.get(part)
     }  # fmt: skip
     learns = {**own, **learns}

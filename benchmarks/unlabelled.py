@@ -6,8 +6,8 @@
 FOLDER is what ``fairflare prepare white-cells`` or ``benchmarks/hippocampus_folders.py`` wrote. At the first two sites
 the masks of this share of the training images are put aside. FedAvg runs with all labels, without these images, and
 with them as ``unlabelled`` (``unlabelled=consistency``). With ``--drawn`` the masks of training and validation at these
-sites keep one label alone instead, output rows averaged over all sites and over annotators; then each structure's Dice
-on the complete test masks is printed. Prints Markdown.
+sites keep one label alone instead, output rows averaged over all sites, over annotators, and these with
+``unlabelled=consistency``; then each structure's Dice on the complete test masks is printed. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def drawn(given: Path, local: dict[str, Any], said: dict[str, int], out: Path) -
         file.write_text(json.dumps(content), encoding="utf-8")
         own = {"datalist": str(file.absolute()), "structures": [said[site]]} if site in said else {}
         part[site] = {**block, **own}
-    return {"all labels": local, "rows of all sites": {"sites": part}, "rows of annotators": {"sites": part}}
+    arms = ("rows of all sites", "rows of annotators", "with consistency")
+    return {"all labels": local, **{arm: {"sites": part} for arm in arms}}
 
 
 def on_complete_masks(plan: Any, place: Path, local: dict[str, Any]) -> dict[str, float]:
@@ -100,7 +101,8 @@ def main() -> None:
         arms = drawn(given.folder, local, said, given.out) if said else None
         for arm, file in (arms or lists(given.folder, local, given.share, seed, given.out)).items():
             Check.annotators = {} if arm == "rows of all sites" else known  # type: ignore[assignment]
-            settings = {**SETTINGS[given.task], **({"unlabelled": "consistency"} if arm == "unlabelled" else {})}
+            how = {"unlabelled": "consistency"} if arm in ("unlabelled", "with consistency") else {}
+            settings = {**SETTINGS[given.task], **how}
             run: dict[str, Any] = {"sites": [*local["sites"]], "num_rounds": given.rounds, "seed": seed}
             place = given.out / f"{arm.replace(' ', '_')}-{seed}"
             plan = make_plan("fed_avg", task=given.task, settings=settings, **run)

@@ -97,8 +97,11 @@ class Consistency:
 
     @classmethod
     def of(cls, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
-        """Return the term of this round; ``None``: it is off, or the site has no unlabelled image."""
-        return cls(half, run, model) if half.unlabelled and UNLABELLED in run.data.lists else None
+        """Return the term of this round; ``None``: it is off, or the site has nothing without labels."""
+        if half.unlabelled and UNLABELLED in run.data.lists:
+            return cls(half, run, model)
+        partly = half.unlabelled and run.task.consistency == "teacher" and getattr(run.task, "annotated", None)
+        return NotDrawn(half, run, model) if partly else None
 
     def half_alone(self, half: LocalTraining) -> LocalTraining:
         """Return the site half: the method's own, or one without its terms where the site has no labels."""
@@ -169,6 +172,43 @@ class Consistency:
                 f"site {self.run.site!r}: it made no step in round {self.run.current_round}: the model is sure of none "
                 f"of its {self.seen} unlabelled images (probability {CERTAIN})", skipped=True,
             )  # fmt: skip
+        return trained
+
+
+class NotDrawn(Consistency):
+    """Compute the term of a site that annotates some structures: of the others it learns what the received model finds.
+
+    The received model's probabilities on a step's images are the targets of the task's own loss over these structures,
+    so that a site does not unlearn what only other sites annotate. There is no term in the first round, whose model
+    knows nothing, and no ramp: with the mean teacher's, blood cells were learned less well in 8 rounds (two seeds).
+
+    Source:
+        Conditional distillation: Wang et al., ConDistFL, MICCAI 2023 workshops; here with the task's loss.
+    """
+
+    def __init__(self, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
+        super().__init__(half, run, model)
+        of: Any = run.task
+        self.weight = float(run.current_round > 0)
+        self.others = of.annotating(tuple(k for k in range(len(of.structures)) if k not in of.annotated))
+
+    def term(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        assert self.teacher is not None
+        with torch.no_grad(), still_statistics(self.teacher):
+            target = self.teacher(inputs).sigmoid()
+        with still_statistics(model):
+            return self.others.loss(model(inputs), target) * self.weight  # type: ignore[no-any-return]
+
+    def stepped(self, model: torch.nn.Module) -> None:
+        """Leave the teacher as it was received."""
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Do nothing: nothing changes from step to step."""
+
+    def told(self, trained: Trained) -> Trained:
         return trained
 
 

@@ -1,0 +1,90 @@
+"""Test what a site learns of structures that it does not annotate (``unlabelled=consistency``)."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fairflare.methods.base.training import LocalTraining
+from fairflare.methods.parts.consistency import Consistency, NotDrawn
+from fairflare.tasks.segmentation import SegmentationTask
+from tests.federation.test_output_rows import PART, SETTINGS, Dies, run
+from tests.tiny import document, model_in
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def part(model: nn.Module, annotated: tuple[int, ...] | None, t: int, unlabelled: Any = "consistency") -> Any:
+    """Return the term of round ``t`` of 40 at a site that annotates these of three structures."""
+    task = SegmentationTask(num_classes=3).annotating(annotated)
+    data = SimpleNamespace(lists=("training",), num_samples=lambda split: 4)
+    of: Any = SimpleNamespace(site="a", task=task, data=data, current_round=t, num_rounds=40, seed=5, first_pass=True)
+    return Consistency.of(LocalTraining(unlabelled=unlabelled), of, model)
+
+
+@pytest.mark.parametrize(("t", "weight"), [(0, 0.0), (1, 1.0), (30, 1.0)])
+def test_the_term_is_that_of_a_slow_loop(t: int, weight: float) -> None:
+    """Compare a changed model with the received one by Dice loss, image by image, over structures 1 and 3 alone."""
+    torch.manual_seed(t)
+    received, images = nn.Conv2d(1, 3, 3, padding=1), torch.rand(2, 1, 5, 4)
+    term, model = part(received, (1,), t), copy.deepcopy(received)
+    with torch.no_grad():
+        model.weight += 1.0
+    loss = term.term(model, images)
+    wanted, tiny = 0.0, 1e-5
+    for image in images:
+        found, target = (net(image[None])[0].sigmoid().detach() for net in (model, received))
+        for number in (0, 2):
+            p, g = found[number].flatten().tolist(), target[number].flatten().tolist()
+            both = sum(a * b for a, b in zip(p, g, strict=True))
+            wanted += 1 - (2 * both + tiny) / (sum(p) + sum(g) + tiny)
+    assert loss.item() == pytest.approx(weight * wanted / 4, rel=1e-4)
+    loss.backward()
+    assert model.weight.grad is not None
+    assert model.weight.grad[1].abs().max() == 0
+    assert all((model.weight.grad[k].abs().max() > 0) == (t > 0) for k in (0, 2))
+    before = copy.deepcopy(term.teacher.state_dict())
+    term.stepped(model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in term.teacher.state_dict().items())
+
+
+def test_there_is_no_term_where_all_is_annotated_or_nothing_asked_for() -> None:
+    model = nn.Conv2d(1, 3, 1)
+    assert isinstance(part(model, (0, 2), 1), NotDrawn)
+    for annotated, unlabelled in ((None, "consistency"), ((0, 1, 2), "consistency"), ((1,), "")):
+        assert part(model, annotated, 1, unlabelled) is None
+
+
+def test_a_run_learns_otherwise_by_it_only_where_sites_annotate_a_part(tmp_path: Path) -> None:
+    """Expect other bits of a partly annotated federation, the same bits where all annotate all."""
+    settings = {**SETTINGS, "unlabelled": "consistency"}
+    found = [
+        [
+            model_in(run(tmp_path / f"{name}{k}", sites, settings=how, num_rounds=2))
+            for k, how in enumerate((SETTINGS, settings))
+        ]
+        for name, sites in (("part", PART), ("all", dict.fromkeys("ABC", "all")))
+    ]
+    same = [all(torch.equal(tensor, with_it[name]) for name, tensor in plain.items()) for plain, with_it in found]
+    assert same == [False, True]
+
+
+def test_a_run_says_nothing_of_unlabelled_images_that_it_has_not(tmp_path: Path) -> None:
+    results = document(run(tmp_path, settings={**SETTINGS, "unlabelled": "consistency"}, method="fed_lwr"))
+    assert results["status"] == "completed"
+    assert "kept" not in results["rounds"][0]["train"]["A"]
+
+
+def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    more: dict[str, Any] = {"settings": {**SETTINGS, "unlabelled": "consistency"}, "num_rounds": 2, "experiment": "e"}
+    whole = model_in(run(tmp_path / "whole", **more))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "dies", listeners=(Dies(),), **more)
+    rest = model_in(run(tmp_path / "dies", **more))
+    assert all(torch.equal(tensor, rest[name]) for name, tensor in whole.items())

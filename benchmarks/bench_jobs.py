@@ -35,6 +35,7 @@ WHY = {
     "ldam": "at seeds 0 and 1; see docs/ldam.md",
     "fed_ga": "at seeds 0 and 1; see docs/fed_ga.md",
     "fed_avg_m": "the server's momentum has hardly begun in three rounds",
+    "fed_lf": "not known why; see docs/fed_lf.md",
     "fed_opt": "the server's moments have hardly begun in three rounds",
 }
 

@@ -1,12 +1,15 @@
-"""Measure the cost of flat minima: a SAM and a GSAM step beside an Adam step, and the probe beside an epoch.
+"""Measure the cost of flat minima: SAM, GSAM and FedLESAM beside an Adam step, and the probe beside an epoch.
 
-    python benchmarks/bench_sharpness.py [--pixels 64 32] [--repeat 5]
+    python benchmarks/bench_sharpness.py [--pixels 64 32] [--repeat 5] [--trained]
 
 Model: MONAI's ResNet-18 for colour images, batch 32, on the CPU. All cases train copies of the same model on the
 same batch, in turn, so that a busy moment does not hit one case only; a ratio is to the plain step of the same
 turn, and the median over the turns is printed, by the clock and of the processor. Two forward and two backward
 passes are 2x; a published package that is not installed is skipped with a line that says so. The probe is two
 forward passes and one backward pass over the data set, beside one plain training epoch over it.
+
+``--trained``: instead, the quick jobs of plain steps, GSAM and FedLESAM, all with FedISM's weights, and how sharp the
+model is after them: the exact S at a distance of 0.05, as sites report it of the last round's model.
 """
 
 from __future__ import annotations
@@ -15,15 +18,24 @@ import argparse
 import copy
 import importlib.metadata
 import importlib.util
+import logging
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from monai.networks.nets import resnet18
 from torch import Tensor, nn
 
 from fairflare.core.sharpness import GSAM, SAM, sharpness
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
+from fairflare.methods.fed_lesam import GlobalPerturbation
+from fairflare.reporting.results import read_results
 
 BATCH = 32
 CLASSES = 8
@@ -66,6 +78,14 @@ def ours(make: type[SAM]) -> Callable[..., Step]:
         return lambda: optimizer.step(closure)
 
     return case
+
+
+def lesam(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    optimizer, half = adam(model), GlobalPerturbation()
+    closure = closure_of(model, optimizer, x, y)
+    push = {name: torch.randn_like(parameter) * 1e-5 for name, parameter in model.named_parameters()}
+    run: Any = SimpleNamespace(own=SimpleNamespace(push=push))
+    return lambda: (half.step(run, model, optimizer, closure), None)[1]
 
 
 def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -112,6 +132,7 @@ CASES: dict[str, tuple[str | None, Callable[..., Step]]] = {
     "plain Adam step": (None, plain),
     "ours, SAM": (None, ours(SAM)),
     "ours, GSAM": (None, ours(GSAM)),
+    "ours, FedLESAM": (None, lesam),
     "pytorch-optimizer, SAM": ("pytorch-optimizer", pytorch_optimizer_sam),
     "pytorch-optimizer, GSAM": ("pytorch-optimizer", pytorch_optimizer_gsam),
     "sam-pytorch, SAM": ("sam-pytorch", sam_pytorch),
@@ -166,11 +187,32 @@ def report(times: dict[str, list[tuple[float, float]]], titles: dict[str, str]) 
         print(f"{titles.get(name, name):<34}{wall:>10.2f}x{cpu:>10.2f}x{seconds:>10.3f}", flush=True)
 
 
+def trained() -> None:
+    """Print S and balanced accuracy after the quick jobs of plain steps, GSAM and FedLESAM."""
+    torch.set_num_threads(1)
+    for title, method, settings in (
+        ("plain steps", "fed_ism", {"salt": False}), ("GSAM", "fed_ism", {}),
+        ("FedLESAM", "fed_lesam", {"saga": True, "rho": RHO}),
+    ):  # fmt: skip
+        plan = make_plan(method, settings=settings, seed=0)
+        with tempfile.TemporaryDirectory() as folder:
+            found = read_results(run_local(plan, Path(folder)))
+        last = found.rounds[-1].reports or {}
+        figure = statistics.fmean(tested[plan.task.primary_metric] or 0.0 for tested in (found.test or {}).values())
+        values = [report["sharpness"] for report in last.values()]
+        print(f"{title:<14} S {statistics.fmean(values):.4f}  {plan.task.primary_metric} {figure:.3f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--pixels", type=int, nargs="+", default=[64, 32], help="image sides")
     parser.add_argument("--repeat", type=int, default=5, help="turns")
+    parser.add_argument("--trained", action="store_true", help="sharpness after quick jobs, in place of seconds")
     options = parser.parse_args()
+    if options.trained:
+        logging.disable(logging.WARNING)
+        trained()
+        return
 
     print(f"ResNet-18, batch {BATCH}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     print(f"median over {options.repeat} turns of the ratio to the first row of the same turn")

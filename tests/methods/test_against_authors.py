@@ -10,6 +10,7 @@ of Fed-LWR's similarity: test_fed_lwr.py.
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Mapping
@@ -41,8 +42,11 @@ from fairflare.methods.fed_dyn import DynamicTraining, FedDyn
 from fairflare.methods.fed_ga import FedGA
 from fairflare.methods.fed_heal import ConsistentTraining, FedHEAL
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
+from fairflare.methods.fed_lesam import GlobalPerturbation
+from fairflare.methods.fed_lf import FedLF
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
+from fairflare.methods.fed_mgda import FedMGDA
 from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL
 from fairflare.methods.fed_nova import FedNova, NovaTraining
 from fairflare.methods.fed_prox import ProximalTraining
@@ -157,6 +161,59 @@ def term_of_its_authors() -> float:
         return w + step / (weights.sum() / 3)
 
     return served(LossWeights(tilt=2.0, weighting="uniform"), each("probe_loss", 0.1, 3), authors, rounds=3)
+
+
+def least(products: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Solve quadprog's and cvxopt's problem, min l'Gl, sum 1, low <= l <= high: try which weights lie at a bound."""
+    best: tuple[float, np.ndarray] = math.inf, np.zeros(0)
+    for at in itertools.product((None, low, high), repeat=len(products)):
+        free = [k for k, bound in enumerate(at) if bound is None]
+        found = np.array([0.0 if bound is None else bound for bound in at])
+        if free:
+            system = np.block([[products[np.ix_(free, free)], np.ones((len(free), 1))], [np.ones(len(free)), 0.0]])
+            rest = np.r_[-(products[free] @ found), 1 - found.sum()]
+            found[free] = np.linalg.lstsq(system, rest, rcond=None)[0][:-1]
+        fits = abs(found.sum() - 1) < 1e-9 and found.min() > low - 1e-12 and found.max() < high + 1e-12
+        if fits and found @ products @ found < best[0] - 1e-15:
+            best = float(found @ products @ found), found
+    return best[1]
+
+
+def fed_mgda() -> float:
+    """FairFL (a50b474), algs/algorithms.py: FedMGDA.aggregate; utils/project.py: solve_centered_w."""
+
+    def authors(r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
+        units = np.stack([-deltas[s] / np.sqrt(np.sum(deltas[s] ** 2)) for s in "abc"])
+        return w - 0.3 * least(units @ units.T, 1 / 3 - 0.2, 1 / 3 + 0.2) @ units
+
+    return served(FedMGDA(reach=0.2, server_rate=0.3), lambda r, rng: {s: {} for s in "abc"}, authors, rounds=3)
+
+
+def fed_lf() -> float:
+    """gfedplat (7b6e0b7), algorithm/FedLF/FedLF.py: get_FedLF_d_layers and train_a_round, from the trained changes."""
+
+    def authors(r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
+        grads = -np.stack([deltas[s] for s in "abc"])
+        value = np.array([said[s]["probe_loss"] for s in "abc"])
+        size, prefer = np.linalg.norm(value), np.ones(3) / np.linalg.norm(np.ones(3))
+        h = (value @ prefer * value / size - prefer * size) / size**2
+        layers = []
+        for part in (slice(0, 12), slice(12, 17)):
+            rows, lengths = grads[:, part], np.linalg.norm(grads[:, part], axis=1)
+            rows = rows / lengths[:, None] * lengths.mean()
+            fair = h @ rows
+            rows = np.vstack([rows, fair / np.linalg.norm(fair) * lengths.mean()])
+            layers.append(least(rows @ rows.T, 0.0, 1.0) @ rows)
+        d = old = np.concatenate(layers)
+        d = d / np.linalg.norm(d) * np.linalg.norm(grads.mean(0))
+        while np.max(-(grads @ d)) > 1e-6:
+            if np.linalg.norm(d) <= 2 * np.linalg.norm(old):
+                d = old
+                break
+            d = d / 2
+        return w - d
+
+    return served(FedLF(), each("probe_loss", 0.1, 3), authors, rounds=3)
 
 
 def afl() -> float:
@@ -902,6 +959,32 @@ def fed_ism(variant: str) -> float:
     return trained(half, rule, authors, rounds=rounds)
 
 
+def fed_lesam(preset: str) -> float:
+    """FedLESAM (d6663cc), optimizer/LESAM.py and client/fedlesam.py; the direction is the server's last step."""
+    before: State | None = None
+
+    def authors(r: int, received: State) -> State:
+        nonlocal before
+        e = {n: torch.zeros_like(t) for n, t in received.items()}
+        if before is not None:
+            g_update = {n: received[n] - before[n] for n in received}
+            whole = sum(t.norm(p=2) for t in g_update.values()) if preset == "authors" else length(g_update)
+            e = {n: -g_update[n] * 0.1 / (whole + 1e-7) for n in g_update}
+        before = received
+        found = {}
+        for s in SITES:
+            w = dict(received)
+            for _ in range(2):
+                for x, y in DATA[s].batches("training", batch_size=8):
+                    g = gradient(plain_loss, {n: w[n] + e[n] for n in w}, x, y)
+                    w = {n: w[n] - 0.1 * g[n] for n in w}
+            found[s] = w
+        return mean(found)
+
+    half = GlobalPerturbation(**PLAIN, local_epochs=2, preset=preset)  # type: ignore[arg-type]
+    return trained(half, FedISM(saga=False, rho=0.1), authors)
+
+
 def length(g: State) -> Tensor:
     return torch.stack([t.norm() for t in g.values()]).norm()
 
@@ -942,6 +1025,8 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
     "q-FedAvg, q=0.5": ("litian96/fair_flearn", lambda: q_fed_avg(0.5), 1e-8),
     "q-FedAvg, q=5": ("litian96/fair_flearn", lambda: q_fed_avg(5.0), 1e-8),
     "q-FedAvg, weighted": ("wnn2000/FFL4MIA", q_fed_avg_weighted, 1e-8),
+    "FedMGDA+": ("huawei-noah/Federated-Learning", fed_mgda, 1e-9),
+    "FedLF": ("zibinpan/FedLF", fed_lf, 1e-9),
     "AFL": ("litian96/fair_flearn", afl, 1e-12),
     "Agnostic-FL": ("wnn2000/FFL4MIA", agnostic, 1e-12),
     "Ditto": ("litian96/ditto", ditto, 1e-12),
@@ -965,13 +1050,18 @@ CASES: dict[str, tuple[str, Callable[[], float], float]] = {
     "Fed-MAS, code": ("xmed-lab/Fed-MAS", lambda: fed_mas("code"), 1e-10),
     "Fed-MAS, paper": ("text, Eqs. 1-5", lambda: fed_mas("paper"), 1e-10),
     "Fed-MAS, local_steps": ("ours", lambda: fed_mas("paper", steps=8), 1e-10),
+    "FedLESAM": ("text, Algorithm 1", lambda: fed_lesam("paper"), 1e-7),  # theirs adds 1e-7 to the norm
+    "FedLESAM, authors": ("MediaBrain-SJTU/FedLESAM", lambda: fed_lesam("authors"), 1e-7),
     "FedISM+ (S)": ("wnn2000/FFL4MIA", lambda: fed_ism("S"), 1e-8),
     "FedISM+ (L)": ("wnn2000/FFL4MIA", lambda: fed_ism("L"), 1e-8),
 }
 
 
 #: Whole runs take a second or two each.
-QUICK = ("FedAWA", "q-FedAvg", "AFL", "Agnostic", "FedCE", "CFFL", "CGSV", "FairFed", "FedGA", "CReFF", "cRT", "TERM")
+QUICK = (
+    "FedAWA", "q-FedAvg", "FedMGDA", "FedLF", "AFL", "Agnostic", "FedCE", "CFFL", "CGSV", "FairFed", "FedGA", "CReFF",
+    "cRT", "TERM",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

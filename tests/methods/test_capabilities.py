@@ -61,7 +61,10 @@ def test_methods_whose_models_can_stay_at_the_sites() -> None:
         "fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer",
     ]  # fmt: skip
     reads = {name: what for name, what in said.items() if what.startswith("no: ")}
-    assert list(reads) == ["cffl", "cgsv", "creff", "fed_awa", "fed_ce", "fed_heal", "fed_mrl", "q_fed_avg", "scaffold"]
+    assert list(reads) == [
+        "cffl", "cgsv", "creff", "fed_awa", "fed_ce", "fed_heal", "fed_lf", "fed_mgda", "fed_mrl", "q_fed_avg",
+        "scaffold",
+    ]  # fmt: skip
     assert reads["fed_ce"] == "no: it compares each site's update with those of the others"
     assert said.keys() - reads.keys() >= {"fed_avg", "fed_ism_plus_l", "fed_opt", "group_dro", "fed_mas"}
 

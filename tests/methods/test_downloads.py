@@ -15,6 +15,7 @@ from fairflare.base.settings import build, values_of
 from fairflare.core.aggregation.entries import WHICH, with_entries
 from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, cgsv_reputations, cgsv_shares
 from fairflare.core.aggregation.updates import cosines as cosines_of
+from fairflare.core.aggregation.updates import gram
 from fairflare.exchange.messages import decode_task, for_site
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.methods.base.catalog import all_methods
@@ -59,7 +60,8 @@ def test_cffl_of_the_spec() -> None:
 def test_cgsv_of_the_spec() -> None:
     moved = {"a": [0.3, 0.4], "b": [0.0, 0.5], "c": [-0.5, 0.0]}
     states = {site: {"w": torch.tensor(value, dtype=torch.float64)} for site, value in moved.items()}
-    cosines = cosines_of(states, None, by_site((0.5, 0.3, 0.2)), {"w"}, leave_out=False)
+    (products,) = gram(states, None, {"w"}, {"w": ""}).values()
+    cosines = cosines_of(products, by_site((0.5, 0.3, 0.2)), leave_out=False)
     near(cosines, (0.876812, 0.989949, -0.141421))
     after = cgsv_reputations(by_site([0.0] * 3), cosines, 0.95)
     near(after, (0.464718, 0.524682, 0.010600))

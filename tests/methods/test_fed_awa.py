@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.aggregation.updates import products
 from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fed_awa import FedAWA, misfit
 
@@ -25,8 +24,8 @@ def inputs(models: dict[str, tuple[float, float]] = MODELS, **more: Any) -> Roun
     )  # fmt: skip
 
 
-def gram(received: Any = START) -> torch.Tensor:
-    return products(inputs().states, received, {"w"})
+def gram() -> torch.Tensor:
+    return inputs().whole_gram(FedAWA(), model=True)
 
 
 def test_worked_numbers_and_the_loss_of_the_models_themselves() -> None:

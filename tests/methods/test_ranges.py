@@ -38,14 +38,14 @@ RANGES: dict[str, str] = {
     """,
     "a number in [0, 1]": """
         attribute_noise attribute_prevalence drw_start eta foreground label_noise mu_policy.explore
-        mu_policy.gamma mu_policy.zeta phantom_min_share
+        mu_policy.gamma mu_policy.zeta phantom_min_share reach
     """,
     "an integer >= 0": "cka_memory corrupted_sites crt_rounds feature_steps label_noise_sites phantom_seed test_every",
     "an integer >= 1 or nothing": "cka_passes local_steps max_samples neck_dim personal_epochs projector_dim width",
     "a number in (0, 1]": "adapters.own beta c_th norm_momentum",
     "a number in [0, 1)": "beta beta2 cgsv_alpha drw_beta fairlora_ema heal_beta heal_tau momentum overlap",
     "a number in [0, 1) or nothing": "beta1",
-    "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm tau",
+    "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm server_rate tau",
     "a number >= 0 or nothing": "fair_clamp floor prior_strength",
     "an integer >= 0 or nothing": "ignore mu_policy.seed warmup_rounds weighting.seed",
     "a number in [0, 1] or nothing": "clip_max clip_min mix",

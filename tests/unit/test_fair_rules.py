@@ -230,7 +230,8 @@ DELTAS = {"A": (1.0, 0.0), "B": (0.0, 1.0), "C": (1.0, 1.0)}
 
 def test_fed_ce_of_the_spec():
     states = {site: {"w": torch.tensor(d), "other": torch.tensor([9.0])} for site, d in DELTAS.items()}
-    cosines = updates.cosines(states, None, dict.fromkeys(DELTAS, 1 / 3), {"w"}, leave_out=True)
+    (products,) = updates.gram(states, None, {"w"}, {"w": ""}).values()
+    cosines = updates.cosines(products, dict.fromkeys(DELTAS, 1 / 3), leave_out=True)
     assert cosines == close(0.447214, 0.447214, 1.0)
     directions = {site: max(1 - c, 0.0) for site, c in cosines.items()}
     scores = {site: 1 - m for site, m in named(0.9, 0.8, 0.7).items()}
@@ -260,9 +261,8 @@ def test_cosines_against_plain_vectors():
     }
     mean = sum(weights[site] * v for site, v in flat.items())
     expected = {s: float(torch.cosine_similarity(v, mean - weights[s] * v, dim=0)) for s, v in flat.items()}
-    assert updates.cosines(states, received, weights, {"a", "b", "n"}, leave_out=True) == pytest.approx(
-        expected, rel=1e-12
-    )
+    layers = updates.gram(states, received, {"a", "b", "n"}, {"a": "one", "b": "two"})
+    assert updates.cosines(layers["one"] + layers["two"], weights, leave_out=True) == pytest.approx(expected, rel=1e-12)
     assert squared_norms(states, received, {"a", "b"}) == pytest.approx({s: float(v @ v) for s, v in flat.items()})
     assert squared_norms(states, None, {"b"})["A"] == pytest.approx(float(states["A"]["b"].double().square().sum()))
 
@@ -271,7 +271,8 @@ def test_a_cosine_that_is_not_defined_is_0():
     zero, one, far = torch.zeros(2), torch.ones(2), torch.full((2,), 1e300, dtype=torch.float64)
     for deltas in ((zero, one), (one, zero), (one,), (far, far)):
         states = {site: {"w": d} for site, d in zip("AB", deltas, strict=False)}
-        assert set(updates.cosines(states, None, dict.fromkeys(states, 0.5), {"w"}, leave_out=True).values()) == {0.0}
+        (products,) = updates.gram(states, None, {"w"}, {"w": ""}).values()
+        assert set(updates.cosines(products, dict.fromkeys(states, 0.5), leave_out=True).values()) == {0.0}
 
 
 def test_the_model_without_one_site():

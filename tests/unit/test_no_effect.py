@@ -79,7 +79,8 @@ def test_which_methods_mean_to_weigh() -> None:
     found = {name: make_plan(name).rule.weighs for name in all_methods()}
     assert [name for name, weighs in found.items() if not weighs] == [
         "bsm_fl", "bsm_kd", "cffl", "cgsv", "creff", "crt", "ditto", "fed_avg", "fed_avg_m", "fed_bn", "fed_dyn",
-        "fed_lc", "fed_opt", "fed_prox", "fed_rdn", "flex_fair", "ldam", "logit_adjustment", "moon", "scaffold", "solo",
+        "fed_lc", "fed_lesam", "fed_lf", "fed_mgda", "fed_opt", "fed_prox", "fed_rdn", "flex_fair", "ldam",
+        "logit_adjustment", "moon", "scaffold", "solo",
     ]  # fmt: skip
     assert not make_plan("fed_ism", settings={"saga": False}).rule.weighs
     assert not make_plan("fed_mrl", settings={"weighting": "samples"}).rule.weighs

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from fairflare.base.settings import BelowOne, Positive, settings
-from fairflare.core.aggregation import updates
 from fairflare.core.aggregation.entries import largest, packed, with_entries
 from fairflare.core.aggregation.reputations import cgsv_reputations, cgsv_shares, whole
+from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.core.states import difference, sq_norm
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
@@ -94,7 +94,7 @@ class CGSV(Downloads):
         entry = sum(known.values()) / len(known) if known else 0.0
         before = {site: known.get(site, entry) for site in sites}
         weights = inputs.remembered(normalise(before) if known else sample_weights(inputs))
-        cosines = updates.cosines(inputs.states, inputs.received, weights, inputs.parameters, leave_out=False)
+        cosines = cosines_of(inputs.whole_gram(self), weights, leave_out=False)
         after = before
         if any(cosines.values()):  # if all cosines are 0, the summed update has no direction
             after = cgsv_reputations(before, cosines, self.cgsv_alpha)

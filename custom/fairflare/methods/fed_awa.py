@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 
 from fairflare.base.settings import Positive, PositiveInt, settings
-from fairflare.core.aggregation.updates import products
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.base.training import LocalTraining
@@ -76,7 +75,7 @@ class FedAWA(Rule):
         return True
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        gram = products(inputs.states, inputs.start(self), inputs.parameters)
+        gram = inputs.whole_gram(self, model=True)
         begun = {site: math.log(inputs.num_samples[site]) for site in inputs.sites}
         scores = torch.tensor([self._scores.get(site, start) for site, start in begun.items()], dtype=torch.float64)
         adam = torch.optim.Adam([scores.requires_grad_()], lr=self.awa_rate, betas=(0.5, 0.999))

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fairflare.base.settings import Flag, NonNegative, settings
-from fairflare.core.aggregation import updates
 from fairflare.core.aggregation.fair_rules import contributions, finite_or_mean, minus_state
+from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.core.weighting import normalise
 from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
@@ -148,7 +148,7 @@ class FedCE(Rule):
         sites = inputs.sites
         entry = 1 / (len(self._coefficients) + 1) if self._coefficients else 1 / len(sites)
         before = {site: self._coefficients.get(site, entry) for site in sites}
-        cosines = updates.cosines(inputs.states, inputs.received, before, inputs.parameters, leave_out=True)
+        cosines = cosines_of(inputs.whole_gram(self), before, leave_out=True)
         for site, cosine in cosines.items():
             mean, count = self._cosines.get(site, [0.0, 0])
             self._cosines[site] = [mean + (cosine - mean) / (count + 1), count + 1]

@@ -45,16 +45,17 @@ def distance(current_round: int, num_rounds: int, rho: float, tau: float | None)
 
 @dataclass
 class _Salt:
-    """Store one task's search distance, optimizer (which refers to the model), and report on the received model."""
+    """Store one task's search distance, steps (which refer to the model), and report on the received model."""
 
     distance: float
+    push: dict[str, torch.Tensor] = field(default_factory=dict)  # FedLESAM's perturbation, by parameter
     stepper: GSAM | None = None
     report: dict[str, Any] = field(default_factory=dict)
 
 
 @settings
-class SharpnessAwareTraining(LocalTraining):
-    r"""Train with GSAM steps and logit adjustment (SALT), and report the received model's sharpness at the site.
+class SharpnessReport(LocalTraining):
+    r"""Train, and report the received model's sharpness at the site, if the server half asks for it.
 
     .. math:: \epsilon = \rho_r\, g / \lVert g \rVert, \quad L_0 = \bar\ell(\theta), \quad
               L_p = \bar\ell(\theta + \epsilon), \quad S = L_p - L_0
@@ -63,11 +64,9 @@ class SharpnessAwareTraining(LocalTraining):
     site reports one number: S or L_p, whichever the server's ``variant`` uses for the weights.
 
     Args:
-        salt: sharpness-aware steps; False: plain ones (ablation: SAGA only).
         rho: distance, or the last round's where ``tau`` is set; finite, ``>= 0``. 0: plain steps, S = 0. The server
             half's value comes with each round and goes before this one.
         tau: exponent of the growth, ``> 0``; ``None``: fixed.
-        gsam_alpha: weight of GSAM's gap, ``>= 0``; 0 is SAM. The authors' code has 0.1, the paper is silent.
         probe_loss: of the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
 
     Source:
@@ -75,14 +74,11 @@ class SharpnessAwareTraining(LocalTraining):
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
-        "gsam_alpha": only_with("salt"),
         "probe_loss": only_with("criterion", "logit_adjusted", "balanced_softmax", "fedlc", when=["la"]),
     }
 
-    salt: Flag = True
     rho: NonNegative = 0.05
     tau: Positive | None = None
-    gsam_alpha: NonNegative = 0.1
     probe_loss: Literal["ce", "la"] = "ce"
 
     def follows_num_rounds(self) -> list[str]:
@@ -112,6 +108,24 @@ class SharpnessAwareTraining(LocalTraining):
         wanted = VARIANTS[run.directives.get("variant", "S")]
         return {wanted: getattr(found, wanted)}
 
+    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        return dict(run.own.report)
+
+
+@settings
+class SharpnessAwareTraining(SharpnessReport):
+    """Train with GSAM steps and logit adjustment (SALT), and report the received model's sharpness at the site.
+
+    Args:
+        salt: sharpness-aware steps; False: plain ones (ablation: SAGA only).
+        gsam_alpha: weight of GSAM's gap, ``>= 0``; 0 is SAM. The authors' code has 0.1, the paper is silent.
+    """
+
+    acts: ClassVar[dict[str, OnlyWith | None]] = {"gsam_alpha": only_with("salt")}
+
+    salt: Flag = True
+    gsam_alpha: NonNegative = 0.1
+
     def step(
         self,
         run: SiteRun,
@@ -133,9 +147,6 @@ class SharpnessAwareTraining(LocalTraining):
                 f"{own.distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
             )
         return loss
-
-    def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        return dict(run.own.report)
 
 
 @settings

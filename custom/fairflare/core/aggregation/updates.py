@@ -6,12 +6,14 @@ Sums run over blocks that stay on one thread, so that they do not depend on the 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from fairflare.base import checks
+from fairflare.core.aggregation.tensor_mean import HELD
 from fairflare.core.states import State, blocks
+
+CANCELS = 1e-6  # a sum of changes that is so much shorter than they are is of rounding
 
 
 def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -55,72 +57,82 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
     return found
 
 
-def products(states: Mapping[str, State], received: State | None, names: Collection[str]) -> torch.Tensor:
-    r"""Return the inner products of the sites' changes, :math:`\langle w_j - w^r, w_k - w^r \rangle`, in float64.
+def gram(
+    states: Mapping[str, State],
+    received: State | None,
+    names: Collection[str],
+    owner: Mapping[str, str],
+    further: State | None = None,
+) -> dict[str, torch.Tensor]:
+    r"""Return the inner products of the sites' changes by layer, :math:`G_{jk} = \langle \Delta_j, \Delta_k \rangle`.
+
+    Besides the products, one tensor of as many sites as fit into 128 MiB is in memory.
 
     Args:
-        states, received, names: as in :func:`squared_norms`; one tensor of all sites is in memory at a time.
+        states, received, names: as in :func:`squared_norms`.
+        owner: name of the layer by name of the tensor.
+        further: tensors that are a last row and column as they are, for instance the received model.
 
     Returns:
-        (sites, sites), sites sorted; where ``received`` is given, its products are a further row and column.
+        By layer a matrix in float64, (sites, sites), sites sorted; 0 in a layer without such tensors. Their sum is that
+        of the whole model. A change whose square float64 cannot hold counts as 0.
     """
-    sites, size = sorted(states), len(states) + (received is not None)
-    found = torch.zeros(size, size, dtype=torch.float64)
-    for name in (n for n in states[sites[0]] if n in names and states[sites[0]][n].is_floating_point()):
-        base = None if received is None else received[name]
-        rows = [change(states[site][name], base) for site in sites] + ([] if base is None else [base.double()])
-        matrix = torch.stack([row.reshape(-1) for row in rows])
-        found += matrix @ matrix.T
+    sources: list[tuple[State, State | None]] = [(states[site], received) for site in sorted(states)]
+    sources += [] if further is None else [(further, None)]
+    found = {layer: torch.zeros(len(sources), len(sources), dtype=torch.float64) for layer in owner.values()}
+    for name in (n for n in sources[0][0] if n in names):
+        first = sources[0][0][name]
+        if not first.is_floating_point():
+            continue
+        held = max(1, HELD // max(2 * first.nbytes, 1))  # two groups of sites are in memory at a time
+        groups = [slice(at, at + held) for at in range(0, len(sources), held)]
+        for at, left in enumerate(groups):
+            rows = _read(sources[left], name)
+            for part in _side_by_side(rows):
+                found[owner[name]][left, left] += part @ part.T
+            for right in groups[at + 1 :]:
+                others = _read(sources[right], name)
+                for part, other in zip(_side_by_side(rows), _side_by_side(others), strict=True):
+                    found[owner[name]][left, right] += part @ other.T
+    for layer, products in found.items():
+        fits = products.diagonal().isfinite()
+        found[layer] = torch.where(fits[:, None] & fits, products.triu() + products.triu(1).T, 0.0)
     return found
 
 
-def cosines(
-    states: Mapping[str, State],
-    received: State | None,
-    weights: Mapping[str, float],
-    names: Collection[str],
-    *,
-    leave_out: bool,
-) -> dict[str, float]:
+def _read(sources: Sequence[tuple[State, State | None]], name: str) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    return [(state[name], None if start is None else start[name]) for state, start in sources]
+
+
+def _side_by_side(rows: Sequence[tuple[torch.Tensor, torch.Tensor | None]]) -> Iterator[torch.Tensor]:
+    """Yield each block of the changes of one tensor at some sites, (sites, numbers)."""
+    for parts in zip(*(pairs(*row) for row in rows), strict=True):
+        yield torch.stack([change(*part) for part in parts])
+
+
+def cosines(products: torch.Tensor, weights: Mapping[str, float], *, leave_out: bool) -> dict[str, float]:
     r"""Return the cosine of each site's change with the mean change of all sites, or of the other sites alone.
 
     .. math:: \cos(\Delta_k, \bar\Delta), \quad \bar\Delta = \sum_j c_j \Delta_j
 
     Args:
-        states, received, names: as in :func:`squared_norms`; one tensor of one site is in memory at a time.
-        weights: c, weight of each site of ``states`` in the mean, finite, ``>= 0``. Their sum does not matter.
+        products: inner products of the sites' changes over the whole model, see :func:`gram`.
+        weights: c, weight of each site in the mean, finite, ``>= 0``. Their sum does not matter.
         leave_out: whether the site's own part is left out of the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
 
     Returns:
-        The cosine by site, in [-1, 1]; 0 where one of the two changes is 0 or float64 cannot hold its norm.
+        The cosine by site, in [-1, 1]; 0 where one of the two changes is 0, or the mean shorter than a millionth of the
+        changes that it is made of (they cancel).
     """
-    sites = sorted(states)
-    checks.same_names("weights", weights, "states", states)
-    sums: dict[str, tuple[list[float], list[float], list[float]]] = {site: ([], [], []) for site in sites}
-    for name in (n for n in states[sites[0]] if n in names):
-        base = None if received is None else received[name]
-        mean: list[torch.Tensor] = []
-        for site in sites:
-            tensor = states[site][name]
-            if not tensor.is_floating_point():
-                break
-            moved = [weights[site] * change(*pair) for pair in pairs(tensor, base)]
-            mean = [a.add_(b) for a, b in zip(mean, moved, strict=True)] if mean else moved
-        else:
-            for site in sites:  # reads the tensors again, so that one tensor of one site is in memory at a time
-                for pair, whole in zip(pairs(states[site][name], base), mean, strict=True):
-                    own = change(*pair)
-                    others = whole - weights[site] * own if leave_out else whole
-                    for parts, values in zip(sums[site], (own * others, own.square(), others.square()), strict=True):
-                        parts.append(float(values.sum()))
-    return {site: _cosine(*(total(parts) for parts in sums[site])) for site in sites}
-
-
-def _cosine(dot: float, own: float, others: float) -> float:
-    length = math.sqrt(own) * math.sqrt(others)
-    if length == 0 or not math.isfinite(dot) or not math.isfinite(length):
-        return 0.0
-    return min(max(dot / length, -1.0), 1.0)
+    found, lengths = {}, products.diagonal().sqrt()
+    for k, site in enumerate(sorted(weights)):
+        parts = torch.tensor([weights[s] for s in sorted(weights)], dtype=torch.float64)
+        parts[k] = 0.0 if leave_out else parts[k]
+        others = float(parts @ products @ parts)
+        length = float(lengths[k]) * math.sqrt(others) if others > (CANCELS * float(parts @ lengths)) ** 2 else 0.0
+        dot = float(products[k] @ parts)
+        found[site] = min(max(dot / length, -1.0), 1.0) if length else 0.0
+    return found
 
 
 def total(parts: list[float]) -> float:

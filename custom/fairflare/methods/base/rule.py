@@ -16,6 +16,7 @@ import torch
 
 from fairflare.base import checks
 from fairflare.base.settings import settings
+from fairflare.core.aggregation.updates import gram
 from fairflare.core.states import Made
 from fairflare.core.states import State as State
 from fairflare.core.weighting import normalise
@@ -78,6 +79,23 @@ class RoundInputs:
                 "type DIFF), or run it with fairflare.flare.controller.RoundsController instead of a stock controller"
             )
         return self.received
+
+    def gram(self, rule: Rule, *, model: bool = False) -> dict[str, torch.Tensor]:
+        """Return the inner products of the sites' changes, by layer (:func:`fairflare.core.aggregation.updates.gram`).
+
+        Args:
+            rule: the rule that asks.
+            model: whether the received model, where it is known, is a last row and column.
+
+        Raises:
+            RuntimeError: as :meth:`start` does.
+        """
+        start = self.start(rule)
+        return gram(self.states, start, self.parameters, self.owner, start if model else None)
+
+    def whole_gram(self, rule: Rule, *, model: bool = False) -> torch.Tensor:
+        """Return the inner products of the sites' changes of the whole model, (sites, sites); see :meth:`gram`."""
+        return torch.stack([*self.gram(rule, model=model).values()]).sum(0)
 
 
 @dataclass

@@ -1,0 +1,97 @@
+"""Compute the shortest weighted mean of some vectors, and FedLF's direction, from their inner products alone."""
+
+from __future__ import annotations
+
+import torch
+
+PRECISE = 1e-10  # gap in slope, relative to the largest squared length, at which the search ends
+EQUAL = (
+    1e-6  # losses whose vector is so near to one of equal losses, or a sum so much shorter than its parts, count as 0
+)
+MOST = 1000  # steps for each vector, far above what was seen
+
+
+def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) -> torch.Tensor:
+    r"""Return the weights of the shortest weighted mean of some vectors.
+
+    .. math:: \min_\lambda \lambda^T G \lambda, \quad \sum_k \lambda_k = 1, \quad
+              \lambda \ge 0, \quad \lVert \lambda - \lambda_0 \rVert_\infty \le \epsilon
+
+    Each step moves weight from the vector with the largest slope to the one with the smallest, as far as it helps (of
+    equal ones the first), so that equal inputs give equal bits. Where vectors are equal the weights are not unique;
+    the mean is.
+
+    Args:
+        products: G, inner products of the vectors in float64, (n, n).
+        start: lambda_0, weights with a sum of 1, (n,), float64.
+        reach: epsilon, how far each weight may move, ``>= 0``; 1: anywhere.
+
+    Returns:
+        lambda, (n,); ``start`` where a product is not finite.
+
+    Source:
+        Sequential minimal optimisation with the pair that violates the most (Keerthi et al., 2001).
+
+    Example:
+        >>> products = torch.tensor([[1, 0.8, -0.6], [0.8, 1, 0], [-0.6, 0, 1]], dtype=torch.float64)
+        >>> [round(x, 6) for x in min_norm(products, torch.full((3,), 1 / 3, dtype=torch.float64), 0.1).tolist()]
+        [0.333333, 0.233333, 0.433333]
+    """
+    low, high = (start - reach).clamp(min=0.0), (start + reach).clamp(max=1.0)
+    found, slope, none = start.clone(), products @ start, torch.tensor(torch.inf, dtype=torch.float64)
+    for _ in range(MOST * len(start)):
+        to = int(torch.where(found < high, slope, none).argmin())
+        of = int(torch.where(found > low, slope, -none).argmax())
+        gap = float(slope[of] - slope[to])
+        if not gap > PRECISE * float(products.diagonal().max()):  # also where it is NaN
+            break
+        bend = float(products[to, to] + products[of, of] - 2 * products[to, of])
+        room = min(float(high[to] - found[to]), float(found[of] - low[of]))
+        step = min(gap / bend, room) if bend > 0 else room
+        found[to], found[of] = min(found[to] + step, high[to]), max(found[of] - step, low[of])
+        slope += step * (products[:, to] - products[:, of])
+    return found
+
+
+def evening(losses: torch.Tensor) -> torch.Tensor:
+    r"""Return h, whose weighted sum of the sites' changes evens their losses; 0 where the losses are equal (FedLF).
+
+    .. math:: h = \frac{\cos(F, e) F - \lVert F \rVert e}{\lVert F \rVert^2}, \quad e = 1 / \sqrt K
+
+    Args:
+        losses: F, ``>= 0``, (sites,), float64.
+
+    Example:
+        >>> [round(x, 6) for x in evening(torch.tensor([1.0, 3.0], dtype=torch.float64)).tolist()]
+        [-0.134164, 0.044721]
+    """
+    length, even = losses.norm(), torch.full_like(losses, len(losses) ** -0.5)
+    unit = losses / length if length > 0 else even
+    found = (unit @ even) * unit - even
+    return found / length if found.norm() > EQUAL else torch.zeros_like(losses)
+
+
+def fair_factors(products: torch.Tensor, fair: torch.Tensor) -> torch.Tensor:
+    r"""Return the factors by which FedLF adds up the sites' changes of a layer, (sites,); 0 for a change of 0.
+
+    The sum is the shortest weighted mean of the changes and of one that evens the losses, all scaled to the layer's
+    mean length.
+
+    Args:
+        products: inner products of the sites' changes of the layer.
+        fair: h, see :func:`evening`; the direction is left out where its sum of the changes is 0.
+
+    Source:
+        Pan et al., AAAI 2024, ``get_FedLF_d_layers`` of the authors' code.
+    """
+    lengths = products.diagonal().sqrt()
+    moved = lengths > 0
+    if not bool(moved.any()):
+        return torch.zeros_like(fair)
+    mean = lengths[moved].mean()
+    scales = torch.where(moved, mean / lengths, 0.0)
+    rows, row = torch.diag(scales)[moved], fair * scales
+    length = (row @ products @ row).clamp(min=0.0).sqrt()
+    if length > EQUAL * mean * fair.abs().sum():
+        rows = torch.cat([rows, (row * mean / length)[None]])
+    return min_norm(rows @ products @ rows.T, rows.new_full((len(rows),), 1 / len(rows))) @ rows

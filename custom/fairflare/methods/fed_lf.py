@@ -1,0 +1,95 @@
+r"""Define FedLF, which takes the shortest mean of the sites' changes layer by layer, and a direction that evens losses.
+
+Pan et al., "FedLF: Layer-Wise Fair Federated Learning", AAAI 2024, and the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import ClassVar
+
+import torch
+
+from fairflare.base.settings import settings
+from fairflare.core.aggregation.fair_rules import finite_or_mean
+from fairflare.core.aggregation.min_norm import EQUAL, evening, fair_factors
+from fairflare.core.states import Made, State
+from fairflare.core.weighting import normalise, uniform_weights
+from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.rule import RoundInputs, Rule, SiteWeights, Weighing
+from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
+
+
+@settings
+class FedLF(Rule):
+    r"""Move each layer along the shortest weighted mean of the sites' changes and of one that evens losses (FedLF).
+
+    .. math:: d_l = \arg\min \lVert d \rVert, \quad d \in \mathrm{conv}\{\tilde\Delta_{1l}, \dots, \tilde\Delta_{Kl},
+              \tilde\phi_l\}, \quad \phi_l = \sum_k h_k \tilde\Delta_{kl}, \qquad
+              w \leftarrow w + d\, \lVert \bar\Delta \rVert / \lVert d \rVert
+
+    with a tilde for "scaled to the layer's mean length" and h of :func:`~fairflare.core.aggregation.min_norm.evening`.
+    The whole step is as long as the plain mean change, unless the changes cancel. Some factors of the sites' changes
+    may be negative. Batch norm's statistics are a plain mean.
+
+    Source:
+        Pan et al., section 4, and the authors' code.
+    """
+
+    report_fields = (PROBE_LOSS,)
+    reads_models: ClassVar[str] = "it compares each site's update with those of the others"
+    only_mean: ClassVar[str] = "it moves along a direction of its own"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._direction: partial[torch.Tensor] | None = None
+
+    @property
+    def weighs(self) -> bool:
+        return False  # the losses serve the direction; the weights are those of the norms' statistics
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        told = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
+        losses = inputs.moderated(told, "probe_loss")
+        fair = evening(torch.tensor([losses[site] for site in inputs.sites], dtype=torch.float64))
+        layers = inputs.gram(self)
+        found = {layer: fair_factors(products, fair) for layer, products in layers.items()}
+        square = torch.stack([found[layer] @ layers[layer] @ found[layer] for layer in layers]).sum()
+        whole = torch.stack([*layers.values()]).sum(0)  # its mean is the squared length of the plain mean change
+        scale = (whole.mean() / square).sqrt() if square > EQUAL**2 * whole.diagonal().max() else 1.0
+        factors = {layer: bounded(inputs, scale * of) for layer, of in found.items()}
+        self._direction = partial(direction, inputs, inputs.start(self), factors)
+        return Weighing(sites=uniform_weights(inputs.sites), details={"factors": factors})
+
+    def move(self, change: State) -> State:
+        found, self._direction = self._direction, None  # it refers to the sites' models, which may be in memory
+        return change if found is None else Made(change, found)
+
+
+def bounded(inputs: RoundInputs, factors: torch.Tensor) -> SiteWeights:
+    """Return a layer's factors by site; none has more than a site's largest weight of the sum of their sizes."""
+    sizes = inputs.bounded(normalise(dict(zip(inputs.sites, factors.abs().tolist(), strict=True))))
+    total = float(factors.abs().sum())
+    return {s: total * sizes[s] * (1 if f >= 0 else -1) for s, f in zip(inputs.sites, factors.tolist(), strict=True)}
+
+
+def direction(inputs: RoundInputs, start: State | None, factors: Mapping[str, SiteWeights], name: str) -> torch.Tensor:
+    """Return the sum of the sites' changes of a tensor, with the factors of its layer."""
+    total = torch.zeros((), dtype=torch.float64)
+    for site, factor in factors[inputs.owner[name]].items():
+        own = inputs.states[site][name].double()
+        total = total + factor * (own if start is None else own - start[name].double())
+    return total
+
+
+METHODS = [
+    Method(
+        name="fed_lf",
+        title="FedLF",
+        summary="layer by layer the shortest mean of the sites' changes and of one that evens losses",
+        rule=FedLF,
+        training=LossProbe,
+        source="Pan et al., AAAI 2024",
+    )
+]

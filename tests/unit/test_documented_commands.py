@@ -1,4 +1,4 @@
-"""Test every command that a page shows, unless ``docs/tested.md`` gives a reason why it is not run.
+"""Test every command that a page shows, unless ``tests/commands_not_run.md`` gives a reason why it is not run.
 
 A line of a fenced block of shell (or ``$ ...`` in a block of text) counts, of every page and of the README files.
 """
@@ -74,9 +74,9 @@ def shown() -> dict[str, list[str]]:
 
 
 def marked() -> dict[str, str]:
-    """Return the rows of ``docs/tested.md`` by the beginning of the commands that they are about."""
+    """Return the rows of ``tests/commands_not_run.md`` by the beginning of the commands that they are about."""
     found = {}
-    for row in (ROOT / "docs" / "tested.md").read_text(encoding="utf-8").splitlines():
+    for row in (ROOT / "tests" / "commands_not_run.md").read_text(encoding="utf-8").splitlines():
         if row.startswith("| `"):
             for words in re.findall(r"`([^`]+)`", row.split(" | ")[0]):
                 assert words not in found, f"{words} stands in two rows"
@@ -96,7 +96,7 @@ RUN_HERE = sorted(c for c in COMMANDS if len(beginning(c, RUN)) > len(beginning(
 
 def test_each_command_is_run_or_marked_with_its_reason() -> None:
     open_ones = [f"{c} ({COMMANDS[c][0]})" for c in COMMANDS if c not in RUN_HERE and not beginning(c, MARKED)]
-    assert open_ones == [], "run them in this test, or write a row of docs/tested.md"
+    assert open_ones == [], "run them in this test, or write a row of tests/commands_not_run.md"
     unknown = [c for c in COMMANDS if c.partition(" ")[0] not in PROGRAMS]
     assert unknown == []
     assert len(COMMANDS) > 150

@@ -66,13 +66,17 @@ def test_the_new_method_through_every_command(example, tmp_path, monkeypatch):
     tiny = [f"--set={name}={json.dumps(value)}" for name, value in TINY.items()]
     nothing = "published setting: LossPower has none"
     assert "loss_power LossPower sites with a higher loss weigh more" in command("list")
-    assert "| `loss_power` | LossPower | sites with a higher loss weigh more | 1 |" in command("list", "--markdown")
+    listed = command("list", "--markdown")
+    assert (
+        "| `loss_power` | [LossPower](loss_power.md) | sites with a higher loss weigh more | one | 1 / 1 | 1 |"
+        in listed
+    )
     told = command("describe", "loss_power")
     assert "LossPower, at the server: LossPower" in told
     assert "a number >= 0; default 1.0" in told
     assert "No published setting: the defaults are those of its classes. Without --paper a job has 3 rounds, 6" in told
     assert "| `q` | a number >= 0 | `1.0` |" in command("describe", "loss_power", "--markdown")
-    assert "### LossPower (`loss_power`)" in command("privacy")
+    assert "| LossPower (`loss_power`) | `probe_loss` |" in command("privacy")
     short = ["--sites", 2, "--rounds", 1, "--in-process", *tiny]
     assert "loss_power" in command("run", "loss_power", "--set", "q=2", *short)
     (results,) = (tmp_path / "runs" / "loss_power-seed0").rglob("results.json")

@@ -42,6 +42,8 @@ from fairflare.recipes import FedAvgRecipe, FedISMRecipe, FedMRLRecipe, PocEnv
 from fairflare.tasks.classification import ClassificationTask
 
 CLASSES = {method.name: getattr(fairflare.recipes, name) for name, method in class_names().items()}
+#: Tasks of a site in every job of ours.
+OF_A_RUN = ["check", "train", "anchor", "norms", "validate", "keys", "mask", "release"]
 
 
 # ------------------------------------------------------------------------------------------------ the classes
@@ -385,7 +387,7 @@ def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path)
     assert [w["path"].rpartition(".")[2] for w in server["workflows"]] == ["RoundsController", "CrossSiteModelEval"]
     (locator,) = [c for c in server["components"] if c["path"].endswith("PTFileModelLocator")]
     assert locator["args"]["pt_persistor_id"] in [c["id"] for c in server["components"]]
-    assert client["executors"][0]["tasks"] == ["check", "train", "anchor", "norms", "validate", "submit_model"]
+    assert client["executors"][0]["tasks"] == [*OF_A_RUN, "submit_model"]
     with pytest.raises(RuntimeError, match="already been added"):
         add_cross_site_evaluation(recipe)
 
@@ -395,7 +397,7 @@ def test_without_local_models_none_is_asked_for(tmp_path: Path) -> None:
     add_final_global_evaluation(recipe)
     server, client, _ = exported(recipe, tmp_path)
     assert server["workflows"][1]["args"]["submit_model_task_name"] == ""
-    assert client["executors"][0]["tasks"] == ["check", "train", "anchor", "norms", "validate"]
+    assert client["executors"][0]["tasks"] == OF_A_RUN
 
 
 def test_one_tensorboard_receiver(tmp_path: Path) -> None:

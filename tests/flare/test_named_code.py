@@ -430,6 +430,8 @@ PLACES = {
     "fairflare_lab/page/style.py re.sub": "colours of the module",
     "fairflare/cli/run/simulate.py subprocess.Popen": "our own interpreter and FLARE's simulator",
     "fairflare/core/similarity/store.py TOO_SMALL.format": "a text of the module",
+    "fairflare/data/listing/attributes.py re.sub": "a text of the module",
+    "fairflare/privacy/sums/journal.py why.format": "texts of the module",
     "fairflare/data/listing/checking.py re.compile": "two texts of the module",
     "fairflare/data/patients.py re.search": "--group of the user's own command line",
     "fairflare/data/preparers/contents.py CONVERTERS.get(ending, 'no image').format": "a text of the module",

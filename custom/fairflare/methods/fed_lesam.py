@@ -13,7 +13,6 @@ import torch
 
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.objectives import tensors
-from fairflare.core.objectives.sam import NORM_EPS
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB, FedISM, SharpnessReport
@@ -45,6 +44,8 @@ class GlobalPerturbation(SharpnessReport):
     preset: Literal["paper", "authors"] = "paper"
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
+        from fairflare.core.objectives.sam import NORM_EPS
+
         super().begin_round(run, model)
         stays = {*self.home.stays(model)}
         received = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,23 @@ def test_wrong_masks_spoil_the_sum_and_nobody_is_named(tmp_path: Path) -> None:
     run.wire._answer = other.__get__(run.wire)  # type: ignore[method-assign]
     with pytest.raises(RoundFailed, match=r"numbers of the sum 'params' .* nobody can say which"):
         run()
+
+
+def test_a_sum_of_numbers_that_a_site_does_not_keep_is_refused_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, sites=4, num_rounds=1)
+    answer = Wire._answer
+
+    def other(wire: Wire, site: str, name: str, task: Message) -> Any:
+        if (site, name) == ("site-4", "mask"):
+            sums = task.meta["sums"]
+            asked = {**sums["questions"][0], "label": "norms", "ring": [64, 40, 8.0]}
+            task = replace(task, meta={**task.meta, "sums": {**sums, "questions": [asked]}})
+        return answer(wire, site, name, task)
+
+    run.wire._answer = other.__get__(run.wire)  # type: ignore[method-assign]
+    (left,) = run().results["rounds"][0]["left_out"]
+    assert left["site"] == "site-4"
+    assert "sum 'norms': it keeps no such numbers" in left["reason"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,8 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         if question.model.hex() != kept["model"]:
             why = "what it received is not the model that the server names; a filter on the way changes it"
             raise SumRefused(worker.site, f"sum {question.label!r} of round {question.round}: {why}")
-        update = kept[question.vectors]
+        if (update := kept.get(question.vectors)) is None or question.vectors not in ("params", "buffers"):
+            raise SumRefused(worker.site, f"sum {question.label!r}: it keeps no such numbers; update the server")
         by_layer = len(question.table[worker.site]) > 1 if worker.site in question.table else False
         found = log.masked(question, pairs, Layout.of(update, layers_of(update) if by_layer else None), update)
         vectors[question.label], saturated = found.vector, saturated + found.saturated
@@ -137,7 +138,7 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Ques
 
 
 def _own(worker: SiteWorker, name: str, usual: Any, kind: Any) -> Any:
-    return setting(worker.site, worker.settings, name, usual, kind, "a text or a number as docs/site_settings.md says")
+    return setting(worker.site, worker.settings, name, usual, kind)
 
 
 def _digest(request: SiteTask, names: Any) -> bytes:

@@ -27,6 +27,7 @@ from fairflare.flare.statistics import ImageStatistics
 from fairflare.flare.stock_tasks import NotServed, metrics_of
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.training import LocalTraining
+from fairflare.methods.fed_heal import ConsistentTraining
 from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.privacy import ledger, policy
 from fairflare.privacy.ledger import BOOKS, LEDGER
@@ -272,7 +273,7 @@ def test_a_new_method_is_refused_until_it_says_what_it_is() -> None:
     assert not declares(Changed)
     assert not declares(type("Begun", (LocalTraining,), {"__init__": lambda self: None}))
     told = {method.training for method in all_methods().values() if declares(method.training)}
-    assert told == {LocalTraining, ProximalTraining}
+    assert told == {LocalTraining, ProximalTraining, ConsistentTraining}
     for half in told:  # the loop calls none of these
         assert (half.step, half.train, half.report) == (LocalTraining.step, LocalTraining.train, LocalTraining.report)
 

@@ -279,7 +279,7 @@ def test_the_job_has_flares_executor_and_the_script(tmp_path: Path) -> None:
     job = tmp_path / "fed_lwr"
     assert sorted(p.name for p in (job / "app" / "custom").iterdir()) == ["script_task.py", "train_fair.py"]
     (entry,) = config(job, "client")["executors"]
-    assert entry["tasks"] == ["check", "train", "anchor", "norms", "validate"]
+    assert entry["tasks"] == ["check", "train", "anchor", "norms", "validate", "keys", "mask", "release"]
     assert entry["executor"]["path"] == "nvflare.app_common.executors.client_api_executor.ClientAPIExecutor"
     arguments = config(job, "server")["workflows"][0]["args"]
     assert arguments["task"]["args"] == {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
@@ -95,7 +96,7 @@ class RoundInputs:
 
     def whole_gram(self, rule: Rule, *, model: bool = False) -> torch.Tensor:
         """Return the inner products of the sites' changes of the whole model, (sites, sites); see :meth:`gram`."""
-        return torch.stack([*self.gram(rule, model=model).values()]).sum(0)
+        return reduce(torch.add, self.gram(rule, model=model).values())  # in order: layers that stay change no bit
 
 
 @dataclass

@@ -336,7 +336,7 @@ def test_the_offload_is_on_during_a_run_and_gone_after_it(
         message = Message(
             metrics={"dice": 0.5}, meta={"version": __version__, "status": "ok"}, current_round=task.current_round
         )
-        if name == "train":
+        if name == "train" and end != "aborted":  # a late file would stand in a folder that is gone
             message.params, message.is_update = {k: torch.ones_like(v) for k, v in task.params.items()}, True
             folder = roots[-1] / f"{site}-{task.current_round}"
             return FLModelUtils.to_shareable(lazy_model(message, folder))

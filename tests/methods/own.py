@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pytest
 import torch
 from torch import nn
 
 from fairflare.base.settings import values_of
 from fairflare.base.task import evaluating
 from fairflare.exchange.messages import Message, decode_task, encode_reply
+from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.base import Metric, SiteData, Task
@@ -139,3 +141,24 @@ def run(
     )
     made.net.ready = lambda site, message: they.perform(site, "check", message)
     return made(), they
+
+
+def killed(folder: Path, training: LocalTraining, task: Task, rule: Any, num_rounds: int, at: int = 2) -> Run:
+    """Return a run that was stopped in a round, and was completed by another job; sites are the same."""
+
+    def part(answer: Answer | None = None) -> Run:
+        sites = Sites(folder / "state", training, task, answer)
+        made = Run(
+            folder, sites, sites=SITES, task=task, site_half=values_of(training), rule=rule, num_rounds=num_rounds,
+            experiment="e",
+        )  # fmt: skip
+        made.net.ready = lambda site, message: sites.perform(site, "check", message)
+        return made
+
+    def stop(site: str, name: str, message: Message) -> None:
+        cut.net.abort = message.current_round == at
+
+    cut = part(stop)
+    with pytest.raises(Stopped):
+        cut()
+    return part()()

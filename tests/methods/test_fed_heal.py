@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.settings import values_of
-from fairflare.exchange.messages import Message
-from fairflare.federation.server.rounds import Stopped
 from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.base.site_run import SiteStore
 from fairflare.methods.fed_heal import ConsistentTraining, FedHEAL
-from tests.federation.network import Run
 
-from .own import SITES, Plane, Sites, run
+from .own import Plane, killed, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False}
@@ -97,21 +93,6 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
     half, task = ConsistentTraining(**HALF), Plane()
     whole, _ = run(tmp_path / "whole", half, task=task, rule=FedHEAL(), num_rounds=4)
 
-    def part(answer: Any = None) -> Run:
-        sites = Sites(tmp_path / "cut" / "state", half, task, answer)
-        made = Run(
-            tmp_path / "cut", sites, sites=SITES, task=task, site_half=values_of(half), rule=FedHEAL(), num_rounds=4,
-            experiment="e",
-        )  # fmt: skip
-        made.net.ready = lambda site, message: sites.perform(site, "check", message)
-        return made
-
-    def stop(site: str, name: str, message: Message) -> None:
-        cut.net.abort = message.current_round == 2
-
-    cut = part(stop)
-    with pytest.raises(Stopped):
-        cut()
-    rest = part()()
+    rest = killed(tmp_path / "cut", half, task, FedHEAL(), 4)
     found = whole.model()["model"]
     assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())

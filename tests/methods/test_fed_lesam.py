@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.settings import values_of
-from fairflare.exchange.messages import Message
-from fairflare.federation.server.rounds import Stopped
 from fairflare.methods.base.local_loop import make_optimizer
 from fairflare.methods.base.site_run import SiteStore
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
 from fairflare.methods.fed_lesam import LAST, GlobalPerturbation
-from tests.federation.network import Run
 
-from .own import SITES, Plane, Points, Sites, run
+from .own import Plane, Points, killed, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05, "keep_optimizer_state": False}
@@ -115,21 +111,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
     whole, _ = run(tmp_path / "whole", half, task=task, rule=FedISM(saga=False, rho=0.1), num_rounds=3)
     plain, _ = run(tmp_path / "plain", GlobalPerturbation(**HALF, rho=0.0), task=task, rule=FedISM(saga=False, rho=0.0))
 
-    def part(answer: Any = None) -> Run:
-        sites = Sites(tmp_path / "cut" / "state", half, task, answer)
-        made = Run(
-            tmp_path / "cut", sites, sites=SITES, task=task, site_half=values_of(half),
-            rule=FedISM(saga=False, rho=0.1), num_rounds=3, experiment="e",
-        )  # fmt: skip
-        made.net.ready = lambda site, message: sites.perform(site, "check", message)
-        return made
-
-    def stop(site: str, name: str, message: Message) -> None:
-        cut.net.abort = message.current_round == 2
-
-    cut = part(stop)
-    with pytest.raises(Stopped):
-        cut()
-    found, rest = whole.model()["model"], part()().model()["model"]
+    rest = killed(tmp_path / "cut", half, task, FedISM(saga=False, rho=0.1), 3)
+    found, rest = whole.model()["model"], rest.model()["model"]
     assert all(torch.equal(tensor, found[name]) for name, tensor in rest.items())
     assert not torch.equal(found["0.weight"], plain.model()["model"]["0.weight"])

@@ -9,14 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.settings import values_of
 from fairflare.exchange.messages import BESIDE, Message
-from fairflare.federation.server.rounds import Stopped
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.methods.scaffold import ControlledTraining, Scaffold
-from tests.federation.network import Run
 
-from .own import SITES, Plane, Points, Sites, run
+from .own import SITES, Plane, Points, killed, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"site-1": 0.0, "site-2": 4.0}
@@ -140,22 +137,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
     half, task = ControlledTraining(**{**HALF, "batch_size": 8}), Plane()
     whole, _ = run(tmp_path / "whole", half, task=task, rule=Scaffold(), num_rounds=4)
 
-    def part(answer: Any = None) -> Run:
-        sites = Sites(tmp_path / "cut" / "state", half, task, answer)
-        made = Run(
-            tmp_path / "cut", sites, sites=SITES, task=task, site_half=values_of(half), rule=Scaffold(), num_rounds=4,
-            experiment="e",
-        )  # fmt: skip
-        made.net.ready = lambda site, message: sites.perform(site, "check", message)
-        return made
-
-    def stop(site: str, name: str, message: Message) -> None:
-        cut.net.abort = message.current_round == 2
-
-    cut = part(stop)
-    with pytest.raises(Stopped):
-        cut()
-    rest = part()()
+    rest = killed(tmp_path / "cut", half, task, Scaffold(), 4)
     assert [name for name, _ in rest.net.asked] == ["train", "train", "validate"]
     found = whole.model()["model"]
     assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())

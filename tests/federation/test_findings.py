@@ -24,7 +24,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.clinical import COLUMNS, OF_CLASSES, ClinicalTable
 from fairflare.federation.site.facts import labels_of, measured_in
 from fairflare.federation.transports.local import run_local
-from fairflare.flare.statistics import ImageStatistics
+from fairflare.flare.statistics import ImageStatistics, statistics_here
 from fairflare.methods.base.catalog import all_methods
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.finding_scores import finding_losses, finding_metrics
@@ -257,12 +257,35 @@ def test_from_a_table_to_a_checked_datalist(tmp_path: Path) -> None:
     assert report.sites[1].annotated == (0, 1)
 
 
-def test_statistics_say_that_they_do_not_count_findings(tmp_path: Path) -> None:
-    own = site(tmp_path / "a")
-    counting = ImageStatistics()
-    counting.open("a", own)
-    with pytest.raises(DataError, match=r"site 'a': its labels are lists of findings, .* `fairflare check-data` does"):
-        counting.features()
+def test_statistics_count_the_images_with_each_finding(tmp_path: Path) -> None:
+    """Check counts by hand: 4 of 8 images of a split have each finding; none is told that few cases have or lack."""
+    sites = {"a": site(tmp_path / "a"), "b": site(tmp_path / "b", silent=2), "c": site(tmp_path / "c", zero=1)}
+    listed = json.loads((tmp_path / "c" / "datalist.json").read_text())
+    for number, entry in enumerate(entry for split in ("training", "validation", "test") for entry in listed[split]):
+        entry["label"] = [int(number >= 4), int(number < 4), None]  # of 24 images 4 lack the first, have the second
+    (tmp_path / "c" / "datalist.json").write_text(json.dumps(listed))
+    document = statistics_here(sites, ImageStatistics(), NAMES)
+    assert {name: of.mix() for name, of in document.sites.items()} == {
+        "a": {0: 12, 1: 12, 2: 12},
+        "b": {0: 12, 1: 12},
+        "c": {},
+    }
+    assert document.sites["a"].histograms["class"].records == 36
+    assert "class" not in document.sites["c"].histograms
+    assert [of.counts["images"] for of in document.sites.values()] == [24, 24, 24]
+    assert any("mix of findings differs most: mass is 33% of all there, 0% at" in line for line in document.sentences)
+    assert not any("annotate" in line for line in document.sentences)  # the labels say what is not known
+
+
+def test_statistics_do_not_compare_findings_with_classes(tmp_path: Path) -> None:
+    sites = {"a": site(tmp_path / "a"), "b": site(tmp_path / "b")}
+    listed = json.loads((tmp_path / "b" / "datalist.json").read_text())
+    for split in ("training", "validation", "test"):
+        listed[split] = [{**entry, "label": entry["label"][0]} for entry in listed[split]]
+    (tmp_path / "b" / "datalist.json").write_text(json.dumps(listed))
+    document = statistics_here(sites, ImageStatistics())
+    assert "The labels are not compared: those of a are findings, the others' are none." in document.sentences
+    assert not any("mix" in line for line in document.sentences)
 
 
 def test_settings_that_contradict_findings_are_refused() -> None:

@@ -50,7 +50,7 @@ class Axis:
 CLASS, INTENSITY = "class", "intensity"
 AXES = {
     INTENSITY: Axis(1 / 64, 64, "of the intensity range", "values of pixels as the network gets them", whole=False),
-    CLASS: Axis(1, 256, "", "images by class, of masks pixels by label"),
+    CLASS: Axis(1, 256, "", "images by class or finding, of masks pixels by label"),
     "width": Axis(32, 128, "px", "images by width"),
     "height": Axis(32, 128, "px", "images by height"),
     "slices": Axis(8, 128, "slices", "volumes by number of slices"),
@@ -63,6 +63,7 @@ COUNTS = {
     "min_cases": "the site's floor: what has fewer cases is not told",
     "synthetic": "1: the site's list says that the images are made up",
     "annotated": "1: the site's file says that all structures or classes are annotated, 2: some of them",
+    "findings": "1: labels are findings, of which an image may have several",
     "cases": "patients, else volumes, else images",
     "images": "images, a whole volume is one",
     "unusable": "entries whose file is missing or cannot be read",

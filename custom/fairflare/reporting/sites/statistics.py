@@ -201,7 +201,7 @@ def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) 
 
 def _pooled(sites: Sequence[Figures]) -> Figures:
     """Return the figures of several sites together, as sums of their counts and histograms."""
-    names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated")]
+    names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated", "findings")]
     counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
     histograms = {}
     for axis, of in AXES.items():
@@ -247,16 +247,19 @@ def _sentences(document: StatsDocument) -> list[str]:
         )
     elif len(document.sites) > 1:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
+    several = [site for site in mixed if document.sites[site].counts.get("findings")]
     # An image is one record of its class; of a mask every pixel is a record.
     classes = all(
         document.sites[site].histograms[CLASS].records == document.sites[site].counts.get("images") for site in mixed
     )
     told = {site: [document.class_name(k) for k in document.sites[site].mix() if k or classes] for site in mixed}
-    if lacking := unexplained(told, [site for site, of in document.sites.items() if of.counts.get("annotated")]):
+    explained = [site for site, of in document.sites.items() if of.counts.get("annotated")]
+    if not several and (lacking := unexplained(told, explained)):  # labels of findings say what is not known
         numbers = {document.class_name(k): [k] for k in document.pooled.mix() if k or classes}
         answers.append(f"{question(lacking, classes, numbers)}.")
     partly = [site for site, of in document.sites.items() if of.counts.get("annotated") == PARTLY]
-    if mixed and not partly:
+    alike = len(several) in (0, len(mixed))
+    if mixed and not partly and alike:
         answers.append(_about_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
     hidden = [site for site, of in counts.items() if "cases" not in of]
@@ -274,6 +277,7 @@ def _sentences(document: StatsDocument) -> list[str]:
     notes = {
         f"The mixes of classes are not compared: the file of {listed(partly)} says that only some are annotated there; "
         "of the others a share of 0 means not annotated.": partly,
+        f"The labels are not compared: those of {listed(several)} are findings, the others' are none.": not alike,
         f"Masks that mark nothing: {listed(empty)}.": empty,
         f"Entries that cannot be used, in no figure: {listed(lost)}; `fairflare check-data` at the site names "
         "them.": lost,
@@ -301,14 +305,15 @@ def _about_intensity(document: StatsDocument, site: str) -> str:
 
 def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
     site = max(mixed, key=lambda name: mixed[name])
+    what = "findings" if document.sites[site].counts.get("findings") else "classes"
     far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1"
     if mixed[site] < APART:
-        return f"The sites' classes are mixed about alike: {site} is furthest from the others ({far})."
+        return f"The sites' {what} are mixed about alike: {site} is furthest from the others ({far})."
     mixes = (document.sites[site].mix(), others_of(document.sites, site).mix())
     ours, theirs = ({k: mix.get(k, 0) / sum(mix.values()) for k in {*mixes[0], *mixes[1]}} for mix in mixes)
     most = max(ours, key=lambda k: abs(ours[k] - theirs[k]))
     return (
-        f"{site}'s mix of classes differs most: {document.class_name(most)} is {ours[most]:.0%} there, "
+        f"{site}'s mix of {what} differs most: {document.class_name(most)} is {ours[most]:.0%} of all there, "
         f"{theirs[most]:.0%} at the others ({far})."
     )
 

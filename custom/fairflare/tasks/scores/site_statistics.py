@@ -39,6 +39,7 @@ class SiteSums:
         least: smallest number of cases behind a figure that may leave the site.
         synthetic: whether the images are synthetic.
         annotated: 1: the site's file says that all structures or classes are annotated, 2: some; 0: it says nothing.
+        findings: whether the labels are findings, of which an image may have several.
         images, cases: number of images and set of case keys, by split.
         unusable, missing_labels: number of the datalist's entries that cannot be read, and that have no label.
         empty: case keys of the images whose mask marks nothing, one entry for each image.
@@ -49,6 +50,7 @@ class SiteSums:
     least: int
     synthetic: bool = False
     annotated: int = 0
+    findings: bool = False
     images: Counter[str] = field(default_factory=Counter)
     cases: dict[str, set[Case]] = field(default_factory=lambda: defaultdict(set))
     unusable: int = 0
@@ -62,11 +64,10 @@ class SiteSums:
     def counts(self) -> dict[str, int]:
         """Return the counts that may leave the site, by the names of ``COUNTS``.
 
-        With fewer than ``least`` cases these are only ``min_cases``, ``synthetic`` and ``annotated``.
+        With fewer than ``least`` cases these are only ``min_cases``, ``synthetic``, ``annotated`` and ``findings``.
         """
-        found = {"min_cases": self.least, "synthetic": int(self.synthetic)} | (
-            {"annotated": self.annotated} if self.annotated else {}
-        )
+        found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
+        found |= {name: int(of) for name in ("annotated", "findings") if (of := getattr(self, name))}
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
             return found
@@ -114,7 +115,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         least: smallest number of cases behind a figure, see :class:`SiteSums`.
 
     Raises:
-        DataError: the site has no data folder, no datalist, one that cannot be read, or one of findings.
+        DataError: the site has no data folder, no datalist, or one that cannot be read.
     """
     own = read_settings(SegmentationSite if kind == "segmentation" else ClassificationSite, site, settings)
     if own.data_root is None:
@@ -127,11 +128,6 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
-    if any(isinstance(sample.label, tuple) for samples in listed.splits.values() for sample in samples):
-        raise DataError(
-            f"site '{site}': its labels are lists of findings, which statistics do not count; `fairflare check-data` "
-            "does"
-        )
     said = getattr(own, KEYS[kind == "classification"])
     sums, values = (
         SiteSums(least, listed.synthetic, PARTLY if isinstance(said, list) else int(said == "all")),
@@ -141,17 +137,22 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         _unusable(sums, problem)
     every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
     few = _few({(_class_of(sample, own), sample.case) for _, sample in every}, least)
-    found: list[tuple[Case, Counter[int]]] = []
+    sums.findings = any(isinstance(sample.label, tuple) for _, sample in every)
+    found: list[tuple[Sample, Counter[int]]] = []
     for split, sample in every:
         check_stop()
         if isinstance(sample.label, int) and _class_of(sample, own) in few:
             continue  # of a class with too few cases, nothing is counted
         try:
-            found.append((sample.case, _add(sums, site, split, sample, own, how)))
+            found.append((sample, _add(sums, site, split, sample, own, how)))
             values.add(sample)
         except DataError as error:
             _unusable(sums, error)
-    _add_labels(sums, found, kind)
+    counted = _counted_findings([sample for sample, _ in found], least)
+    for sample, labels in found:
+        if isinstance(sample.label, tuple):
+            labels.update(k for k in counted if sample.label[k] == 1)
+    _add_labels(sums, [(sample.case, labels) for sample, labels in found], kind)
     for line in [*listed.doubts, *values.lines()]:
         log.warning("note: %s", line)  # written to the site's own log only
     return sums
@@ -175,7 +176,7 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
     shape: tuple[int, ...] = ()
     more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
     for plane in planes:
-        of_class = isinstance(plane.label, int)
+        of_class = isinstance(plane.label, int | tuple)
         image, mask = (read_image(plane, **more), None) if of_class else read_pair(plane, **more)
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
         shape = image.shape
@@ -210,6 +211,14 @@ def _add_labels(sums: SiteSums, found: Sequence[tuple[Case, Counter[int]]], kind
 def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
     """Return the labels that fewer than ``least`` different cases have, of pairs of a label and a case."""
     return {label for label, cases in Counter(label for label, _ in pairs).items() if cases < least}
+
+
+def _counted_findings(samples: Sequence[Sample], least: int) -> set[int]:
+    """Return the numbers of the findings that at least ``least`` cases have, and at least as many lack."""
+    said = {(k, value, sample.case) for sample in samples if isinstance(sample.label, tuple)
+            for k, value in enumerate(sample.label) if value >= 0}  # fmt: skip
+    cases = Counter((k, value) for k, value, _ in said)
+    return {k for k, _ in cases if min(cases[k, 0], cases[k, 1]) >= least}
 
 
 def _class_of(sample: Sample, own: SiteSettings) -> Any:

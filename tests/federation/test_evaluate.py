@@ -251,7 +251,10 @@ def test_a_bundle_with_its_model(tmp_path: Path) -> None:
         assert document(tmp_path / "out" / place.name / RESULTS)["test"] == of_run["test"]
     assert "MONAI bundle" in refused(tmp_path / "run", "-d", tmp_path, "-o", tmp_path / "x")
     said = refused(bundle, "--sites", "a,b", "--job", tmp_path / "jobs")
-    assert said == "a task of your own is custom code; packaging 'preinstalled' carries none: give --bundle"
+    assert said == (
+        "a task of your own is custom code, which a job with packaging 'preinstalled' cannot contain: add the option "
+        "--bundle"
+    )
 
 
 def test_the_servers_own_weights_give_way_to_the_given_model(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_site_that_is_lost_while_the_sum_is_opened_is_asked_again(tmp_path: Pa
 
 def test_a_sum_that_cannot_be_opened_stops_the_run_and_is_opened_when_all_are_back(tmp_path: Path) -> None:
     whole = Run(tmp_path / "whole", experiment="e")()
-    with pytest.raises(RoundFailed, match=r"round 1, release: site-2: its process died[.] Without all of 'site-1'"):
+    with pytest.raises(RoundFailed, match=r"release of the masks: site-2: its process died[.] Without all of 'site-1'"):
         Run(tmp_path, twist=lost("site-2", "release", 99, first=1), experiment="e", anchor_timeout=0.5)()
     # Those who have released take part in no sum without it.
     with pytest.raises(RoundFailed, match="the same model was summed with other members"):

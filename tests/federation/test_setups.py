@@ -136,7 +136,7 @@ def test_the_first_paper_is_the_usual_one(name: str, papers: list[str]) -> None:
 
 
 def test_a_paper_that_has_no_such_row() -> None:
-    with pytest.raises(ValueError, match="--paper fed_lwr: method 'fed_prox' is in no table there; its"):
+    with pytest.raises(ValueError, match="--paper fed_lwr has no settings for method 'fed_prox'; take one"):
         make_plan("fed_prox", small=False, paper="fed_lwr")
     with pytest.raises(ValueError, match="did you mean 'fed_lwr'"):
         make_plan("fed_avg", small=False, paper="fed_lw")

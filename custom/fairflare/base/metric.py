@@ -37,11 +37,11 @@ class Metric:
         by_class: whether the metric is about one class, or reveals which classes a site has; a site may withhold it.
         family: name of all such metrics in the documentation (``recall_<class>``); default: ``name``.
         low, high: closed range of the values; infinite: no limit on that side. Site and server refuse values outside.
-        higher_is_better: whether larger values are better; ``None``: not declared, which ends a run before it begins.
+        higher_is_better: whether larger values are better; ``None`` if not declared, which ends a run before it begins.
         unit: unit of the values (``mm``); empty: the metric has no unit.
         mean_of_images: whether the metric is the mean of the values of :meth:`Task.evaluate` for each single image.
         of_classes: numbers of the classes that the metric is about; empty: every image of the split counts in it;
-            ``None``: not declared, so the metric is withheld wherever a class has too few cases.
+            ``None`` if it is not declared, so the metric is withheld wherever a class has too few cases.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Metric:
         return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
 
     def told(self) -> dict[str, Any]:
-        """Return direction, range and unit of the metric as plain values; ``None``: no limit."""
+        """Return direction, range and unit of the metric as plain values; ``None`` for no limit."""
         limits = {name: value if math.isfinite(value := getattr(self, name)) else None for name in ("low", "high")}
         return {**limits, **{name: getattr(self, name) for name in ("higher_is_better", "unit", "mean_of_images")}}
 

@@ -47,7 +47,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def lacking_for_pages() -> str | None:
-    """Return a sentence about a package that is missing for HTML pages; ``None``: pages can be made."""
+    """Return a sentence about a package that is missing for HTML pages, or ``None`` if pages can be made."""
     absent = [name for name in ("matplotlib", "jinja2", "pandas") if find_spec(name) is None]
     return _needs(*EXTRAS[absent[0]]) if absent else None
 

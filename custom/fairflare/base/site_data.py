@@ -48,18 +48,18 @@ class SiteData(ABC):
     Attributes:
         synthetic: True when the data are synthetic; the log and the results say so.
         description: one line about the data for the site's own log; no file names.
-        num_classes: number of classes that the data name, else the highest class number plus 1; ``None``: the data have
-            no classes, or their number is not known.
+        num_classes: number of classes that the data name, else the highest class number plus 1; ``None`` if the data
+            have no classes, or their number is not known.
         class_names: names of all classes, where the data have them.
         class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
             skin tone); their metrics are reported as ``<name>/<metric>``. The images of ``"test_global"`` belong to no
             site alone.
         attributes: names of the groups of people, by attribute (such as sex); the last group of each is ``unknown``.
-        annotated: numbers of the structures or classes that the site's file says are annotated; ``None``: it says
+        annotated: numbers of the structures or classes that the site's file says are annotated; ``None`` if it says
             nothing.
         lists: all lists (splits) that the data have.
-        known: numbers of the findings that any label speaks of; ``None``: the data are not labelled with findings.
+        known: numbers of the findings that any label speaks of; ``None`` if the data are not labelled with findings.
     """
 
     synthetic: bool = False
@@ -89,8 +89,8 @@ class SiteData(ABC):
 
         Samples with the same key (of a patient, of a volume) are not independent of each other.
 
-        A key is ``(kind, name)`` with the kind patient, volume or image. Keys never leave the site. ``None``: each
-        sample is its own case, or the cases are not known.
+        A key is ``(kind, name)`` with the kind patient, volume or image. Keys never leave the site. The
+        result is ``None`` if each sample is its own case, or the cases are not known.
         """
         return None
 
@@ -107,7 +107,7 @@ class SiteData(ABC):
         """Return the number of different cases of each class, (classes,) int64.
 
         Of a finding it is the number of cases with or without it, whichever is less, of a structure that of the cases
-        that mark it. ``None``: samples have none of these, or the numbers of this split are not known.
+        that mark it. It is ``None`` if samples have none of these, or the numbers of this split are not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
 
@@ -128,22 +128,22 @@ class SiteData(ABC):
         return self
 
     def structures(self, split: str) -> tuple[int, ...] | None:
-        """Return the numbers of the structures that enough cases of a list mark; ``None``: all, or nobody counts."""
+        """Return the numbers of the structures that enough cases of a list mark; ``None`` for all or if uncounted."""
         return None
 
     def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]] | None:
         """Return the case of each image of a split, with the numbers of the structures or classes that its label has.
 
-        ``None``: this is not known.
+        ``None`` if this is not known.
         """
         return None
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
-        """Return the list indices of the samples of :meth:`batches` in their order for a seed; ``None``: not known."""
+        """Return the list indices of the samples of :meth:`batches` in their order for a seed; ``None`` if unknown."""
         return None
 
     def fingerprint(self, split: str) -> str | None:
-        """Return a fingerprint of a split's list, equal at all sites with the same list; ``None``: it is not known."""
+        """Return a fingerprint of a split's list, equal at all sites with the same list; ``None`` if not known."""
         return None
 
     @abstractmethod
@@ -165,7 +165,7 @@ class SiteData(ABC):
 
 
 def shuffled(count: int, seed: int | None) -> list[int]:
-    """Return the indices 0 to ``count`` - 1 in the random order of a seed; seed ``None``: in rising order."""
+    """Return the indices 0 to ``count`` - 1 in the random order of a seed, or rising if the seed is ``None``."""
     import torch
 
     if seed is None:

@@ -47,9 +47,9 @@ class Task(ABC):
     shown_metrics: ClassVar[tuple[str, ...]] = ()
     #: Whether the task has its own optimizer, which local training uses with ``optimizer="task"``.
     has_optimizer: bool = False
-    #: Names of findings, of which an image may have several, and its label may leave some out; None: there are none.
+    #: Names of findings, of which an image may have several, and its label may leave some out; None if there are none.
     findings: list[str] | None = None
-    #: Whether each sample has exactly one of several classes; ``None``: this is not known.
+    #: Whether each sample has exactly one of several classes; ``None`` if this is not known.
     has_classes: ClassVar[bool | None] = None
 
     #: How the task learns from images without labels: ``"teacher"`` or ``"fixmatch"``; empty: it cannot.
@@ -57,7 +57,7 @@ class Task(ABC):
 
     @property
     def classes(self) -> int | None:
-        """Return the number of classes that the network predicts; ``None``: there is none, or it is unknown."""
+        """Return the number of classes that the network predicts, or ``None`` if there is none, or it is unknown."""
         return None
 
     def groups(self) -> Mapping[str, Sequence[int]]:
@@ -129,7 +129,7 @@ class Task(ABC):
 
         Args:
             model: a new model from :meth:`build_model`.
-            checkpoint: path of a weights file, from the job or the server's private file; None: neither names one.
+            checkpoint: path of a weights file, from the job or the server's private file; None if neither names one.
 
         Raises:
             ValueError: the checkpoint cannot be used.
@@ -182,7 +182,7 @@ class Task(ABC):
             device: the device to measure on.
 
         Returns:
-            one value for each draw, NaN where the metric is not defined on the draw; ``None``: the primary metric is
+            one value for each draw, NaN where the metric is not defined on the draw; ``None`` if the primary metric is
             not declared as a mean over images (:attr:`Metric.mean_of_images`), and the task does not override this.
         """
         import numpy as np
@@ -194,14 +194,14 @@ class Task(ABC):
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
         """Return the primary metric of each test image.
 
-        NaN: the image does not count in the mean. ``None``: the primary metric is no mean over images.
+        A value is NaN if its image does not count in the mean. Return ``None`` if the metric is no mean over images.
         """
         if not self.primary.mean_of_images:
             return None
         return [self.evaluate(model, [b], device)[self.primary_metric] for b in data.batches("test", batch_size=1)]
 
     def annotating(self, numbers: tuple[int, ...] | None) -> Any:
-        """Return the task over these classes or structures alone; ``None``: over all. Default: it has no others."""
+        """Return the task restricted to these classes or structures (``None`` for all); default: the task itself."""
         return self
 
     def outcome_names(self) -> Sequence[str]:
@@ -219,7 +219,7 @@ class Task(ABC):
 
         Returns:
             For a classifier the true classes, (n,), and the probabilities, (n, parts). For other tasks ``None`` and the
-            primary metric of each sample and part, (n, parts). ``None``: not supported by this task (the default).
+            primary metric of each sample and part, (n, parts). ``None`` (the default) if the task does not support it.
         """
         return None
 

@@ -66,7 +66,7 @@ class SiteReport:
         groups: number of images by attribute, split and group.
         sizes: number of images by (height, width) in pixels, as stored in the files.
         labelled: number of images with each structure or class, in the site's own lists.
-        annotated: structures or classes that the site's file says are annotated; ``None``: it says nothing.
+        annotated: structures or classes that the site's file says are annotated; ``None`` if it says nothing.
     """
 
     site: str
@@ -106,9 +106,9 @@ class _Look:
     place: str  # the path, with slice, site and split
     patient: str | None
     size: tuple[int, ...] = ()
-    content: str | None = None  # hash of the image; None: all its pixels are the same
+    content: str | None = None  # hash of the image; None if all its pixels are the same
     number: int | None = None  # the class
-    target: str | None = None  # hash of the target; None: it has none
+    target: str | None = None  # hash of the target; None if it has none
     labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class
     empty: bool = False  # whether the mask has no structure
     full: bool = False  # whether one structure covers the whole image
@@ -267,7 +267,7 @@ class _Looker:
         return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, self._annotated(labelled))
 
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
-        """Return the numbers of the structures or findings that are annotated; ``None``: all are, or nothing says it.
+        """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.
 
         Findings that the file does not name are known where a label is, unless all are, or an unseen one is among them.
         """

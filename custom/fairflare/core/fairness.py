@@ -30,7 +30,7 @@ class FairnessSummary:
         cv: coefficient of variation, std over absolute mean; NaN where the mean is 0 and the values are not.
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: mean over the best tenth of the sites, rounded down but at least one.
-        higher_is_better: the metric's direction; ``None``: not declared, then there is no worst, no best and no decile.
+        higher_is_better: the metric's direction; ``None`` if not declared; then no worst, best or decile is given.
         suppressed: sorted names of the sites that withhold their value because it rests on too few cases.
     """
 
@@ -71,7 +71,7 @@ BEFORE_RECORDED: Mapping[str, bool] = {
 
 
 def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
-    """Return the declaration for a metric from a mapping by metric name; ``None``: nothing is declared.
+    """Return the declaration for a metric from a mapping by metric name, or ``None`` if nothing is declared.
 
     Args:
         metric: name of the metric, also with the name of a test list in front (``clean/loss``).
@@ -110,7 +110,7 @@ def summarize(
 
     Args:
         per_site: ``{site: value}``; NaN means undefined at that site, which is then left out and counted.
-        higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None``: the
+        higher_is_better: False for losses and error rates, where the worst site has the highest value; ``None`` if the
             direction is not known, and no site is called worst or best.
         suppressed: sites that withhold their value, which is NaN here.
         linked: whether the sites' values can be compared; False: they measure different structures

@@ -184,7 +184,7 @@ def ldam_loss(
         counts: (C,), as in :func:`class_log_prior`.
         max_margin: margin of the rarest class, as in :func:`ldam_margins`.
         scale: s, finite and ``> 0``.
-        weights: v, (C,), finite and ``>= 0``, for instance :func:`drw_weights`; None: 1.
+        weights: v, (C,), finite and ``>= 0``, for instance :func:`drw_weights`; None for 1.
         reduction: ``"mean"`` (over the samples, divided by the sum of their weights, as in PyTorch; 0 when that is
             0), ``"sum"`` or ``"none"``.
 

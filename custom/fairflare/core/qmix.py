@@ -181,7 +181,7 @@ class QMix:
             done: whether this is the last round.
 
         Returns:
-            The choice for round r + 1, and the squared TD error of the learning step (None: the agents did not learn).
+            The choice for round r + 1, and the squared TD error of the learning step (None if no agent learnt).
 
         Raises:
             ValueError: as :meth:`act` and :meth:`observe`; nothing is then changed.

@@ -103,7 +103,7 @@ class MapSettings:
         eta: learning rate of the map.
         epochs: passes over the sites in a round.
         sigma_w: width of the Gaussian that turns distances to neurons into aggregation weights (:func:`som_weights`).
-        seed: seed of the neurons' random starts; ``None``: the seed of the run.
+        seed: seed of the neurons' random starts; ``None`` for the seed of the run.
     """
 
     grid: tuple[PositiveInt, PositiveInt] = (5, 5)
@@ -331,7 +331,7 @@ class _Sums:
 
         Args:
             others: coefficients of the points that distances are measured to.
-            ones: coefficients of the points that distances are measured from; ``None``: the sites' points.
+            ones: coefficients of the points that distances are measured from; ``None`` for the sites' points.
         """
         rows = self.products[: self.sites] if ones is None else ones @ self.products
         squares = rows.diagonal() if ones is None else (rows * ones).sum(axis=1)

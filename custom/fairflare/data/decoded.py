@@ -88,7 +88,7 @@ class DecodedVolumes:
         return self.folder / f"{name}-{state}.npy"
 
     def _said(self, file: Path) -> dict[str, Any] | None:
-        """Return the record of a cached array (size, checksum, bounds); ``None``: the array cannot be used."""
+        """Return the record of a cached array (size, checksum, bounds), or ``None`` if the array cannot be used."""
         try:
             said = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             return said if file.stat().st_size == said["size"] and isinstance(said["crc"], int) else None

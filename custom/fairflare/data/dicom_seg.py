@@ -25,7 +25,7 @@ TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes point to the left and t
 
 
 def file_in(path: Path) -> Path | None:
-    """Return the SEG file that a path names, or that is alone in the folder of this path; ``None``: it names none."""
+    """Return the SEG file that a path names, or the only one in the folder of this path; ``None`` if there is none."""
     import pydicom
 
     files = files_of_series(path) if path.is_dir() else [path]

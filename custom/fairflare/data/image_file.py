@@ -74,7 +74,7 @@ class Facts:
 
     Attributes:
         grid: position and orientation of the array.
-        slices: number of slices in the file; None: the file is one picture.
+        slices: number of slices in the file; None if the file is one picture.
         inverted: whether the lowest value is white.
         windows: first display window in the header, for each slice or one for all slices.
         padded: whether NaN in the array marks pixels that are no part of the picture.
@@ -402,7 +402,7 @@ def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
     Args:
         path: path of a file or folder.
         is_folder: whether the path is a folder, if the caller knows, which saves an access to a network drive;
-            ``None``: the path is checked here.
+            ``None`` if the path is checked here.
     """
     if path.is_dir() if is_folder is None else is_folder:
         return Dicom
@@ -491,7 +491,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
 
 
 def _tag_of(picture: Any) -> int | None:
-    """Return the EXIF orientation of a picture without decoding its pixels; ``None``: the picture states none."""
+    """Return the EXIF orientation of a picture without decoding its pixels, or ``None`` if the picture states none."""
     from PIL import Image
 
     found = Image.Image.getexif(picture)  # used because PngImageFile.getexif would decode the pixels first

@@ -82,7 +82,7 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 
 def _values(path: Path) -> int | None:
-    """Return the number of different values of a file read as a mask; None: the file cannot be read as a mask."""
+    """Return the number of different values of a file read as a mask, or None if the file cannot be read as a mask."""
     from fairflare.data.reading import read_mask  # here, as the import of numpy is slow
 
     try:

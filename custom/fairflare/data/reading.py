@@ -43,8 +43,8 @@ class Reading:
     Args:
         orientation: orientation to which NIfTI and DICOM images are brought; see :mod:`fairflare.data.orientation`.
         intensity: rule by which values become 0 and 1; see :mod:`fairflare.data.intensity`.
-        window: centre and width for ``intensity="window"``; ``None``: the window of the DICOM header.
-        kept: cache of decoded volumes on the site's disk; ``None``: no cache.
+        window: centre and width for ``intensity="window"``; ``None`` for the window of the DICOM header.
+        kept: cache of decoded volumes on the site's disk; ``None`` for no cache.
         drawn_on: rule for pairs of which only one file states a geometry; see :func:`fairflare.data.geometry.fit`.
     """
 
@@ -151,8 +151,8 @@ def _scaled(
     Args:
         opened: the file.
         values: values of slice ``number``, or of the whole volume.
-        number: index of the slice; ``None``: a single picture or a whole volume.
-        bounds: values that become 0 and 1; ``None``: the window of ``how`` or of the header is used.
+        number: index of the slice; ``None`` for a single picture or a whole volume.
+        bounds: values that become 0 and 1; ``None`` if the window of ``how`` or of the header is used.
         how: settings for reading, with the window.
     """
     scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
@@ -164,7 +164,7 @@ def _scaled(
 
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
-    """Return the values of a file that become 0 and 1; ``None``: a window is used instead."""
+    """Return the values of a file that become 0 and 1, or ``None`` if a window is used instead."""
     if how.intensity == "window":
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
@@ -210,7 +210,7 @@ def _windowed(
 
 
 def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
-    """Return the number of slices of a volume; ``None``: the file is one picture.
+    """Return the number of slices of a volume, or ``None`` if the file is one picture.
 
     Raises:
         DataError: the file cannot be read.
@@ -359,7 +359,7 @@ class _Opened:
 
     @property
     def slices(self) -> int | None:
-        """Return the number of slices of the reoriented array; ``None``: the file is one picture."""
+        """Return the number of slices of the reoriented array, or ``None`` if the file is one picture."""
         stored = self.facts.slices
         return stored if stored is None or self.array.ndim < 3 else turned(self.array, self.turn).shape[2]
 

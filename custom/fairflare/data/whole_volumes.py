@@ -28,8 +28,8 @@ class Whole:
 
     Attributes:
         image: (rows, columns, slices) float32 in [0, 1].
-        mask: values of the mask's file, of the same shape, int64; ``None``: no mask was requested.
-        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the file does not state one.
+        mask: values of the mask's file, of the same shape, int64; ``None`` if no mask was requested.
+        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None`` if the file does not state one.
     """
 
     image: npt.NDArray[np.float32]

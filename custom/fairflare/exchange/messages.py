@@ -53,7 +53,7 @@ class Message:
     """Represent one message between server and site, as a transport carries it.
 
     Attributes:
-        params: tensors by name, unchecked in a message from a site; ``None``: the message has no model.
+        params: tensors by name, unchecked in a message from a site; ``None`` if the message has no model.
         is_update: whether ``params`` are differences to the model that the site received.
         metrics: metrics by name, measured on the received model.
         meta: directives to a site, or status, report and statistics from a site.

@@ -98,7 +98,7 @@ class SentTensors:
         return {**self.rest(model.state_dict()), **sent}
 
     def layers(self, owner: Mapping[str, str]) -> list[str] | None:
-        """Return the layers with a tensor that is sent, ``None``: all layers; ``owner`` is the layer of each tensor."""
+        """Return the layers with a tensor that is sent (``None`` for all), from ``owner``, the layer of each tensor."""
         return None if self.exchange == ALL else list(dict.fromkeys(owner[name] for name in self.names))
 
     def check_unchanged(self, before: State, after: State) -> None:

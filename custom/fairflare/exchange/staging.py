@@ -38,8 +38,8 @@ class Staging:
     Args:
         folder: folder for the states, which is created if needed; it should be on a real disk and used by one job only.
             States of an earlier process stay there until :meth:`discard` or :meth:`clear`.
-        memory: number of bytes of states that stay in memory; further states are written to the folder. ``None``: a
-            quarter of the memory that is free when the first state after a :meth:`clear` is stored.
+        memory: number of bytes of states that stay in memory; further ones are written to the folder. ``None`` stands
+            for a quarter of the memory that is free when the first state after a :meth:`clear` is stored.
     """
 
     def __init__(self, folder: str | os.PathLike[str], memory: float | None = 0) -> None:

@@ -73,8 +73,8 @@ class KeptTensors:
         name: name of the folder below ``memory_folder``.
         what: description of the tensors for messages, with a place for the number: ``"the mean of {} model(s) is"``.
         memory_folder: folder that outlives the process; it is made at the first write, and nothing else may use its
-            folder ``name``. ``None``: a temporary folder, removed with this object. It must be set before the first
-            tensor is written and before :meth:`take_back`.
+            folder ``name``. ``None`` stands for a temporary folder, removed with this object. Set it before the
+            first tensor is written and before :meth:`take_back`.
     """
 
     def __init__(self, name: str, what: str, memory_folder: Path | None = None) -> None:

@@ -41,7 +41,7 @@ class AsSent:
     """Collect models under a stock controller in the form in which sites send them, and compare their forms later.
 
     Args:
-        received: the model that the controller sent out, with values of FLARE's types; ``None``: it is not known.
+        received: the model that the controller sent out, with values of FLARE's types; ``None`` if it is not known.
         as_updates: the setting or rule that needs updates: whole models are then collected as updates from
             ``received``; empty: models are collected as they are.
     """
@@ -302,7 +302,7 @@ class FairAggregator(Bounds, ModelAggregator):
 
 
 def _positive(said: Any) -> float | None:
-    """Return a reported number of steps as FLARE's own FedAvg reads it; ``None``: FedAvg uses 1 in its place."""
+    """Return a reported number of steps as FLARE's own FedAvg reads it, or ``None`` if FedAvg uses 1 in its place."""
     try:
         number = 0.0 if said is None or isinstance(said, bool) else float(said)
     except (TypeError, ValueError, OverflowError):

@@ -74,14 +74,14 @@ class Site:
             in the job (``ScriptRecipe(metrics=...)``); it is called with the loaders that are given here.
         primary_metric: name of the number that ``metrics`` returns, or the job's ``primary_metric`` in the dict.
         annotated: numbers, from 0, of the structures that this site annotated in masks (n, structures, ...). ``loss``
-            gets their channels alone; take :meth:`known` in ``metrics``. ``None``: all.
-        classes: number of classes, or number of training images of each class (then they are not counted); ``None``:
-            images have no class.
-        prior: Fed-MAS's frozen network: a module, or the path of the hospital's file; ``None``: the job defines it.
+            gets their channels alone; take :meth:`known` in ``metrics``. Without a value all are.
+        classes: number of classes, or number of training images of each class (then they are not counted); ``None``
+            if images have no class.
+        prior: Fed-MAS's frozen network: a module, or the path of the hospital's file; ``None`` if the job defines it.
         metrics_by_class: False: only the primary metric and the loss leave the site.
         min_cases: if a split, or a class in it, has fewer images, nothing about it leaves the site but the update; see
             ``docs/privacy.md``. A job can only raise this number.
-        folder: folder for the site's state between tasks; ``None``: a folder next to the job's code, which exists as
+        folder: folder for the site's state between tasks; ``None`` for a folder next to the job's code, which exists as
             long as FLARE keeps the job.
 
     Raises:

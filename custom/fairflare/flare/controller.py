@@ -54,7 +54,7 @@ class RoundsController(RunSettings, ModelController):
         task: what is learned; builds the initial model.
         rule: the method's server half.
         training: the site half, told with each task where the sites' script has the training loop (FLARE's Client API);
-            ``None``: the sites' executor has it.
+            ``None`` if the sites' executor has it.
         task_check_period: seconds between FLARE's looks at a task.
         disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.
     """
@@ -122,7 +122,7 @@ class RoundsController(RunSettings, ModelController):
         )
 
     def _site_half(self) -> Any:
-        """Return the site half's settings from the job's client configuration; ``None``: the server has none."""
+        """Return the site half's settings from the job's client configuration, or ``None`` if the server has none."""
         if self.training is not None:
             return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"

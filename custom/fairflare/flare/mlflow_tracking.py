@@ -31,10 +31,10 @@ class MLflow(MLflowReceiver):
     the store, and the server's log reports this.
 
     Args:
-        tracking_uri: address of the store; ``None``: FLARE's default, an SQLite file in the job's results.
+        tracking_uri: address of the store; ``None`` for FLARE's default, an SQLite file in the job's results.
         kw_args: ``experiment_name``, ``run_name``, ``experiment_tags`` and ``run_tags``, as for FLARE's receiver.
         artifact_location: location for artifacts, as for FLARE's receiver.
-        events: events whose values are written; ``None``: those of the server and of the sites.
+        events: events whose values are written; ``None`` for those of the server and of the sites.
         buffer_flush_time: seconds between two deliveries.
     """
 

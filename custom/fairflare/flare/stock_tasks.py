@@ -60,7 +60,7 @@ def validation(shareable: Shareable, asked: SiteTask | None) -> SiteTask:
     Args:
         shareable: FLARE's message.
         asked: the last request of FairFlare's controller, which names the run and the tensors of its model files;
-            ``None``: there was no request yet.
+            ``None`` if there was no request yet.
 
     Raises:
         NotServed: the message holds no whole model.

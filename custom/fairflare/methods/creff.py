@@ -41,7 +41,7 @@ class CReFF(MakesTensors):
         feature_steps, feature_rate: of SGD that turns their gradients into the directions of the sites' (the mean over
             the sites that have the class, each counting alike).
         classifier_epochs, classifier_rate, classifier_batch: of the training of the classifier, from scratch.
-        feature_seed: of both; ``None``: the run's.
+        feature_seed: seed of both; ``None`` for the run's.
 
     Source:
         Shang et al., IJCAI 2022, section 3.3 and code.

@@ -100,9 +100,9 @@ class FedCE(Rule):
     c = 1 / (K + 1). A score that its site withholds (``min_cases``) is replaced by the mean of the other sites' scores.
 
     Args:
-        combine: ``"sum"`` or ``"multiply"``; ``None``: as the preset has it (sum; FedISM: multiply).
+        combine: ``"sum"`` or ``"multiply"``; ``None`` for the preset's (sum; FedISM: multiply).
         preset: ``"original"``: FLARE's; ``"fedism"``: no floor, and the coefficients' mean over the rounds is used.
-        floor: least value of each estimate and of what they give; ``None``: as the preset has it (1e-6; 0).
+        floor: least value of each estimate and of their combination; ``None`` for the preset's (1e-6; 0).
         stale_ok: coefficients are told also to sites that missed the round before.
 
     Source:

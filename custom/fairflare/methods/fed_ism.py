@@ -66,7 +66,7 @@ class SharpnessReport(LocalTraining):
     Args:
         rho: distance, or the last round's where ``tau`` is set; finite, ``>= 0``. 0: plain steps, S = 0. The server
             half's value comes with each round and goes before this one.
-        tau: exponent of the growth, ``> 0``; ``None``: fixed.
+        tau: exponent of the growth of ``rho`` over the rounds, ``> 0``; ``None`` for a fixed ``rho``.
         probe_loss: of the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
 
     Source:

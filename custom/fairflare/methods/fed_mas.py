@@ -70,10 +70,10 @@ class RescueTraining(LocalTraining):
 
     Args:
         lambda_f: weight of the distance in the loss, finite and ``>= 0``. 0 without ``mas`` at the server: no prior.
-        prior: checkpoint of the prior network, unless the site's own file names one with ``"prior"``; ``None``: the
+        prior: checkpoint of the prior network, unless the site's own file names one with ``"prior"``; ``None`` for the
             packaged one (for ``prior_network="embedded"``).
         prior_network: its architecture, see :func:`fairflare.tasks.priors.load_prior`.
-        prior_image_size: images are resized to this for the prior; ``None``: as the task has them.
+        prior_image_size: size to which images are resized for the prior; ``None`` for the task's size.
         rf_mode: ``"paper"`` (Eq. 3), ``"code"`` (both divergences normalised first) or ``"class_mean"``.
         rf_source: ``"prior"``, or ``"supervised"``: RF of the criterion's losses (the authors' ``lambda_f=0``).
         cache_features: keep features as above; False: the prior runs in every pass.

@@ -168,7 +168,7 @@ class FedMRL(Rule):
         return Weighing(sites=weights, values=values, details=details)
 
     def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
-        """Return F, the mean or sum of the sites' finite losses; ``None``: the next round has no fairness term."""
+        """Return F, the mean or sum of the sites' finite losses, or ``None`` if the next round has no fairness term."""
         found = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
         finite = {s: v for s, v in found.items() if math.isfinite(v)}
         if not finite:

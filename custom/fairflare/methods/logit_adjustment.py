@@ -25,7 +25,7 @@ class CalibratedTraining(LocalTraining):
 
     Args:
         criterion: ``"fedlc"``.
-        prior_strength: tau; ``None``: Fed-MAS's 0.5.
+        prior_strength: tau; ``None`` for Fed-MAS's 0.5.
         fedlc_exclude_target: the sum in the denominator goes over the classes other than the sample's own (the pairwise
             form; the loss may be negative). False: over all, as published re-implementations and Fed-MAS have it.
 

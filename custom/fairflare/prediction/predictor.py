@@ -37,7 +37,7 @@ class Found:
     """Store the model's prediction for one picture.
 
     Attributes:
-        slice: number of the slice in a volume; ``None``: the file is one picture.
+        slice: number of the slice in a volume; ``None`` if the file is one picture.
         probabilities: for segmentation (structures, height, width) of the network's size, for classification
             (classes,) float64; on the CPU, in the form that the evaluation uses.
     """
@@ -171,8 +171,8 @@ def _check_statistics(found: Predictor) -> None:
     names, model = registered_names(found.network), found.model
     if not names:
         raise ValueError(
-            f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; "
-            "fairflare predict takes the model as it is"
+            f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; use "
+            "fairflare predict instead, which takes the model unchanged"
         )
     # A norm module used at several places has several names in the state dict; all of them are listed.
     statistics = [f"{name}.{kind}" for by in names.values() for name in by for kind in (MEAN, VARIANCE, TRACKED)]

@@ -116,7 +116,7 @@ class Private:
 
     @classmethod
     def of(cls, site: str, given: Mapping[str, Any]) -> Private | None:
-        """Return what a site's file asks for; ``None``: it does not ask for differential privacy.
+        """Return what a site's file asks for, or ``None`` if it does not ask for differential privacy.
 
         Raises:
             SiteError: the setting is wrong, or the file does not say where the ledger is.

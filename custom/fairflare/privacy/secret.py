@@ -19,7 +19,7 @@ class SecretDraws:
     difference of two gradients without noise.
 
     Args:
-        key: 32 bytes, for tests; ``None``: from the operating system.
+        key: 32 bytes, for tests; ``None`` for random ones from the operating system.
     """
 
     def __init__(self, key: bytes | None = None) -> None:

@@ -96,7 +96,7 @@ class Warned(ByKey):
         value, used: the value that was claimed or sent; the value that counts in its place. ``None`` in a file: too
             large for a number.
         text: the warning in words, without site and round.
-        layers: number of layers that the warning is about; ``None``: weights are not by layer.
+        layers: number of layers that the warning is about; ``None`` if weights are not by layer.
     """
 
     site: str

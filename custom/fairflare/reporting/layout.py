@@ -100,7 +100,7 @@ def interval(low: float | None, high: float | None, mean: float | None = None) -
 
     Args:
         low, high: ends of the interval; not finite: there is no interval.
-        mean: the difference; ``None``: the interval is of no difference.
+        mean: the difference; ``None`` if the interval is of no difference.
     """
     sign = "" if mean is None else "+"
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
@@ -171,7 +171,7 @@ class Table:
 
         Args:
             width: largest width of the text. A wider table is cut between columns into several tables, one below the
-                other, each with the leading columns. ``None``: the table stays whole.
+                other, each with the leading columns; ``None`` for one whole table.
         """
         texts, rules = self._texts(), {1, *([1 + len(self.rows)] if self.totals else [])}
         widths = _widths(texts)
@@ -233,7 +233,7 @@ def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 
 def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
-    """Return sentences wrapped to at most ``width`` characters a line; ``None``: they stay as they are.
+    """Return sentences wrapped to at most ``width`` characters a line; with ``None`` they are not wrapped.
 
     Further lines of a sentence are indented by two more spaces.
     """

@@ -27,7 +27,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
 
     Args:
         results: results of a run.
-        metric: name of the table's only metric; ``None``: the table has all metrics that the task shows.
+        metric: name of the table's only metric; ``None`` if the table has all metrics that the task shows.
     """
     info = results.info
     tested = ["No test results."]

@@ -289,7 +289,7 @@ def mark_ended(folder: Path, reason: str) -> bool:
 def results_in(path: Path) -> Path | None:
     """Return the path of ``results.json`` in a run folder, a workspace, a comparison's run or a FLARE download.
 
-    The path of a file is returned as it is; ``None``: no results were found.
+    The path of a file is returned as it is; ``None`` if no results were found.
     """
     if path.is_file():
         return path

@@ -47,7 +47,7 @@ def standing(
         footing: describes which structures of which sites are compared; adjusted figures have no interval or test.
 
     Returns:
-        The part ``inequality``; ``None``: no site reports figures about chance.
+        The part ``inequality``; ``None`` if no site reports figures about chance.
     """
     if not sampling:
         return None
@@ -139,13 +139,13 @@ class Site:
         return not any((self.said.get("case_scores") or [1] * BINS)[1:-1])
 
     def mean_recall(self, classes: Sequence[str]) -> float | None:
-        """Return the mean recall over some classes; ``None``: the recall of one of them is not known."""
+        """Return the mean recall over some classes, or ``None`` if the recall of one of them is not known."""
         known = [self.right[name] / self.support[name] for name in classes if name in self.right]
         return statistics.fmean(known) if known and len(known) == len(classes) else None
 
 
 def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
-    """Return the test that most sites can take part in, these sites, and its result; ``None``: fewer than two can."""
+    """Return the test that most sites can take part in, these sites and its result; ``None`` if fewer than two can."""
     enough = [s for s in sites if (s.said.get("test_cases") or 0) >= FEW]
     within = [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in enough if s.said.get("case_scores") is not None]
@@ -189,7 +189,7 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> C
 
 
 def _common(sites: Sequence[Site]) -> list[str] | None:
-    """Return the classes that all reporting sites have; ``None``: their classes are equal, or no site reports."""
+    """Return the classes that all reporting sites have, or ``None`` if their classes are equal, or no site reports."""
     of = [set(site.support) for site in sites if site.support]
     if not of or all(own == of[0] for own in of):
         return None
@@ -258,7 +258,10 @@ def of_footing(results: Results) -> list[str]:
 
 
 def shown_behind(results: Results, metric: str) -> list[str]:
-    """Return the sites that are behind in a metric of the last model, according to the test."""
+    """Return the sites that the significance test found worse in ``metric`` than if all sites were equal.
+
+    The list is empty where no test was made for the metric. The tested model is the last one.
+    """
     return tested(results, metric).behind
 
 

@@ -53,9 +53,9 @@ def fairness_table(
 
     Args:
         results: a document as :func:`fairflare.reporting.results.read_results` returns it.
-        metric: the only metric of the table; ``None``: all metrics that the task shows in tables.
+        metric: the only metric of the table; ``None`` for all metrics that the task shows in tables.
         style: aligned text, a Markdown table, or CSV with unrounded numbers and without notes.
-        width: largest width of the text; a wider table is cut into several, one below the other. ``None``: no limit.
+        width: largest width of the text; a wider table is cut into several, one below the other; ``None`` for no limit.
 
     Returns:
         Lines without a trailing newline. A run without test results gets its status and reason instead.
@@ -184,7 +184,7 @@ def _interval_cells(of: SiteStanding | GlobalTest) -> tuple[Cell, Cell]:
 
 
 def class_table(results: Results) -> Table | None:
-    """Return a table of each class or structure: its metric and number of test images by site; ``None``: not known."""
+    """Return a table of each class or structure: metric and number of test images by site, or ``None`` if not known."""
     support = {site: found.class_support for site, found in results.inequality.sites.items() if found.class_support}
     if not support:
         return _structures(results)
@@ -198,7 +198,7 @@ def class_table(results: Results) -> Table | None:
 
 
 def _structures(results: Results) -> Table | None:
-    """Return a table of each structure: its metric by site, and how many test images mark it; ``None``: not known.
+    """Return a table of each structure: metric by site, and how many test images mark it, or ``None`` if not known.
 
     Average, spread and worst site of a structure are over the sites that annotate it and mark it.
     """
@@ -226,6 +226,6 @@ def _two(value: float | None) -> str:
 
 
 def _marked(value: float | None, images: float | None) -> Cell:
-    """Return a structure's value at a site with the number of test images that mark it; ``None``: not known."""
+    """Return a structure's value at a site with the number of test images that mark it; ``None`` if it is not known."""
     of = "?" if images is None else f"{images:.0f}" if images else "empty masks"
     return MISSING if value is None else Shown(f"{_two(value)} of {of}", [value, of])

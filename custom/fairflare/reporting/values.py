@@ -92,7 +92,7 @@ def direction_of(results: Results, metric: str) -> bool:
 
 
 def declared_direction(results: Results, metric: str) -> bool | None:
-    """Return whether more of a metric is better, as :func:`direction_of`; ``None``: the results do not declare it."""
+    """Return whether more of a metric is better, see :func:`direction_of`, or ``None`` if the results do not say."""
     known = results.info.higher_is_better or BEFORE_RECORDED
     declared = {part: higher_is_better(part, known) for part in parts_of(metric, results.test)}
     if {True, False} <= {*declared.values()}:

@@ -197,9 +197,9 @@ class Fitted(Adapting):
     Args:
         adapters: what is trained in place of the network itself.
         freeze: what is not trained: a regular expression, searched for in the names of parameters, or ``"encoder"``;
-            ``None``: everything is.
+            ``None`` if everything is trained.
         initial_keys: how names in the file of ``initial_weights`` become names here, ``{REGEX: replacement}`` one after
-            the other; what then fits is loaded, and the log says what did not. ``None``: the file must fit as a whole.
+            the other; what then fits is loaded, and the log says what did not; ``None`` if the whole file must fit.
     """
 
     adapters: Adapters = field(default_factory=NoAdapters)

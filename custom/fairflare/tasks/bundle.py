@@ -70,14 +70,14 @@ class MonaiBundleTask(Task):
     A job without custom code has the configuration as ``bundle_text``, which is read sealed: nothing of it runs.
 
     Args:
-        bundle_sha256: of the bundle's files, so that all sites have the same, with spaces or without; ``None``: any.
+        bundle_sha256: of the bundle's files, so that all sites have the same, with spaces or without; ``None`` for any.
         bundle_configs: files in ``configs`` that are read, without ending; what a later one says goes before.
         bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
             ``docs/bundles.md`` for the parts.
         bundle_overrides: values of the configuration that are other ones here, by key.
         image_key, label_key: of image and label in the dicts that the bundle's transforms work on.
         class_names: of the network's output channels, background too; default: those of the bundle's metadata.
-        bundle_text: the bundle's configuration itself, to be read sealed; ``None``: the folder's, with its code.
+        bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
     """
 
     #: Path of the bundle's folder; a subclass in a task's file sets it.
@@ -247,7 +247,7 @@ class MonaiBundleTask(Task):
         return result
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
-        """Return the bundle's key metric for each image, NaN: no structure counts; ``None``: no image has one."""
+        """Return the bundle's key metric for each image, NaN: no structure counts, or ``None`` if no image has one."""
         if self.parts.kept("key_metric").summed:
             return None
         scores, _ = self._scores(model, data.batches("test", batch_size=1), device)

@@ -81,7 +81,7 @@ def build_segmenter(
         network: ``"swin_unetr"`` or ``"segresnet"``.
         in_channels, classes: numbers of input and output channels.
         image_size: size of the inputs, two or three sides.
-        width: width of the first stage; a multiple of 12, or of 8 for ``"segresnet"``. ``None``: the default width.
+        width: width of the first stage; a multiple of 12, or of 8 for ``"segresnet"``; ``None`` for the default width.
 
     Raises:
         ValueError: the network cannot have this image size or width, or the package einops is absent.

@@ -144,7 +144,7 @@ class ImageTask(Intensities, Fitted, Task):
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # whether the labels of a datalist are class numbers, not masks
     spatial_dims: ClassVar[int] = 2
-    #: Of a site's copy of the task: numbers of the structures or classes that are annotated there; ``None``: all are.
+    #: Of a site's copy of the task: numbers of the structures or classes that are annotated there; ``None`` if all are.
     annotated: ClassVar[tuple[int, ...] | None] = None
     allow_phantom: bool = True
 
@@ -167,7 +167,7 @@ class ImageTask(Intensities, Fitted, Task):
         return list(values) if self.annotated is None else [values[number] for number in self.annotated]
 
     def annotating(self, numbers: tuple[int, ...] | None) -> Any:
-        """Return the task where only some structures or classes are annotated; ``None``: all are, or nothing is said.
+        """Return the task for a site that annotates only some structures or classes (``None`` if all, or not known).
 
         Raises:
             ValueError: the task has a loss or metrics of its own, which would take what is missing for what is not
@@ -185,7 +185,7 @@ class ImageTask(Intensities, Fitted, Task):
         return own
 
     def annotated_in(self, site: str, own: SiteSettings) -> tuple[int, ...] | None:
-        """Return the numbers of the structures or classes that a site's file says are annotated; ``None``: nothing.
+        """Return the numbers of the structures or classes that a site's file says are annotated, if it says any.
 
         Raises:
             DataError: it names a label that the task does not have, or one whose structure is not whole without others.
@@ -294,7 +294,7 @@ class ImageTask(Intensities, Fitted, Task):
 
         Args:
             model: the network.
-            inputs: images, (n, channels, height, width) or (n, channels, x, y, z); ``None``: one image of zeros.
+            inputs: images, (n, channels, height, width) or (n, channels, x, y, z); ``None`` for one image of zeros.
 
         Raises:
             DataError: the network fails, its outputs have another shape than (n, classes) or (n, structures, ...), or
@@ -373,7 +373,7 @@ class ImageData(SiteData):
         """Read images of a split by number: (n, channels, height, width) float32 in [0, 1], and their targets."""
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
-        """Return size and volume of images before they were resized; ``None``: the evaluation does not need this."""
+        """Return size and volume of images before they were resized; ``None`` if the evaluation does not need them."""
         return None
 
     def check_split(self, split: str) -> str:
@@ -513,9 +513,9 @@ class FolderImages(Marked, PreparedData, ImageData):
     Args:
         task: see :class:`ImageData`.
         datalist: the site's datalist.
-        coding: ``{number in the site's files: the task's number}``; ``None``: the numbers are the same.
+        coding: ``{number in the site's files: the task's number}``; ``None`` if the numbers are the same.
         cache_bytes, num_workers, max_image_bytes: see :class:`SiteSettings`.
-        kept: cache of decoded volumes on disk; ``None``: a volume is decoded each time it is needed.
+        kept: cache of decoded volumes on disk; ``None`` if a volume is decoded each time it is needed.
         mask_drawn_on: the site's setting, see :class:`fairflare.tasks.shared.structures.SegmentationSite`.
     """
 

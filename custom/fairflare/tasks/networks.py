@@ -79,10 +79,10 @@ class Classifier(nn.Module):
         classes: number of classes, which is the number of logits.
         in_channels: 3, or 1 (normalised with the mean over ImageNet's three channels).
         projector_dim: output width of a projection head beside the classifier, a two-layer perceptron (Fed-MAS);
-            ``None``: no such head.
+            ``None`` for no such head.
         neck_dim: output width of a projection head between encoder and classifier, a two-layer perceptron (MOON);
-            ``None``: no such head.
-        cosine_scale: scale of a :class:`CosineHead` as the classifier; ``None``: the classifier is linear.
+            ``None`` for no such head.
+        cosine_scale: scale of a :class:`CosineHead` as the classifier; ``None`` if the classifier is linear.
         retrained_head: True: a second, linear classifier, ``retrained``, is used in evaluation mode (CReFF).
     """
 

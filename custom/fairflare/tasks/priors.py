@@ -41,7 +41,7 @@ class PriorNetwork(nn.Module):
         encoder: network from images (n, 3, height, width), normalised as ImageNet, to features (n, width).
         name: name of the architecture.
         width: number of features of the encoder, Fed-MAS's prior dimension.
-        image_size: height and width to which images are resized first; ``None``: images are not resized.
+        image_size: height and width to which images are resized first; ``None`` if images are not resized.
     """
 
     def __init__(self, encoder: nn.Module, name: str, width: int, image_size: int | None = None) -> None:
@@ -96,7 +96,7 @@ def load_prior(
             of the package timm, which must then be installed at every site.
         checkpoint: path of a plain state dict, alone or under ``state_dict``, with torchvision's, MONAI's or timm's
             names. MoCo's layout ``module.encoder_q.*`` is understood; MoCo's key encoder, queue and head are left out.
-            ``None``: the packaged weights, for ``"embedded"`` only.
+            ``None`` stands for the packaged weights, for ``"embedded"`` only.
         image_size: see :class:`PriorNetwork`; a ResNet-50 trained on 224x224 images finds little in 48x48.
 
     Raises:

@@ -123,7 +123,7 @@ class ScriptData(SiteData):
         splits: ``{"training": ..., "validation": ..., "test": ...}``; loaders or lists of batches, each
             (inputs, targets) or a dict with ``"image"`` and ``"label"``. The training split should have no
             augmentation, as methods measure on it.
-        classes: number of classes, or the number of training samples of each; ``None``: samples have no class.
+        classes: number of classes, or the number of training samples of each; ``None`` if samples have no class.
 
     Raises:
         DataError: a source can be iterated only once or is empty, or ``classes`` does not fit the targets.
@@ -204,7 +204,7 @@ class LoopTask(Task):
         metrics: function of (network, batches as the script gave them), which returns the primary metric, or a dict
             with ``metric`` in it.
         metric: name of the primary metric.
-        prior: a frozen network of the script's own for Fed-MAS; ``None``: a prior is loaded as the job's settings say.
+        prior: a frozen network of the script's own for Fed-MAS; ``None`` to load the one that the job's settings name.
 
     Attributes:
         told: declarations of the metrics in the job, as in ``metrics`` of :class:`ScriptTask`.
@@ -298,7 +298,7 @@ OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
 def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
-    """Convert a script's metrics, as a job declares them in plain values (``None``: no limit), to ``Metric`` objects.
+    """Convert a script's metrics from a job's plain values, where ``None`` means no limit, to ``Metric`` objects.
 
     A job does not declare whether a metric is about one class. So a site that withholds metrics by class withholds all
     of them but the primary metric.

@@ -35,7 +35,7 @@ class Read(Transform):
     Args:
         site, split: names for messages.
         max_bytes: largest number of bytes that a decoded file may take.
-        class_of: function that returns the class, or the findings, of a sample; ``None``: a sample has a mask of the
+        class_of: function that returns the class, or the findings, of a sample; ``None`` if a sample has a mask of the
             image's size.
         how: settings for reading files (orientation, intensities).
     """
@@ -74,10 +74,10 @@ class Structured(MapTransform):
     Args:
         keys: key of the mask in an item.
         labels: the labels that belong to each structure.
-        coding: ``{value in the file: label}``; ``None``: the values are the labels, 0 is background, and 255 stands for
-            1 if 1 is the only label.
+        coding: ``{value in the file: label}``; ``None`` if the values are the labels. Then 0 is background, and 255
+            stands for 1 if 1 is the only label.
         site, split: names for messages.
-        ignore: label of pixels that do not count; ``None``: all pixels count.
+        ignore: label of pixels that do not count; ``None`` if all pixels count.
         silent: labels that the site did not annotate, so that no mask may mark them.
     """
 

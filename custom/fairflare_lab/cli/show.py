@@ -29,7 +29,7 @@ def show_several(
         metric: name of the metric; default: the task's primary metric.
         sites: whether to print a column for each site.
         style: form of the tables.
-        put: function that prints the comparison as one JSON document; ``None``: tables are printed.
+        put: function that prints the comparison as one JSON document; ``None`` if tables are printed.
     """
     from fairflare_lab.compare.comparison import comparison_of, row_table
     from fairflare_lab.compare.comparison_json import comparison_json

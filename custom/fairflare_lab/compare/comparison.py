@@ -93,7 +93,7 @@ def compare(
         metric: the metric to compare; the primary metric of the first complete run when None.
         style: aligned text, a Markdown table, or CSV with means and deviations as numbers.
         per_site: whether the table also has a column for each site.
-        width: largest width of the text; a wider table is cut into several, one below the other. ``None``: no limit.
+        width: largest width of the text; a wider table is cut into several, one below the other; ``None`` for no limit.
 
     Raises:
         ValueError: no run is complete, the style is unknown, or a run lacks the metric; the message names it.

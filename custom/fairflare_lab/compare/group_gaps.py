@@ -101,7 +101,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
 
 
 def _cells(of: Difference | None) -> list[Cell]:
-    """Return cells of a difference: interval, p-value and verdict; ``None``: the row is the reference itself."""
+    """Return cells of a difference: interval, p-value and verdict, or ``None`` if the row is the reference itself."""
     if of is None:
         return [Shown(MISSING, [math.nan] * 3), MISSING, MISSING]
     p = MISSING if math.isnan(of.p_holm) else p_value(of.p_holm).removeprefix("= ")
@@ -252,7 +252,7 @@ def over_seeds(found: Sequence[Value]) -> Ends:
 
 
 def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
-    """Return the difference of a method's measure to the reference, over seeds and cases; ``None``: no common seed."""
+    """Return the difference of a method's measure to the reference over seeds and cases, if any seed is common."""
     label, *what = key
     against = values.get((reference, what[0], what[1]), {})
     seeds = sorted({*values[key]} & {*against})

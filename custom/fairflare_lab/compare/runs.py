@@ -130,7 +130,7 @@ def _entries(rows: Sequence[Row]) -> Iterator[tuple[int, int, str, float, Draws 
 
 
 def draws_of(run: Results, site: str, metric: str) -> Draws | None:
-    """Return a site's values of a metric on its draws, with the draws' unit; ``None``: no draws of this metric."""
+    """Return a site's values of a metric on its draws, with the draws' unit; ``None`` for no draws of this metric."""
     values = (run.get("resampled") or {}).get(site)
     if not values or metric != run["info"]["primary_metric"]:
         return None

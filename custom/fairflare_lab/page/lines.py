@@ -77,7 +77,7 @@ def lines(
         unit: label of the vertical axis.
         worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
         log: whether the vertical axis is logarithmic.
-        line_at: value at which a horizontal line is drawn for comparison; ``None``: no line.
+        line_at: value at which a horizontal line is drawn for comparison; ``None`` for no line.
         final: names of lines whose last point is the final model in place of a round; the point is marked.
         ranks: names whose order decides the looks, where lines are methods, which may differ in their rounds.
     """

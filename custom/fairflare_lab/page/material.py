@@ -81,7 +81,7 @@ class Material:
         others: runs of a comparison that did not complete.
         problems: lines about problems with the files.
         differences: differences of rows to the reference.
-        unseen: tests at left-out sites; ``None``: no run leaves a site out.
+        unseen: tests at left-out sites; ``None`` if no run leaves a site out.
     """
 
     rows: list[PageRow]

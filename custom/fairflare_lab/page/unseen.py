@@ -68,7 +68,7 @@ def of_groups(found: UnseenSites | None) -> Section:
 
 
 def _first(found: UnseenSites) -> UnseenRow | None:
-    """Return the first method's row that has a figure at unseen sites; ``None``: no row has one."""
+    """Return the first method's row that has a figure at unseen sites, or ``None`` if no row has one."""
     return next((row for row in found.rows if math.isfinite(row.figures["unseen"].mean)), None)
 
 

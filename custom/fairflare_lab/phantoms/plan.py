@@ -51,7 +51,7 @@ class ClassPhantom:
             label: number of the class.
             rng: random generator; the image is a function of its state.
             size: height and width in pixels.
-            attribute: one of ``attributes``; None: the first one, if the phantom has attributes.
+            attribute: one of ``attributes``; None for the first one, if the phantom has any.
 
         Returns:
             (size, size, 3) uint8.

@@ -54,7 +54,7 @@ def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
     Args:
         c: an empty canvas; the image is a function of its random numbers.
         label: number of the class.
-        tone: tone of the skin, one of :data:`TONES`; ``None``: the first tone.
+        tone: tone of the skin, one of :data:`TONES`; ``None`` for the first tone.
 
     Returns:
         (size, size, 3) uint8.

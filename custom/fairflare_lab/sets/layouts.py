@@ -95,12 +95,12 @@ def public_set(
         name: name of the command.
         text: help text of the command.
         read: a layout, or a function ``(source, seed, folds, **options)``.
-        usual: default rule by which images are dealt to sites; None: the images are not dealt, but have sites.
+        usual: default rule by which images are dealt to sites; None if the images are not dealt, but have sites.
         form: further content of the datalists: class names, settings of the task, source of patients' identifiers.
         options: options that only this set has.
         people: function that adds attributes of the people, such as a partial :func:`with_people`.
         published: function that compares the numbers of images with the published ones, as :func:`compare_counts`.
-        targets: ``mask_values`` of ``fairflare.json`` for each value of the option ``target``; None: masks unchanged.
+        targets: ``mask_values`` of ``fairflare.json`` for each value of the option ``target``; None to keep the masks.
     """
 
     def prepare(
@@ -366,7 +366,7 @@ def tiles(
         where: site and file, for messages.
         arrays: the arrays ``images``, ``masks`` and ``ids``.
         values: values that masks may have.
-        crop: height and width in pixels to crop from the middle of each image; ``None``: the whole image.
+        crop: height and width in pixels to crop from the middle of each image; ``None`` for the whole image.
 
     Raises:
         DataError: shapes or values are not as expected, or an image is smaller than ``crop``.

@@ -203,7 +203,7 @@ def rsna(
             ``ID_<slice>_<kind>,0 or 1``, six for each slice.
         seed: random seed of the selection and of the hashes of patients.
         folds: not used.
-        images: number of slices to select, the kinds in their shares; None: all.
+        images: number of slices to select, the kinds in their shares; None for all.
         window: centre and width of the window in Hounsfield units, for DICOM files.
         split_unit: ``"patient"``: slices of one patient stay together (only DICOM files name the patient; the datalist
             has a hash of the name); ``"image"``: each slice by itself, as in FedISM.

@@ -17,7 +17,7 @@ _all: ContextVar[bool] = ContextVar("fairflare_all_records", default=False)
 
 @contextmanager
 def all_records() -> Iterator[None]:
-    """Let :class:`Shown` give the training list whole, for what only the update of the model shows."""
+    """Let :class:`Shown` give all training images, for computations that only the update of the model shows."""
     token = _all.set(True)
     try:
         yield
@@ -43,15 +43,16 @@ class Floor:
         return self.least <= 1 or (some and self.data.num_cases(split) >= self.least)
 
     def hidden(self, split: str) -> frozenset[int] | None:
-        """Return the classes, findings or structures of a split with too few cases; ``None``: they are not counted."""
+        """Return the classes, findings or structures of a split with too few cases, or ``None`` if not counted."""
         cases = self.data.class_cases(split)
         return None if cases is None else frozenset(k for k, n in enumerate(cases.tolist()) if n < self.least)
 
 
 class Shown(Proxy):
-    """Show of a site's lists what :meth:`SiteData.enough` leaves; inside of :func:`all_records`, all training images.
+    """Give a site's data without the records that have too few cases (see :meth:`SiteData.enough`).
 
-    So whatever is measured is a function of these records alone, for any model and any method.
+    Every measurement is then computed from the remaining records alone, for any model and any method. Only inside of
+    :func:`all_records` does the training split have all of its images.
 
     Args:
         inner: data of the site.
@@ -115,8 +116,8 @@ def may_leave(of_classes: Collection[int] | None, hidden: Collection[int] | None
     """Return whether a metric may leave the site, measured on what :class:`Shown` shows.
 
     Args:
-        of_classes: numbers of the metric's classes; ``None``: not declared; empty: every image counts in the metric.
-        hidden: result of :meth:`Floor.hidden`; ``None``: the numbers of cases of the classes are not known.
+        of_classes: numbers of the metric's classes; ``None`` if not declared, empty if every image counts in it.
+        hidden: result of :meth:`Floor.hidden`; ``None`` if the numbers of cases of the classes are not known.
     """
     if of_classes is not None and not of_classes:
         return True

@@ -53,7 +53,7 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
 
     Args:
         cases: the case ``(kind, name)`` of each image of a split, see :meth:`fairflare.base.task.SiteData.cases`;
-            ``None``: each image is its own unit.
+            ``None`` if each image is its own unit.
         num_images: number of images of the split; used where ``cases`` is ``None``.
     """
     whose = [("image", index) for index in range(num_images)] if cases is None else cases

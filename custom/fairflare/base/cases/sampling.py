@@ -31,7 +31,7 @@ def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = No
     Args:
         influence: u, (images,): how far each image moves the metric; the entries sum to 0. For a mean of x over n
             images: (x - mean) / n.
-        cases: the case of each image; ``None``: each image is its own case, and for a mean the result is s / sqrt(n).
+        cases: the case of each image; ``None`` if each image is its own case, and for a mean the result is s / sqrt(n).
 
     Returns:
         ``>= 0``; NaN with fewer than two cases.
@@ -58,7 +58,7 @@ def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cas
     Args:
         metric: function that returns the metric over the images with the given indices.
         images: number of images.
-        cases: the case of each image; ``None``: each image is its own case.
+        cases: the case of each image; ``None`` if each image is its own case.
 
     Returns:
         ``>= 0``; NaN with fewer than two cases, or where the metric is not defined without one of the groups.
@@ -79,7 +79,7 @@ def case_scores(scores: npt.NDArray[np.floating], cases: Cases | None, low: floa
 
     Args:
         scores: (images,) in [low, high]; a case whose mean lies outside is counted in the nearest bin.
-        cases: the case of each image; ``None``: each image is its own case.
+        cases: the case of each image; ``None`` if each image is its own case.
         low, high: finite bounds of the scores, low < high.
 
     Returns:
@@ -102,7 +102,7 @@ def of_mean(
 
     Args:
         scores: score of each image; NaN: the image does not count.
-        cases: the case of each image; ``None``: each image is its own case.
+        cases: the case of each image; ``None`` if each image is its own case.
         low, high: range of the scores; may be infinite.
 
     Returns:

@@ -126,7 +126,7 @@ def _note(text: str) -> dict[str, Any]:
 
 
 def _try(path: Path, needed: bool) -> int | None:
-    """Return an open descriptor that holds the lock; ``None``: the lock is held already."""
+    """Return an open descriptor that holds the lock, or ``None`` if the lock is held already."""
     while True:
         if not path.parent.is_dir():
             private_folder(path.parent)

@@ -124,7 +124,7 @@ def records(path: Path, size: int | None = None) -> Iterator[str]:
 
     Args:
         path: the log's file; where it does not exist, there are no records.
-        size: number of bytes to read; ``None``: all bytes.
+        size: number of bytes to read; ``None`` for all bytes.
 
     Raises:
         DamagedLog: a record's bytes are damaged; a record that is merely cut at the end is left out.

@@ -22,8 +22,8 @@ class OwnedFolder(tempfile.TemporaryDirectory[str]):
 
     Attributes:
         path: path of the folder.
-        descriptor: file descriptor of the lock; a child process that inherits it holds the lock too. ``None``: the file
-            system has no locks, and :func:`sweep` will not remove the folder.
+        descriptor: file descriptor of the lock; a child process that inherits it holds the lock too. ``None`` if the
+            file system has no locks; then :func:`sweep` will not remove the folder.
     """
 
     def __init__(self, kind: str) -> None:

@@ -41,7 +41,7 @@ def reused_memory(device: str) -> Iterator[None]:
 
 @cache
 def _adjusted() -> ctypes.CDLL | None:
-    """Return the C library, after setting its limits; ``None``: its limits are left as they are."""
+    """Return the C library, after setting its limits, or ``None`` if its limits are left as they are."""
     chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
     if chosen or platform.libc_ver()[0] != "glibc":
         return None

@@ -105,8 +105,8 @@ def examine(
 
     Args:
         data: path of a ``local/fairflare.json``, or of its folder.
-        sites: names of the sites whose data are opened; ``None``: the sites that the file names, or ``site-1``.
-        open_site: function that opens a site's data as a task does; ``None``: only the file is read.
+        sites: names of the sites whose data are opened; ``None`` for the sites that the file names, or ``site-1``.
+        open_site: function that opens a site's data as a task does; ``None`` if only the file is read.
         kit: start-up kit or workspace of a FLARE server or site.
         ports: ports that a server on this machine would listen on.
     """

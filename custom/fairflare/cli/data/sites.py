@@ -88,7 +88,7 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
 
 
 def names_of(sites: str | None) -> list[str] | None:
-    """Return the names in ``--sites``, for a command that takes only names; ``None``: the option was not given.
+    """Return the names in ``--sites``, for a command that takes only names, or ``None`` if the option was not given.
 
     Raises:
         ValueError: the text is a number or has no name.

@@ -63,7 +63,7 @@ def refused(workspace: Path) -> bool:
 
 
 def _there(folder: Path) -> Results | None:
-    """Return the results in a folder; ``None``: the folder has no results, or they cannot be read."""
+    """Return the results in a folder, or ``None`` if the folder has no results, or they cannot be read."""
     from fairflare.reporting.results import find_results, read_results
 
     try:

@@ -68,7 +68,7 @@ def simulate(
         local: content of ``local/fairflare.json``.
         log_path: file for the output of FLARE.
         console: console that shows the progress.
-        stop: request to end the run, from :func:`fairflare.cli.run.here.stopped_by_signals`; ``None``: never.
+        stop: request to end the run, from :func:`fairflare.cli.run.here.stopped_by_signals`; ``None`` for none.
 
     Returns:
         The simulator's exit code; 130 when Ctrl-C ended it, 143 when SIGTERM did. A run that was cut off has a reason
@@ -122,7 +122,7 @@ def _run(
     console: Console,
     stop: Stop,
 ) -> int | None:
-    """Run one attempt and return its exit code; ``None``: FLARE's output reports a lost site, so it was stopped."""
+    """Run one attempt and return its exit code; ``None`` if it was stopped as FLARE's output reports a lost site."""
     if printed is not None:
         printed.seek(0, os.SEEK_END)
     fits = len(os.fsencode(owned.name)) <= SOCKET

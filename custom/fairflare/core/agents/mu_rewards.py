@@ -109,7 +109,7 @@ def global_accuracy(
     Args:
         accuracies: by site, accuracy of the *received* model before local training, in [0, 1]. None or NaN: the site
             has no validation images and is left out.
-        num_validation: number of validation images n_val by site, ``>= 0``; None: every site counts the same.
+        num_validation: number of validation images n_val by site, ``>= 0``; None if every site counts the same.
 
     Returns:
         The accuracy, or None where no site measured one.

@@ -60,7 +60,7 @@ def clipped_states(
     Args:
         states: state of each site, by site, finite, with the same tensor names. Each tensor is read once here and again
             when the result is used.
-        received: model that the sites' training started from; ``None``: the states are updates already.
+        received: model that the sites' training started from; ``None`` if the states are updates already.
         factor: f, ``>= 1``.
 
     Returns:

@@ -101,7 +101,7 @@ def nova_weights(
         shares: share p of each site in the average, by site, sum 1.
         norms: norm :math:`\lVert a_k \rVert_1` by site, ``> 0``.
         steps: number of steps by site, used in place of the norms in :math:`\tau_{eff}`, as by the authors with a
-            proximal term; None: the norms.
+            proximal term; None for the norms.
 
     Returns:
         Weights in proportion to p / norm, sum 1; and the factor of the average change, 1 where all norms are equal.

@@ -31,7 +31,7 @@ class Movement:
         buffers: weights by site of the floating tensors that are not in ``types``; default: the weights of the other
             tensors.
         products: object that averages the low-rank adapters of models by their products, for methods whose ``move``
-            returns its argument itself; None: each factor is averaged by itself.
+            returns its argument itself; None if each factor is averaged by itself.
 
     Attributes:
         length: length of the applied change divided by the length of the mean change; 1 where either is unknown.
@@ -56,7 +56,9 @@ class Movement:
         return math.sqrt(math.fsum(self._moved.values()) / total) if total > 0 else 1.0
 
     def applied(self, mean: Callable[[str], torch.Tensor]) -> Callable[[str], torch.Tensor] | None:
-        """Return a function that computes a new tensor from its name; ``None``: the mean change is applied unchanged.
+        """Return a function that computes the new tensor of a given name from the change that ``self.move`` returned.
+
+        Return ``None`` if ``self.move`` returned its argument itself: then the plain average is used.
 
         Args:
             mean: function that returns the mean of the sites' tensors with a given name, in float64.

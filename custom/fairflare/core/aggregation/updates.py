@@ -24,7 +24,7 @@ def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[tor
 
 
 def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
-    """Return ``part - base`` in float64 as a new tensor; ``base`` None: ``part`` is a difference itself."""
+    """Return ``part - base`` in float64 as a new tensor; ``base`` None if ``part`` is a difference itself."""
     return part.to(torch.float64, copy=True) if base is None else part.double() - base.double()
 
 
@@ -39,7 +39,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
 
     Args:
         states: finite state of each site, by site.
-        received: model that the sites started from; ``None``: the states are changes already.
+        received: model that the sites started from; ``None`` if the states are changes already.
         names: names of the tensors to include; integer tensors are left out.
 
     Returns:

@@ -69,7 +69,7 @@ def outline_of(task: Task) -> nn.Module:
 
 
 def products_of(task: Task) -> Products | None:
-    """Return an object that averages the task's adapters by their products; ``None``: each tensor is averaged alone."""
+    """Return an object that averages the task's adapters by their products; ``None`` to average each tensor alone."""
     from fairflare.core.aggregation.low_rank import Products
 
     return Products() if isinstance(task, Adapting) and task.averages_products else None

@@ -59,7 +59,7 @@ def _normalised(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def pooled(batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return mean and variance of all pixels of some images, by channel, in float64; ``None``: there is no image.
+    """Return mean and variance of all pixels of some images, by channel, in float64, or ``None`` if there is no image.
 
     Pixels that targets of the images' size mark as not counted (-1 for every structure), such as padding, are left out.
     """

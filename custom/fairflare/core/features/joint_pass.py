@@ -42,11 +42,11 @@ class JointPass:
 
     Args:
         model_a, model_b: models to compare.
-        layers: names of the layers to compare; ``None``: all of :func:`parameter_layers`.
+        layers: names of the layers to compare; ``None`` for all of :func:`parameter_layers`.
         least_pixels: a batch norm whose input is the output of another layer, with at least this many values per
             channel and image, is computed from that layer: it is listed in :attr:`scaled`, its features are passed for
-            the first image alone, and those of the other layer for all images. ``None``: the features of every layer
-            are passed.
+            the first image alone, and those of the other layer for all images. With ``None`` the features of every
+            layer are passed.
 
     Attributes:
         wanted: names of the layers to compare.
@@ -407,7 +407,7 @@ def _another(image: Tensor) -> Tensor:
 
 
 def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
-    """Find the layout of the images in a layer's output from two outputs; ``None``: no layout explains them.
+    """Find the layout of the images in a layer's output from two outputs, or ``None`` if no layout explains them.
 
     Args:
         some: the layer's output for ``images`` images.

@@ -40,7 +40,7 @@ class SAM:
             g.
         rho: search distance, finite and ``>= 0``.
         model: model whose batch norms (and instance norms with running statistics) update running statistics and batch
-            counters in the first run of the closure alone. None: they are updated in both runs.
+            counters in the first run of the closure alone. It is None if they are updated in both runs.
 
     Attributes:
         skipped_steps: number of steps skipped so far because of a non-finite loss or gradient.

@@ -44,7 +44,7 @@ def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = No
     Args:
         truth: (n,) whether each image is positive.
         scores: (models, n) scores.
-        cases: (n,) number of the case (patient) of each image; ``None``: each image is of another.
+        cases: (n,) number of the case (patient) of each image; ``None`` if each image is of another.
 
     Returns:
         (models,) areas, NaN where all images are alike; (models, models) covariance, NaN with fewer than two cases with

@@ -58,12 +58,12 @@ def sums_of(
     """Return the sums over the images of one group, by name, in the shapes of :func:`shapes`.
 
     Args:
-        labels: (n,) class of each image; ``None``: the task has no classes.
+        labels: (n,) class of each image; ``None`` if the task has no classes.
         scores: (n, parts) probabilities of the classes, each row with sum 1; or, if ``labels`` is None, Dice of each
             structure, NaN of one that is not annotated.
         chosen: (n,) whether each image belongs to the group.
         bins, calibration_bins: numbers of bins, as in :func:`shapes`.
-        cases: (n,) number of the case (patient) that each image belongs to; ``None``: each image is a case.
+        cases: (n,) number of the case (patient) that each image belongs to; ``None`` if each image is a case.
         least: a bin of fewer cases is merged with the next ones.
     """
     own, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]

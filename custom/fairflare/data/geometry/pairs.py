@@ -46,7 +46,7 @@ class Grid:
     Attributes:
         shape: (rows, columns, slices), as the array is read.
         statements: name and affine (RAS) of each form in the file: none, one, or two forms of a NIfTI that differ.
-        tag: EXIF orientation that a picture states (1 to 8), by which the array is rotated. ``None``: none is stated.
+        tag: EXIF orientation that a picture states (1 to 8), by which the array is rotated; ``None`` if none is stated.
         of: ``"series"`` or ``"frames"`` for DICOM with positions, :data:`SEGMENTS` for a DICOM SEG with positions, in
             which slices without a frame are empty; empty otherwise.
         frame: FrameOfReferenceUID.
@@ -64,7 +64,7 @@ class Grid:
 
     @property
     def affine(self) -> Affine | None:
-        """Return the (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the file does not state one.
+        """Return the (4, 4) matrix from (row, column, slice) to mm (RAS), or ``None`` if the file does not state one.
 
         Raises:
             Misfit: two forms of the file state different directions of the body.
@@ -81,7 +81,7 @@ class Fit:
 
     Attributes:
         turn: for :func:`fairflare.data.orientation.turned`: (3, 2), image's axis of each axis of the mask, and 1 or -1.
-        affine: affine of the image, by the form that fits the mask; ``None``: the image states none.
+        affine: affine of the image, by the form that fits the mask; ``None`` if the image states none.
         note: a remark on the pair for the user; empty: none.
         places: of a mask without its empty slices the image's slice of each one; empty: the mask has all slices.
         slices: number of the image's slices, where there are ``places``.

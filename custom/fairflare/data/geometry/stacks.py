@@ -34,7 +34,7 @@ class Plane:
 
     Attributes:
         name: name of the file or frame for messages.
-        position: position of the first pixel, mm (LPS); ``None``: the header states none.
+        position: position of the first pixel, mm (LPS); ``None`` if the header states none.
         across: direction in which the columns follow each other, then that of the rows (LPS).
         spacing: distances between rows and between columns, mm.
         decimals: digits after the decimal point in the position's text.
@@ -64,7 +64,7 @@ class Stack:
 
     Attributes:
         order: indices of the planes in the order of the slices.
-        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None``: the planes state no position.
+        affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None`` if the planes state no position.
         note: a remark on the stack for the user; empty: none.
     """
 

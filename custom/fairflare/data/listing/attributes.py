@@ -125,7 +125,7 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
     """Return the index of the group that an image belongs to, by the name of each declared attribute.
 
     Args:
-        given: the key ``attributes`` of the image's entry; ``None``: the entry has no such key.
+        given: the key ``attributes`` of the image's entry; ``None`` if the entry has no such key.
         declared: attributes that the datalist declares, by name.
 
     Raises:

@@ -43,7 +43,7 @@ class CheckedList:
     class_labels: bool
     folders: tuple[Path, ...]  # folders in which the files must lie after links are resolved
     listed: dict[Path, list[Path]] = field(default_factory=dict)
-    problems: list[DataError] | None = None  # list to which problems are added; None: the first problem is raised
+    problems: list[DataError] | None = None  # list to which problems are added; None if the first problem is raised
     attributes: dict[str, Attribute] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)  # values of the attributes that are numbers
     names: list[Any] = field(default_factory=list)  # ``class_names`` of the list, perhaps not yet checked
@@ -236,7 +236,7 @@ class CheckedList:
         return tuple(-1 if value is None else int(value) for value in label)
 
     def key(self, entry: dict[str, Any], name: str, where: str) -> str | None:
-        """Return an entry's identifier of a patient or volume as text; ``None``: the entry has no such key."""
+        """Return an entry's identifier of a patient or volume as text, or ``None`` if the entry has no such key."""
         value = entry.get(name)
         self.need(
             value is None or (isinstance(value, str) and value) or _is_count(value),

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = PROG) -> int:
     """Prepare one data set, print a summary, and return the exit status.
 
     Args:
-        arguments: arguments of the command line; ``None``: those of this process.
+        arguments: arguments of the command line; ``None`` for those of this process.
         prog: name of the command.
     """
     try:

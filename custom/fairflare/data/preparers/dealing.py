@@ -98,7 +98,7 @@ class Dealing:
 
     @property
     def corruption(self) -> tuple[str, int] | None:
-        """Return the kind and severity of the corruption; None: images are not corrupted."""
+        """Return the kind and severity of the corruption, or None if images are not corrupted."""
         if self.corrupt is None:
             return None
         kind, _, severity = self.corrupt.partition(":")

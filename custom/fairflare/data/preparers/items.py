@@ -32,14 +32,14 @@ class Item:
         image: source of the pixels; a path is copied unchanged.
         mask: source of the mask, or the number of the class; before classes are numbered, the name of the class. None:
             the image has no label.
-        patient: identifier of the patient for the datalist; None: not known.
+        patient: identifier of the patient for the datalist; None if it is not known.
         site: name of the site that the source gives.
         splits: splits that the source gives; empty: the split is drawn.
         volume, spacing: values of the keys ``volume`` and ``spacing`` of the image's entry in the datalist.
-        attributes: attributes of the person for the datalist; None: not known.
-        slices: numbers of the slices to list, each as an entry; None: the file is listed as one entry.
+        attributes: attributes of the person for the datalist; None if it is not known.
+        slices: numbers of the slices to list, each as an entry; None if the file is listed as one entry.
         shared: whether every site has the image, whose file is then written once.
-        fold: number of the cross-validation's fold that tests the image, from 0; None: drawn within its site.
+        fold: number of the cross-validation's fold that tests the image, from 0; None if the folds are drawn by site.
         attribute: attribute of the person (skin tone), for the test list ``test_<attribute>`` of a common test set.
         text: text in which the patient's identifier is searched; empty: the name.
         row: row of the table that names the image, for the person's attributes.

@@ -42,7 +42,7 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
 
     Args:
         given: one expression for all sites; ``SITE=EXPRESSION`` texts, perhaps with one expression for all other sites;
-            or expressions by site; ``None``: none.
+            or expressions by site; ``None`` for none.
         sites: names of all sites.
 
     Raises:
@@ -88,13 +88,13 @@ def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) 
 
 
 def dicom_of(image: Path) -> Path | None:
-    """Return the image's DICOM file, or the first file of its DICOM series; None: the image is of another type."""
+    """Return the image's DICOM file, or the first file of its DICOM series, or None if the image is of another type."""
     files = files_of_series(image) if image.is_dir() else [image] if kind_of(image) is Dicom else []
     return next(iter(files), None)
 
 
 def person_in_header(path: Path, seed: int) -> str | None:
-    """Return the start of a hash of a DICOM file's PatientID as identifier; None: the header names no patient."""
+    """Return the start of a hash of a DICOM file's PatientID as identifier, or None if the header names no patient."""
     import pydicom
 
     try:

@@ -31,10 +31,10 @@ class Look:
     Attributes:
         values: label values of the mask.
         notes: notes on image and mask for the user; empty texts do not count.
-        spacing: for a volume, mm between rows, columns and slices as listed; None: the file states no spacing.
+        spacing: for a volume, mm between rows, columns and slices as listed; None if the file states no spacing.
         stored: spacing of the volume along the axes of the file, as text.
         way: directions of the axes of the file, such as RAS; ``?``: the file states none.
-        slices: numbers of the slices to list; None: the file is listed whole.
+        slices: numbers of the slices to list; None if the file is listed whole.
         empty: number of slices that are left out because their mask is empty.
         own_plane: whether the listed slices have the plane and the order of the file.
     """
@@ -96,7 +96,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
 
     Args:
         image: file of the picture.
-        mask: file of the mask; None: the picture has a class.
+        mask: file of the mask; None if the picture has a class.
         drawn_on: rule for pairs of which only one file states a geometry, see :func:`fairflare.data.geometry.fit`.
 
     Raises:
@@ -127,8 +127,8 @@ def look_at_volume(
 
     Args:
         image: file or folder of the volume.
-        mask: file of the mask; None: the volume has a class.
-        plane: plane of the slices to list; None: the volume is listed whole.
+        mask: file of the mask; None if the volume has a class.
+        plane: plane of the slices to list; None if the volume is listed whole.
         keep_empty: list slices without a label, too.
         drawn_on: rule for pairs of which only one file states a geometry, see :func:`fairflare.data.geometry.fit`.
 
@@ -188,7 +188,7 @@ def refuse_bad(
         bad: name of each unusable file, and its problem.
         number: number of all files.
         what: word for the files, such as ``"image(s)"``.
-        leave_out: whether the files may be left out; None: the command has no such option.
+        leave_out: whether the files may be left out; None if the command has no such option.
         notes: lines on ignored files, which may be the reason, for the error.
 
     Raises:

@@ -30,7 +30,7 @@ def option(
         text: help text of the option.
         default: default value; without one, the option is required.
         flags: flags of the option, such as ``"--site"``.
-        made: function that converts the given value for the function of the command; None: no conversion.
+        made: function that converts the given value for the function of the command; None for no conversion.
         more: further arguments of :func:`typer.Option`. With a ``metavar`` of several words, one value consists of as
             many words, which ``split(TOGETHER)`` separates.
     """
@@ -53,7 +53,7 @@ class Preparer:
         text: help text of the command.
         prepare: function of the command, which gets the options by name.
         options: options of this command, but for those that all commands have.
-        dealing: default rule by which images are dealt to sites; None: the command does not deal images.
+        dealing: default rule by which images are dealt to sites; None if the command does not deal images.
     """
 
     name: str
@@ -109,7 +109,7 @@ def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
 
 
 SITE_FLAG: Any = {"metavar": "NAME IMAGES LABELS", "made": sites_of}
-#: Options of the commands for a user's own files, by the argument of the commands' functions.
+#: Options of the commands that prepare a user's own files, by the name of the function's argument.
 OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
     option(
         "source_dir", str, "Folder with the source files; of volumes a tree (Decathlon, BIDS, images/ and masks/), or "

@@ -44,7 +44,7 @@ def write_own(
         look: function that checks one image and its mask.
         out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
         what: word for the images in messages, ``"image"`` or ``"volume"``.
-        plane: plane of the slices to list; None: files are listed whole.
+        plane: plane of the slices to list; None if files are listed whole.
         attributes, classes, group, leave_out, mask_values, mask_drawn_on: options of the commands.
         answers: what cells of findings mean.
 
@@ -116,7 +116,7 @@ def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
 def _labels(
     cases: Sequence[Item], classes: Sequence[str] | None, what: str, answers: Answers | None
 ) -> tuple[list[str] | None, list[Any]]:
-    """Return the names of the classes (None: there are masks), and the class, the findings, or the mask of each image.
+    """Return the names of the classes (None for masks), and the class, the findings, or the mask of each image.
 
     Raises:
         DataError: some images have masks and some have classes, a class is none of the given ones, or classes are

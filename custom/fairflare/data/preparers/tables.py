@@ -48,7 +48,7 @@ def read_table(
         file: path of the table.
         needed: columns that the table must have.
         remedy: advice for the message about a missing column.
-        notes: list to which notes on the table are added; None: they are logged as warnings.
+        notes: list to which notes on the table are added; None if they are logged as warnings.
 
     Raises:
         DataError: the table cannot be read, is empty, or lacks a column; the message names the existing columns.
@@ -164,7 +164,7 @@ class Images:
                 self._known.setdefault(name, []).append(path)
 
     def find(self, name: str) -> Path | None:
-        """Find the image that a table calls by this path or name; None: there is none.
+        """Find the image that a table calls by this path or name, or None if there is none.
 
         The folders in ``name`` and in the image's path must agree as far as both name any. The ending may be in
         capitals or missing; letters may be composed or not.

@@ -66,7 +66,7 @@ def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | N
 
     Args:
         source: the source folder.
-        suffix: suffix of the images of a BIDS tree, such as ``T1w``; ``None``: the tree has one kind of images.
+        suffix: suffix of the images of a BIDS tree, such as ``T1w``; ``None`` if the tree has one kind of images.
         attributes: attributes of the people and their columns in a BIDS tree's ``participants.tsv``.
 
     Raises:

@@ -59,8 +59,8 @@ class Form:
         stratified: whether each class is split in the same shares.
         dealing: rule by which the images were dealt: shares of the splits, folds, corrupted sites, global test.
         label_noise: share of wrong training labels by site, for the manifest.
-        class_groups: classes of the groups head, medium and tail; None: the groups follow from the numbers of training
-            images of all sites.
+        class_groups: classes of the groups head, medium and tail; None to form them by the numbers of training images
+            of all sites.
         synthetic: whether the images are synthetic.
         keys: source of the patients' identifiers, in words, for the note on images without an identifier.
         attributes: declared attributes of the people, as in a datalist.

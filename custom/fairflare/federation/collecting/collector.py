@@ -141,12 +141,12 @@ class Collector:
 
     Args:
         rule: the method's server half.
-        folder: folder for local models that do not fit into memory; ``None``: a temporary folder.
+        folder: folder for local models that do not fit into memory; ``None`` for a temporary folder.
         bounds: bounds on the influence of one site.
         seed: seed of the run, for rules that draw random numbers.
-        memory: bytes of local models that are staged in memory; further ones are staged on disk. ``None``: a quarter of
-            the free memory.
-        metrics: metrics that sites may measure, by name; ``None``: the server does not know the task.
+        memory: bytes of local models that are staged in memory; further ones are staged on disk. ``None`` stands for a
+            quarter of the free memory.
+        metrics: metrics that sites may measure, by name; ``None`` if the server does not know the task.
     """
 
     def __init__(
@@ -163,18 +163,18 @@ class Collector:
         self.bounds.check_aggregate(rule)
         #: Numbers that each site reported before the first round: images by split, and number of ``groups`` of people.
         self.said: Mapping[str, Mapping[str, float]] = {}
-        #: Number of sites of the job, for ``max_weight=auto``; ``None``: the number of sites in the round.
+        #: Number of sites of the job, for ``max_weight=auto``; ``None`` for the number of sites in the round.
         self.num_sites: int | None = None
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self.metrics = metrics
-        #: Names of the trained parameters; ``None``: the model is not known, and its tensors' names decide.
+        #: Names of the trained parameters; ``None`` if the model is not known, and its tensors' names decide.
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
-        self.products: Products | None = None  # averages products of low-rank factors; ``None``: factor by factor
+        self.products: Products | None = None  # averages products of low-rank factors; ``None`` to average each factor
         self.footing = Footing({})  # compares sites that annotate different structures; known after the check
         self.rows = OutputRows()  # averages output rows over the sites that annotate them; known after the check
-        #: Opens sums of the sites' updates, which then send none; ``None``: every site sends its update.
+        #: Opens sums of the sites' updates, which then send none; ``None`` if every site sends its update.
         self.sums: Sums | None = None
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
@@ -187,7 +187,7 @@ class Collector:
         Args:
             current_round, num_rounds: number of the round, from 0; number of all rounds.
             shape: checks the form of the sites' models.
-            received: the model that the sites received; ``None``: unknown.
+            received: the model that the sites received; ``None`` if it is unknown.
             sites: names of the sites that are asked.
         """
         self.staging.clear()
@@ -316,7 +316,7 @@ class Collector:
         self._round.rejected.pop(training.site, None)
 
     def keep_anchor(self, site: str, report: dict[str, Any]) -> None:
-        """Store a site's checked report about the anchor for the rule."""
+        """Keep a site's checked report about the anchor, the average of the local models, for the aggregation rule."""
         self._round.anchor_reports[site] = report
 
     def reject(self, site: str, reason: str) -> None:

@@ -51,9 +51,9 @@ class Tested:
         phase: the test's two exchanges in one: the sites that answered, and why the other sites are left out.
         validation: ``{site: {metric: value}}`` on the validation split, where the test included that split.
         phases: a record of each exchange, for the results.
-        of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None``: there is none.
-        personal: what models that the sites fine-tuned for themselves are worth; ``None``: there are none.
-        groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None``: not asked for.
+        of_all: the global test (:func:`fairflare.reporting.global_test.global_test`); ``None`` if there is none.
+        personal: gains of the models that sites fine-tuned for themselves; ``None`` if there are none.
+        groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None`` if not asked for.
         footing: describes which structures of which sites are compared.
     """
 

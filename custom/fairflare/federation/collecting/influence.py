@@ -26,7 +26,7 @@ class Influence:
 
     Args:
         bounds: the bounds of the run.
-        num_sites: number of sites of the job, for ``max_weight=auto``; ``None``: the number of sites in the round.
+        num_sites: number of sites of the job, for ``max_weight=auto``; ``None`` for the number of sites in the round.
         known: number of training images by site, for the sites that reported it before the first round.
 
     Attributes:
@@ -55,7 +55,7 @@ class Influence:
 
         Args:
             states: the models or updates that the sites sent.
-            received: the model that the sites started from; ``None``: the sites sent updates.
+            received: the model that the sites started from; ``None`` if the sites sent updates.
         """
         factor = self.bounds.max_update_norm
         if factor is None:
@@ -72,9 +72,9 @@ class Influence:
         return self._of_sites(weights, ", remembered", "weight", " before it is remembered")
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
-        """Return weights with which a rule makes tensors itself, within the bounds.
+        """Return weights cut to the bounds, for averages that an aggregation rule computes itself (CReFF's gradients).
 
-        There are no warnings, as there may be thousands of weights.
+        No warning is given, as a rule may ask for thousands of weights.
         """
         return self._tempered(self._capped(weights, self._limit(len(weights))))
 
@@ -144,7 +144,7 @@ class Influence:
         Args:
             given: weights of the sites, by layer; weights of whole models as those of a single layer.
             of, what, when: words for the warnings: kind and name of the weights, and when they are cut.
-            count: number of layers; ``None``: the weights are those of whole models.
+            count: number of layers; ``None`` if the weights are those of whole models.
             majority: whether to warn also of a site that has more than half of the weight.
         """
         sites, most = sorted(next(iter(given.values()), {})), self.bounds.max_excess
@@ -171,7 +171,7 @@ class Influence:
         return capped if excess is None or not capped else tempered_weights(capped, excess)
 
     def _limit(self, sites: int) -> float | None:
-        """Return the largest weight that one of ``sites`` sites may have; ``None``: no bound."""
+        """Return the largest weight that one of ``sites`` sites may have; ``None`` for no bound."""
         wanted = self.bounds.max_weight
         if not sites or wanted is None:
             return None
@@ -191,8 +191,8 @@ class Influence:
         Args:
             site, kind, text: parts of the warning.
             values: the values, one for each layer.
-            limit: the limit; ``None``: half of the weight.
-            count: number of all layers, for a warning of the form "in 2 of 5 layers"; ``None``: there are no layers.
+            limit: the limit; ``None`` for half of the weight.
+            count: number of all layers, for a warning of the form "in 2 of 5 layers"; ``None`` if there are no layers.
         """
         least = MAJORITY if limit is None else limit + CAP_TOLERANCE
         if over := [value for value in values if value > least]:

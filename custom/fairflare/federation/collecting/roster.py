@@ -83,7 +83,7 @@ class Roster:
         Args:
             asked: names of the sites that are asked.
             name: name of the phase that is missed too often; ``ALL``: any phase.
-            among: sites to consider; ``None``: all of the job, the excluded ones too.
+            among: sites to consider; ``None`` for all of the job, the excluded ones too.
         """
         of = f"{name} " if name else ""
         reason = f"not asked: no answer in time in {self.max_missed} {of}phase{'s' * (self.max_missed > 1)} running"

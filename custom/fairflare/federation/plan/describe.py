@@ -52,7 +52,7 @@ class Listed:
         name, title, summary, source: see :class:`fairflare.methods.base.catalog.Method`.
         phases: how often a round asks each site.
         learns: kinds of task that the method can learn, the kind of its paper first.
-        page: name of the method's page in ``docs``, without ``.md``; ``None``: the method has no page.
+        page: name of the method's page in ``docs``, without ``.md``; ``None`` if the method has no page.
         group: heading of its group, see :data:`fairflare.methods.base.catalog.GROUPS`.
         fair_to: ``"sites"``, ``"groups of people"``, ``"rare classes"`` or ``"nobody"`` (a control).
         model: ``"one"`` for all sites, or ``"own"``: sites have tensors or a model of their own.

@@ -39,15 +39,15 @@ def published_setting(method: Method, name: str | None = None) -> Paper | None:
     """Return a method's published setting by its name; default: the usual one, or ``None`` where there is none.
 
     Raises:
-        ValueError: no experiment has this name (the message suggests the nearest), or the method is not in its tables.
+        ValueError: no experiment has this name (the message suggests the nearest), or it has no settings of the method.
     """
     papers = papers_of(method)
     if name is None:
         return next(iter(papers.values()), None)
     if name not in papers:
         choice("--paper", name, experiments())
-        of = f"of {', '.join(papers)}" if papers else "of no paper's"
-        raise ValueError(f"--paper {name}: method {method.name!r} is in no table there; its settings are {of}")
+        instead = f"take one of {', '.join(papers)}" if papers else "no --paper has settings for it; leave --paper out"
+        raise ValueError(f"--paper {name} has no settings for method {method.name!r}; {instead}")
     return papers[name]
 
 

@@ -51,7 +51,7 @@ class Script:
     Args:
         path: path of the script, which the job carries, or which exists at this path at every site.
         arguments: arguments of the script's command line.
-        command: interpreter that runs the script in a process of its own; ``None``: the site's job process runs it.
+        command: interpreter that runs the script in a process of its own; ``None`` if the site's job process runs it.
     """
 
     path: Path
@@ -67,12 +67,12 @@ class Plan:
         method: the method in the catalog.
         task, rule, training: the run's task, and the method's server half and site half.
         run: settings of the run: rounds, least number of sites, seed, timeouts.
-        sites: names of the sites; ``None``: every connected site.
+        sites: names of the sites; ``None`` for every connected site.
         task_file: file that defines the class of ``task``.
         lacks: values that the paper's setting lacks and that the user has to give.
-        paper: the paper whose published setting the run has; ``None``: a quick job, or no setting is published.
-        script: the sites' own training script; ``None``: they have none.
-        monai_bundle: folder of the MONAI bundle that is learned; ``None``: the task is of another kind.
+        paper: the paper whose published setting the run has; ``None`` for a quick job, or where none is published.
+        script: the sites' own training script; ``None`` if they have none.
+        monai_bundle: folder of the MONAI bundle that is learned; ``None`` if the task is of another kind.
         brought: settings of local training that the task prescribes, a line each.
         instead: settings of another method's set-up (``train_like``) that replace the method's own, a line each.
     """
@@ -276,7 +276,7 @@ def _check_together(
     Args:
         what: beginning of the error's text.
         task, run: the plan's task and settings.
-        halves: the method's rule and training; ``None``: the sites train with scripts, which are not checked.
+        halves: the method's rule and training; ``None`` if the sites train with scripts, which are not checked.
         alone: the training with the method's own settings, without those of ``train_like``.
         shown: whether to leave out checks that need the network.
 

@@ -40,9 +40,9 @@ class ByOption:
         flags: flags of the command line's option; empty: only a recipe has the setting.
         help: help text of the option; empty: the option is for several settings.
         metavar: placeholder of the value in the help text.
-        panel: group of options in the help text; ``None``: the group of the options that are used most.
+        panel: group of options in the help text; ``None`` for the group of the options that are used most.
         low: least value that the option accepts.
-        default: default of commands and recipes, where it is not the class's; ``None``: the method's own.
+        default: default of commands and recipes, where it is not the class's; ``None`` for the method's own.
         only: the one command that has the option; empty: all that take a run.
     """
 
@@ -100,7 +100,7 @@ class RunSettings(Bounds):
         min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
             loss, no number by class. A site's own setting holds where it is larger.
         groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
-            of their groups too, from sums that leave the sites (``docs/groups.md``). None: nothing of them leaves.
+            of their groups too, from sums that leave the sites (``docs/groups.md``). By default nothing leaves.
             ``everybody`` is of no attribute: calibration and ROC curve of all images, at each site.
         group_bins: of the histograms of probabilities that the AUC of a group is made of.
         calibration_bins: of the told class's probability, for the expected calibration error of a group.
@@ -249,9 +249,9 @@ class Place:
         experiments: folder of the checkpoints of all experiments.
         job_id: FLARE's id of the job, or a name.
         settings: content of the server's ``local/fairflare.json``.
-        site_half: class path and settings of the sites' training; ``None``: not known at the server.
-        carried: folder of the files that the job carries; ``None``: the job carries none, and relative paths start at
-            the working directory.
+        site_half: class path and settings of the sites' training; ``None`` if it is not known at the server.
+        carried: folder of the files that the job carries; ``None`` if it carries none, and relative paths start at the
+            working directory.
         apart: whether the sites are other processes, so that the server need not hold tensors that do not travel.
     """
 
@@ -265,7 +265,7 @@ class Place:
 
     @property
     def models_in_memory(self) -> float | None:
-        """Return how many bytes of local models may wait in the server's memory; ``None``: a quarter of what is free.
+        """Return how many bytes of local models may wait in the server's memory; ``None`` for a quarter of it.
 
         Raises:
             ValueError: the value in the server's file is no number of bytes.

@@ -17,7 +17,7 @@ def check_secure(run: RunSettings, rule: Rule, training: LocalTraining | None, t
 
     Args:
         run, rule, task: the run's settings, server half and task; ``task``: None where it is not checked.
-        training: the sites' half; ``None``: not known at the server.
+        training: the sites' half; ``None`` if it is not known at the server.
 
     Raises:
         ValueError: something does; the message says what, and what to set.

@@ -78,7 +78,7 @@ def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
     Args:
         rule: the server's half.
         norm_statistics: the run's value, which must fit the training's.
-        site_half: ``{"path", "args"}`` of the training; ``None``: not known at the server, so nothing is compared.
+        site_half: ``{"path", "args"}`` of the training; ``None`` if the server does not know them: nothing is compared.
 
     Raises:
         HalvesDiffer: settings differ; the message names each of them with both values.
@@ -111,7 +111,7 @@ class AtHome:
     Attributes:
         tensors: names of tensors that no site sends; in the common model they keep their initial values.
         measured: ``"personal"``: the run's figures are of the sites' own models; ``"common"``: of the common model;
-            ``None``: the server does not know the sites' training, and the sites report which of the two holds.
+            ``None`` if the server does not know the sites' training, and the sites report which of the two holds.
         own_everywhere: whether no site has a whole common model; False where sites have an own model besides it.
     """
 

@@ -99,7 +99,7 @@ def load_task_class(path: Path) -> type[Task]:
 
 
 def brings(task: Task) -> Callable[[], None] | None:
-    """Return what another process must call before it unpickles a task; ``None``: the task's class can be imported."""
+    """Return what another process must call before it unpickles a task; ``None`` if it can import the task's class."""
     cls = type(task)
     if cls.__module__ != TASK_MODULE:
         return None

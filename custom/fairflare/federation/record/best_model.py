@@ -32,7 +32,7 @@ class BestModel:
         higher: whether larger values of the metric are better.
 
     Attributes:
-        made: round that made the best model; -1: it is the initial model; ``None``: there is no best model yet.
+        made: round that made the best model; -1: it is the initial model; ``None`` if there is no best model yet.
         scores: the best model's metric by site.
     """
 

@@ -219,7 +219,7 @@ class Experiment:
             self.folder.save(checkpoint, self.journal.store.log)
 
     def go_back(self, current_round: int, like: State, reason: str) -> State | None:
-        """Restore the state before the last round, and return its model; ``None``: that checkpoint cannot be read.
+        """Restore the state before the last round, and return its model, or ``None`` if that checkpoint cannot be read.
 
         Raises:
             ServerFault: a folder cannot be written.

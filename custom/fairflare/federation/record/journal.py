@@ -246,7 +246,7 @@ class Journal:
     def _last_rounds(
         self, rounds: Sequence[RoundRecord], last: Tested, number: int, most: int
     ) -> dict[str, Any] | None:
-        """Return the mean test metrics of the last models that were tested; ``None``: only the last is to be tested."""
+        """Return the mean test metrics of the last models that were tested; ``None`` if only the last is tested."""
         if most == 1:
             return None
         before = [record for record in rounds if number - most <= record.current_round < number - 1 and record.test]
@@ -279,7 +279,7 @@ class Journal:
         return found
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
-        """Record that the run has failed, and the sites that were left out in ``phase``; ``None``: no phase failed."""
+        """Record that the run has failed, and the sites that were left out in ``phase``, if a phase failed."""
         left_out = [] if phase is None else [LeftOut(s, phase.name, why) for s, why in sorted(phase.left_out.items())]
         try:
             self.store.finish("failed", reason=reason, left_out=left_out)

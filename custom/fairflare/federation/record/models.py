@@ -89,7 +89,7 @@ class ModelFiles:
         Args:
             state: the global model.
             made: round that made the global model; -1: it is the initial model.
-            best: tensors of the best model; ``None``: there is no best model.
+            best: tensors of the best model; ``None`` if there is no best model.
             kept: saved state of :attr:`best`, the :class:`BestModel`.
         """
         for name in (MODEL_FILE, BEST_MODEL_FILE):

@@ -102,7 +102,7 @@ def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
 
 
 def source_of(task: Task) -> dict[str, str] | None:
-    """Return the name and checksum of the file that defines a task's class; ``None``: there is no such file.
+    """Return the name and checksum of the file that defines a task's class, or ``None`` if there is no such file.
 
     For a task of a MONAI bundle, ``monai_bundle_sha256`` is the checksum over the bundle's files.
     """

@@ -111,7 +111,7 @@ FIELDS = (
 
 
 def read_check(site: str, message: Message, current_round: int) -> dict[str, Any]:
-    """Return a site's checked answer: images by list, and the other fields; ``None``: the site does not report a field.
+    """Return a site's checked answer: images by list, and the other fields, ``None`` for each that it does not report.
 
     Raises:
         ReportError: the answer cannot be used (the message names site, field and value), or the site reports that it
@@ -132,7 +132,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
-    # None: not asked for, or the site reports nothing about its labels or its privacy.
+    # None if not asked for, or the site reports nothing about its labels or its privacy.
     rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY)
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
@@ -308,7 +308,7 @@ class Check:
 
         Args:
             phase: the check's exchange.
-            before: whether the earlier rounds were trained on synthetic data; ``None``: no round was done.
+            before: whether the earlier rounds were trained on synthetic data; ``None`` if no round was done.
         """
         made_up, real = self._of_kind(True), self._of_kind(False)
         if before is not None and (made_up or real) and not (made_up if before else real):
@@ -411,8 +411,8 @@ class Check:
             key: name of the compared field of the sites' reports.
             problem: text of the problem; ``{}`` in it stands for the different values and their sites.
             reason: text about a site that is left out.
-            among: sites that are compared; ``None``: all sites that answered.
-            wanted: the right value; ``None``: the value that more than half of the reporting sites have.
+            among: sites that are compared; ``None`` for all sites that answered.
+            wanted: the right value; ``None`` for the value that more than half of the reporting sites have.
         """
         by_value = _by_value({site: self.facts[site].get(key) for site in among or self.facts})
         if len(by_value) < 2:

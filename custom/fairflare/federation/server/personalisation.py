@@ -26,12 +26,12 @@ from fairflare.reporting.sites.own_models import personal
 def own_models(
     site_half: Any, ask: Exchange, test: FinalTest, staging: Staging, metric: Metric, state: State, last: Tested
 ) -> dict[str, Any] | None:
-    """Let every site fine-tune the common model, and return ``personal`` of the results; ``None``: nobody asked.
+    """Let every site fine-tune the common model, and return ``personal`` of the results, or ``None`` if not asked.
 
     Own models that leave their sites are tested at all sites. A site that fails has no own model.
 
     Args:
-        site_half: class path and settings of the sites' training; ``None``: not known at the server, nobody is asked.
+        site_half: class path and settings of the sites' training; ``None`` if unknown to the server: no site is asked.
         ask, test: exchange with the sites, and the final test.
         staging: where own models wait that sites let leave.
         metric: the primary metric.

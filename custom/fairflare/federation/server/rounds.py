@@ -337,7 +337,7 @@ class Rounds:
     def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
         """Return the common model's metrics on ``test_global``, the images that belong to no site alone.
 
-        ``None``: no site has such images.
+        ``None`` if no site has such images.
         """
         if not (lists := self.check.global_lists):
             return None

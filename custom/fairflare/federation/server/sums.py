@@ -238,8 +238,9 @@ class SecureSums:
                 self.journal.left_out(phase, self.record)
             if missing and time.monotonic() + pause > end:
                 raise RoundFailed(
-                    f"round {number}, release: {reasons(phase.left_out.items())}. Without all of {listed(members)} the "
-                    "sum stays closed; with an experiment id the run goes on from its checkpoint when they are back",
+                    f"round {number}, release of the masks: {reasons(phase.left_out.items())}. Without all of "
+                    f"{listed(members)} the sum cannot be read. With an experiment id, start the same run again when "
+                    "they are back: it goes on from its checkpoint",
                     phase,
                 )
             time.sleep(pause * bool(missing))

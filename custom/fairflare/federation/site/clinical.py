@@ -71,7 +71,7 @@ class ClinicalTable:
     Attributes:
         splits: for ``test`` and ``validation`` the classes (n,) and probabilities (n, classes) of the images, and the
             number of each image's case (n,); of findings the labels 1, 0 or -1 (not known), (n, findings).
-        annotated: numbers of the classes that the site's images can have; the figures of others are NaN; ``None``: all.
+        annotated: numbers of the classes that the site's images can have; figures of others are NaN; ``None`` for all.
     """
 
     splits: Mapping[str, tuple[np.ndarray[Any, np.dtype[np.int64]], Array, np.ndarray[Any, np.dtype[np.int64]]]]
@@ -150,14 +150,14 @@ def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.d
 def read_clinical(
     site: str, stats: Mapping[str, Any], classes: int, images: float | None, findings: Sequence[str] | None = None
 ) -> dict[str, Any] | None:
-    """Return the checked figures of a reply by class and name; ``None``: the reply has none.
+    """Return the checked figures of a reply by class and name, or ``None`` if the reply has none.
 
     Args:
         site: name of the site that sent the reply.
         stats: the reply's ``stats``, checked field by field.
         classes: number of classes of the task.
-        images: number of images in the site's test split; ``None``: not known.
-        findings: names of the findings, each known of some of the images; ``None``: the task has classes.
+        images: number of images in the site's test split; ``None`` if it is not known.
+        findings: names of the findings, each known of some of the images; ``None`` if the task has classes.
 
     Returns:
         ``calibration``, ``brier`` and ``ece`` of all classes together under :data:`ALL`, and :data:`COLUMNS` of each

@@ -46,7 +46,7 @@ def draw_examples(
     Write also a CSV file of the values by class that the method measured in the site's last round (Fed-MAS: w and w^).
 
     Args:
-        folder: what :func:`examples_folder` returned; ``None``: nothing is drawn.
+        folder: what :func:`examples_folder` returned; ``None`` if nothing is drawn.
         request: the test that was done. Nothing is drawn unless it is the final test of the run's last model, which is
             recognised by the validation split: no other test of a site's model measures that split as well.
         run, model: the run and the model that were tested.
@@ -88,7 +88,7 @@ def _write_by_class(path: Path, kept: Mapping[str, Any], names: Sequence[str] | 
         path: path of the CSV file.
         kept: ``counts`` (images), ``before`` (w) and ``during`` (w^), each with a number for each class. Classes
             without an image are left out of the file.
-        names: names of the classes; ``None``: the numbers of the classes take their place.
+        names: names of the classes; ``None`` if the numbers of the classes take their place.
 
     Raises:
         OSError: the file cannot be written.

@@ -82,7 +82,8 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
 def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
     """Return the findings that enough cases have and enough others lack, in validation and test, to measure them.
 
-    Of structures those that enough cases mark in both; ``None``: all are measured, or the data have neither.
+    For structures, return those that enough cases mark in both splits. Return ``None`` if all are measured, or the data
+    have neither findings nor structures.
     """
     if data.known is None:
         shown = [{*own} for split in ("validation", "test") if (own := data.structures(split)) is not None]

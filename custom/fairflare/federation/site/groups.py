@@ -218,7 +218,7 @@ def read_groups(
     declared: Sequence[str] | None = None,
     images: float | None = None,
 ) -> dict[str, dict[str, Array]] | None:
-    """Return the checked sums of each group, ``{"<attribute>=<group>": sums}``; ``None``: the reply has none.
+    """Return the checked sums of each group, ``{"<attribute>=<group>": sums}``, or ``None`` if the reply has none.
 
     The first dimension of each array of sums is the part of the cases.
 
@@ -228,8 +228,8 @@ def read_groups(
         asked: attributes that the run asks for.
         parts: number of classes or structures.
         bins, calibration_bins: ``group_bins`` and ``calibration_bins`` of the run.
-        declared: names of the groups, as the sites reported them before the first round; ``None``: no site did.
-        images: number of images in the site's test split; ``None``: not known.
+        declared: names of the groups, as the sites reported them before the first round; ``None`` if no site did.
+        images: number of images in the site's test split; ``None`` if it is not known.
 
     Raises:
         ReportError: the groups are not those asked for and declared, a vector has another length, or the sums are

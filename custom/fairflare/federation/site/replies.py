@@ -180,7 +180,7 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     Args:
         site: name of the site that sent the reply.
         meta: the reply's ``meta``.
-        primary: the primary metric, whose range is that of the values on draws; ``None``: their range is [0, 1].
+        primary: the primary metric, whose range is that of the values on draws; ``None`` if their range is [0, 1].
 
     Raises:
         ReportError: a value of another kind (names site, field and value).
@@ -213,7 +213,7 @@ def read_metrics(
         site: name of the site that sent the reply.
         metrics: the metrics as the site sent them.
         not_finite: names of the metrics that the site measured and found not finite.
-        declared: the metrics that the job's task declares, by name; ``None``: not known (under a stock controller).
+        declared: the metrics that the job's task declares, by name; ``None`` if not known (under a stock controller).
             Then every metric but a loss must lie in [0, 1].
         suppressed: names of the metrics that the site withholds; they are in no result.
         needed: whether the reply must have at least one metric.

@@ -77,12 +77,12 @@ def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
 
 
 def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:
-    """Return the fields of :data:`SAMPLING` in a reply, in the form of the results; ``None``: the reply has none.
+    """Return the fields of :data:`SAMPLING` in a reply, in the form of the results, or ``None`` if the reply has none.
 
     Args:
         site: name of the site that sent the reply.
         stats: the reply's ``stats``, checked field by field.
-        images: number of images in the site's test split; ``None``: the site did not report it.
+        images: number of images in the site's test split; ``None`` if the site did not report it.
 
     Raises:
         ReportError: the numbers contradict each other (names site and field).

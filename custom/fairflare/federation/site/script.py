@@ -72,8 +72,8 @@ class Loop:
         run, model: run and network of the ``train`` task; the network holds the received model.
         epochs: sum of losses and number of samples of each epoch, by the epoch's number from 0.
         batches, steps: number of calls of the method's loss, and of the method's optimizer step.
-        failed: the error that made the round fail; ``None``: no error.
-        last: inputs, targets and loss of the last batch, until the method's step is made; ``None``: no such batch.
+        failed: the error that made the round fail; ``None`` for no error.
+        last: inputs, targets and loss of the last batch, until the method's step is made; ``None`` for no such batch.
         answered: event that is set when the loop is over.
     """
 
@@ -171,7 +171,7 @@ class ScriptSite:
         self._loop: Loop | None = None
 
     def begin(self, request: SiteTask) -> SiteReply | None:
-        """Perform a task and return the reply; ``None``: it is ``train``, and the loop trains until :meth:`finish`."""
+        """Perform a task and return the reply; ``None`` for ``train``: the script trains until :meth:`finish`."""
 
         def work() -> None:
             self.worker.network.use(self.model)

@@ -29,8 +29,8 @@ class SiteNetwork:
         weights: ``initial_weights`` of the site's private file, from which tensors that are not sent are loaded.
 
     Attributes:
-        model: the network; ``None``: the next task builds it.
-        sent: names of the network's tensors that are sent; ``None``: all tensors are sent.
+        model: the network; ``None`` until the next task builds it.
+        sent: names of the network's tensors that are sent; ``None`` if all tensors are sent.
     """
 
     site: str

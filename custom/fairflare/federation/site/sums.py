@@ -45,9 +45,10 @@ def check_asked(worker: SiteWorker, request: SiteTask) -> None:
 
 
 def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:
-    """Return the site's answer to ``train`` once more, where a job that goes on asks about the same model.
+    """Return the answer to ``train`` that the site gave before, where a resumed job asks about the same model again.
 
-    The same numbers may be summed again, others would tell them apart. ``None``: it has not answered yet.
+    Only the same numbers may be summed again: from two sums with other numbers of a site their difference could be
+    computed. The result is ``None`` if the site has not answered yet.
     """
     kept = store.load_at(KEPT, request.current_round) if request.sums else None
     names = () if kept is None else (*kept["params"], *kept["buffers"])

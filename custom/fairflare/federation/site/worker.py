@@ -102,12 +102,12 @@ class SiteWorker:
         training: the method's site half.
         settings: the site's private settings (``local/fairflare.json``).
         state_folder: folder of this experiment and site; has a folder for each run, see :class:`SiteFolder`.
-        num_threads: threads of torch, unless the site's settings name a number; ``None``: torch's own choice.
-        decoded: folder for decoded volumes of this site, unless its settings name another; ``None``: no folder.
-        sent: file in which the site logs what it is asked and what it sends, see :func:`note_sent`; ``None``: no log.
+        num_threads: threads of torch, unless the site's settings name a number; ``None`` for torch's own choice.
+        decoded: folder for decoded volumes of this site, unless its settings name another; ``None`` for no folder.
+        sent: file in which the site logs what it is asked and what it sends (:func:`note_sent`); ``None`` for no log.
         tells_all: whether a reply gives text and line of an error in the task's code, as the site runs in the process
             of that code's author.
-        startup: folder of the site's startup kit, whose certificate signs its keys; ``None``: they are not signed.
+        startup: folder of the site's startup kit, whose certificate signs its keys; ``None`` if they are not signed.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class SiteWorker:
     def local_model(self, asked: SiteTask, current_round: int) -> dict[str, torch.Tensor] | None:
         """Return the whole model that this site trained in a round of the run that ``asked`` belongs to.
 
-        ``None``: the model is no longer saved, or its file is damaged.
+        ``None`` if the model is no longer saved, or its file is damaged.
         """
         kept = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
         if kept is None:

@@ -83,7 +83,7 @@ class SiteProcess:
     def __init__(self, task: Any, training: Any, prepare: Callable[[], None] | None = None) -> None:
         self.parts, self.prepare = (task, training), prepare
         self._stopped = False
-        self._given: Any = None  # arguments of begin() for the task in progress; None: no task
+        self._given: Any = None  # arguments of begin() for the task in progress; None if no task
         self._kept: list[tuple[str, int]] = []  # saved progress of that task's training when begin() was called
         self._process: Any = None
         self._pipe: Connection | None = None
@@ -108,7 +108,7 @@ class SiteProcess:
         Args:
             arguments: arguments of the site's :class:`SiteWorker`, without task and training.
             request: the task without its model.
-            model: the task's model, as a file or as a file's content; ``None``: the task has none.
+            model: the task's model, as a file or as a file's content; ``None`` if the task has none.
         """
         messages: list[Any] = [(arguments, request, model)]
         if self._process is None or not self._process.is_alive():
@@ -130,7 +130,7 @@ class SiteProcess:
         there.close()
 
     def hear(self) -> SiteReply | None:
-        """Receive what the child sent, and return its reply to the task; ``None``: the reply is still to come.
+        """Receive what the child sent, and return its reply to the task, or ``None`` if the reply is still to come.
 
         A line of the child's log goes to this process's log. For a child that has died, return a failed reply, or
         start a new child that resumes the half-done training.

@@ -30,7 +30,7 @@ class PocEnv(StockPocEnv):
         self.results = Path(results).absolute()
 
     def get_job_result(self, job_id: str, timeout: float = 0.0) -> str | None:
-        """Wait for a job, copy its results and return their folder; ``None``: ``timeout`` seconds were too few."""
+        """Wait for a job, copy its results and return their folder, or ``None`` if ``timeout`` seconds were too few."""
         found = super().get_job_result(job_id, timeout)
         if not found:
             return None

@@ -56,7 +56,10 @@ class EvaluateRecipe(Recipe):
                     "downloads with `fairflare show`"
                 )
         if packaging == "preinstalled" and plan.task_file not in TASKS_BY_KIND.values():
-            raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none: give --bundle")
+            raise ValueError(
+                "a task of your own is custom code, which a job with packaging 'preinstalled' cannot contain: add the "
+                "option --bundle"
+            )
         deployed = {"deploy_map": {SERVER_APP: ["server"], APP: list(plan.sites or ())}}
         job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
         states = {of.run.label: state for of, state in models}

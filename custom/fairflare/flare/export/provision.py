@@ -57,13 +57,13 @@ class SitePolicyBuilder(Builder):
         allow_prefixes: entries for the class allow list, full class paths or package prefixes that end in a dot;
             ``"fairflare."`` stands for :func:`job_classes`: as a prefix it would admit every function of the package.
         authorization: content of ``authorization.json``; default: :data:`AUTHORIZATION`.
-        privacy: content of every site's ``privacy.json``; ``None``: none is written.
+        privacy: content of every site's ``privacy.json``; ``None`` if none is written.
         site_settings: content of ``fairflare.json`` by site; ``"*"`` holds what every site gets, the server's name
             what the server gets.
         log_streaming: sites stream their job logs to the server (FLARE's default; texts of exceptions go along).
         heart_beat_timeout: seconds without a sign of life after which the server takes a site for dead; ``None``:
             FLARE's 600.
-        storage_root: folder at the server for FLARE's job store and snapshots; ``None``: FLARE's under ``/tmp``.
+        storage_root: folder at the server for FLARE's job store and snapshots; ``None`` for FLARE's under ``/tmp``.
 
     Raises:
         ValueError: an argument has an unusable form; the message names the argument.

@@ -100,7 +100,7 @@ class FairRecipe(Recipe):
         choice("packaging", packaging, PACKAGINGS)
         if packaging == "preinstalled":
             if task_file is not None:
-                raise ValueError("a task file is custom code; packaging 'preinstalled' carries none")
+                raise ValueError("a task file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
             given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
             given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
             chosen = method_of(rule, training) if method is None else get_method(method)
@@ -130,7 +130,7 @@ class FairRecipe(Recipe):
             **{"label": name, "num_rounds": num_rounds, **options},
         )
         if packaging == "preinstalled" and self.plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
-            raise ValueError("a task of your own is custom code; packaging 'preinstalled' carries none")
+            raise ValueError("your own task is custom code; packaging 'preinstalled' carries none: use 'task_file'")
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # FLARE's helpers look for the persistor's id here
 

@@ -28,7 +28,7 @@ class ScriptRecipe(Recipe):
         model_args: arguments of that class, plain values.
         primary_metric: name of the primary metric among the metrics that the script measures.
         metrics: ``{name: {"higher_is_better": True, "low": 0, "high": 1, "unit": ""}}`` for all metrics of the script
-            but accuracy and the loss; limits that are not given are [0, 1], ``None``: no limit.
+            but accuracy and the loss; limits that are not given are [0, 1], ``None`` for no limit.
         script_args: arguments of the script's command line.
         launch_external_process: whether the script runs in its own process, not in the site's job process.
         command: command of that process's interpreter, which every site needs on its path.

@@ -33,7 +33,7 @@ def replies_on_disk(engine: Any, job: str) -> Iterator[bool]:
 
 
 def job_cell(engine: Any) -> Any:
-    """Return FLARE's cell (its communication endpoint) to which the sites' jobs connect; ``None``: there is none."""
+    """Return FLARE's cell (its communication endpoint) to which the sites' jobs connect, or ``None`` if none exists."""
     return _receiving(engine).get_cell()
 
 

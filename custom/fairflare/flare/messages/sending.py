@@ -38,7 +38,7 @@ def sent_in_turns(cell: Any) -> Iterator[bool]:
     The context yields False if this version of FLARE does not allow it; then all sites are served at once.
 
     Args:
-        cell: FLARE's cell from which the sites fetch; ``None``: there is no network.
+        cell: FLARE's cell from which the sites fetch; ``None`` if there is no network.
     """
     serve = getattr(DownloadService, "_handle_download", None)
     if cell is None or serve is None:
@@ -208,7 +208,7 @@ class Turns:
         return None
 
     def _until_next(self) -> float | None:
-        """Return the seconds after which a waiting request may be served unprompted; ``None``: no request waits."""
+        """Return the seconds after which a waiting request may be served unprompted; ``None`` if no request waits."""
         if not self._waiting:
             return None
         first = next(iter(self._waiting.values()))[2] + self.longest_wait

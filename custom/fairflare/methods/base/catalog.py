@@ -86,7 +86,7 @@ class Method:
         kinds: kinds of task on pictures that the method can learn.
         preinstalled: settings of the job for hospitals that differ from those of the quick job; settings that a user
             gives override them.
-        page: the method's page in ``docs``, without ``.md``; default: the name of its module; ``None``: it has no page.
+        page: the method's page in ``docs``, without ``.md``; default: the name of its module; ``None`` if it has none.
     """
 
     name: str
@@ -153,18 +153,18 @@ def fields_of(training: type) -> dict[str, Field]:
 
 
 def page_of(name: str) -> str | None:
-    """Return the name of a method's page in ``docs``, without ``.md``; ``None``: the method has no page."""
+    """Return the name of a method's page in ``docs``, without ``.md``, or ``None`` if the method has no page."""
     method, module = _listed()[name]
     return module if method.page == "" else method.page
 
 
 def plugin_of(method: Method) -> str | None:
-    """Return the package that provides a method; ``None``: FairFlare's own method, or one of no installed package."""
+    """Return the installed package that provides a method; ``None`` for a method of FairFlare, or of no package."""
     return next((package for found, package in _plugins() if found is method), None)
 
 
 def _listed() -> dict[str, tuple[Method, str | None]]:
-    """Return all methods by name, each with the FairFlare module that lists it; ``None``: a plugin's method."""
+    """Return all methods by name, each with the FairFlare module that lists it; ``None`` for a plugin's method."""
     found: dict[str, tuple[Method, str | None]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
         for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):

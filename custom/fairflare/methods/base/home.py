@@ -47,7 +47,7 @@ class Home:
 
     Args:
         half: the site half.
-        named: function that returns the names of those tensors of a network that stay; ``None``: the site half names
+        named: function that returns the names of those tensors of a network that stay; ``None`` if the site half names
             none.
         doc: description, in one phrase, of what stays at the site; for ``docs/privacy.md``.
         local_models: number of the last local models that the store holds.
@@ -171,7 +171,7 @@ def tuned_part(personalise: str) -> str:
 def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] | None:
     """Return the newest state that the site stored under ``name`` in an earlier round.
 
-    ``None``: no state is stored, or its names or shapes differ from those of ``like``, which the store notes as lost.
+    ``None`` if no state is stored, or its names or shapes differ from those of ``like``, which the store notes as lost.
     """
     state = run.store.load_before(name, run.current_round)
     if state is None:

@@ -19,7 +19,7 @@ class ImageBatches:
         split: ``"training"``, ``"validation"`` or another split of the data.
         batch_size: number of images that are read at a time.
         passes: number of passes over the images, each in another seeded order; 1: one pass, in the order of the list.
-        max_samples: largest number of images, a seeded choice that is the same in every round; ``None``: all images.
+        max_samples: largest number of images, a seeded choice that is the same in every round; ``None`` for all images.
         least: if > 0, images are regrouped into batches of ``batch_size`` or ``least`` images, whichever is more; the
             last batch of a pass consists of the remaining images. 0: the batches are those of the data.
     """

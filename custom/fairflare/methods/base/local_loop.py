@@ -113,11 +113,11 @@ class LocalLoop:
     run: SiteRun
     model: torch.nn.Module
     optimizer: Any = None
-    _told: int | None = None  # the number of steps of a site without the hidden records; None: there are none
+    _told: int | None = None  # the number of steps of a site without the hidden records; None if there are none
     unsure: int = 0  # steps that were left out for lack of a pseudo-label
 
     def begin(self) -> None:
-        """Seed the random numbers, and call the site half's ``begin_round`` with the received model."""
+        """Seed the random numbers, and call ``begin_round`` of the method's site half with the received model."""
         run = self.run
         torch.manual_seed(run.seed)
         run.scale = LossScale(run.device.type) if run.computing.precision == "fp16" else None

@@ -65,9 +65,9 @@ class Field:
         doc: description of the value in one phrase; every declared field has one, and ``docs/privacy.md`` lists them.
         reveals: what the value may reveal about the site's data; empty: nothing beyond ``doc``.
         keep: description of the setting with which the site withholds the value; empty: no setting withholds it.
-        of: the splits from whose images the value is computed. Where one of them has fewer cases than the site's
-            ``min_cases``, the value is withheld. Empty: computed from no images. ``None``: unknown, so the value is
-            withheld where any split has too few cases.
+        of: the splits from whose images the value is computed; empty if it is computed from no images. Where one of
+            them has fewer cases than the site's ``min_cases``, the value is withheld. ``None`` if the splits are not
+            known: then it is withheld where any split has too few cases.
         home_ok: whether the method works if the site withholds the value, which is then NaN, as with ``nan_ok``.
         measures: kind of measure of the site's labels: ``"loss"``, ``"score"`` or ``"error"`` (1 - score). If sites
             annotate different structures, the rule gets comparable values

@@ -47,7 +47,7 @@ class RoundInputs:
     states: Mapping[str, State]
     owner: dict[str, str]  # name of the layer by name of the tensor
     asked: list[str] = field(default_factory=list)  # all sites that were sent the task, also without an answer
-    received: State | None = None  # model that the sites started from; None: unknown (stock controllers)
+    received: State | None = None  # model that the sites started from; None if it is unknown (stock controllers)
     #: Function that limits weights which a rule saves for later rounds: no site's share exceeds the run's
     #: ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
@@ -69,7 +69,7 @@ class RoundInputs:
         return Made([name for name in state if name not in self.frozen], state.__getitem__) if self.frozen else state
 
     def start(self, rule: Rule) -> State | None:
-        """Return the model that the sites started from; ``None``: the states are already changes from that model.
+        """Return the model that the sites started from, or ``None`` if the states are already changes from that model.
 
         Raises:
             RuntimeError: the states are models, and the model that they started from is unknown (names the rule).
@@ -146,7 +146,7 @@ class Rule(ABC):
     _outlive: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        #: Folder for data too large for :meth:`state_dict`, set by the run; ``None``: the rule is not in a run.
+        #: Folder for data too large for :meth:`state_dict`, set by the run; ``None`` if the rule is not in a run.
         self.memory_folder: Path | None = None
 
     @abstractmethod
@@ -177,7 +177,7 @@ class Rule(ABC):
 
         Args:
             num_rounds: number of rounds of the run.
-            task: the task, without data; ``None``: the caller does not know the task.
+            task: the task, without data; ``None`` if the caller does not know the task.
 
         Raises:
             ValueError: the rule does not suit the run or the task (names the setting).
@@ -201,7 +201,7 @@ class Rule(ABC):
         Args:
             report: the report, with every declared field.
             site: name of the site.
-            num_steps: number of optimizer steps that the site says it made; ``None``: the site gives no number.
+            num_steps: number of optimizer steps that the site says it made; ``None`` if the site gives no number.
 
         Raises:
             ReportError: a check fails (names site, field and value).
@@ -251,7 +251,7 @@ class Steps(Rule):
     """Let a rule also determine the length of the step along the sites' mean change.
 
     Attributes:
-        step: factor on the round's mean change, ``>= 0``, set by :meth:`weigh`; ``None``: the factor is 1.
+        step: factor on the round's mean change, ``>= 0``, set by :meth:`weigh`; ``None`` if the factor is 1.
     """
 
     only_mean: ClassVar[str] = "it makes a step along the mean"

@@ -170,7 +170,7 @@ class SiteRun:
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the received model on the validation split
     # During training: number of the epoch from 0 (with ``local_steps`` of the pass), and numbers of the training
-    # samples in the present batch (None: the data do not know them).
+    # samples in the present batch (None if the data do not know them).
     epoch: int = 0
     batch: list[int] | None = None
     first_pass: bool = True  # False while an optimizer step computes its batch's loss for a second time
@@ -183,8 +183,8 @@ class SiteRun:
     #: model in memory. The attribute ``moving`` of this object names its attributes that change from step to step:
     #: numbers, lists, tensors, or objects of these.
     own: Any = None
-    unlabelled: Any = None  # the term of images without labels (methods/parts/consistency.py); None: there is none
-    sent: SentTensors | None = None  # tensors of the model that the site sends; ``None``: all tensors
+    unlabelled: Any = None  # the term of images without labels (methods/parts/consistency.py); None if there is none
+    sent: SentTensors | None = None  # tensors of the model that the site sends; ``None`` if all tensors
     min_cases: int = 1  # least number of cases of a split or class whose values are reported
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that the server sent beside the model
     save_seconds: float = 0  # seconds between two saves of the half-done training; 0: it is not saved

@@ -42,16 +42,16 @@ class LocalTraining:
         batch_size: images in a batch.
         local_epochs: passes over the training images in a round.
         local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
-            then stays 1): passes in new orders until they are done, the last one cut short. ``None``: whole passes.
+            then stays 1): passes in new orders until they are done, the last one cut short; ``None`` for whole passes.
         keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
-        max_grad_norm: gradients are clipped to this global norm; ``None``: not.
+        max_grad_norm: gradients are clipped to this global norm; ``None`` for no clipping.
         augment: use the task's training augmentation.
         criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
             ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
-        prior_strength: tau of logit adjustment and FedLC; ``None``: the papers' 1 and 0.5.
+        prior_strength: tau of logit adjustment and FedLC; ``None`` for the papers' 1 and 0.5.
         schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
             last one; see :func:`fairflare.methods.base.local_loop.rate`.
-        lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None``: a thousandth of it.
+        lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None`` for a thousandth of it.
         norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
@@ -199,7 +199,7 @@ class LocalTraining:
         return {}
 
     def made_of(self, name: str) -> tuple[str, ...] | None:
-        """Return the splits from which the report's value ``name`` is computed; ``None``: as its field declares."""
+        """Return the splits from which the report's value ``name`` is computed; ``None`` for those of its field."""
         return None
 
     def sends(self, names: Iterable[str]) -> list[str]:
@@ -211,7 +211,7 @@ class LocalTraining:
 
 
 def criterion_loss(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the task's loss, or the chosen loss for imbalanced classes; the mean over the batch."""
+    """Return the mean over a batch of the task's loss, or of the chosen loss for imbalanced classes."""
     if half.criterion == "task":
         return run.task.loss(outputs, targets)
     return criterion_losses(half, run, outputs, targets).mean()

@@ -93,7 +93,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
             4 (unbiased); what is left of a pass if fewer than these joins its last batch.
         cka_passes: passes over the images, re-shuffled each time; matters for the minibatch estimators only. One is
             made of a choice of images (``cka_max_samples``) from data that do not tell their order.
-        cka_max_samples: at most so many images, a fixed seeded choice; ``None``: all.
+        cka_max_samples: at most so many images, a fixed seeded choice; ``None`` for all.
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
     """
 

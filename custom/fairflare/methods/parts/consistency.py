@@ -97,7 +97,7 @@ class Consistency:
 
     @classmethod
     def of(cls, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
-        """Return the term of this round; ``None``: it is off, or the site has nothing without labels."""
+        """Return the term of this round, or ``None`` if it is off, or the site has nothing without labels."""
         if half.unlabelled and UNLABELLED in run.data.lists:
             return cls(half, run, model)
         partly = half.unlabelled and run.task.consistency == "teacher" and getattr(run.task, "annotated", None)

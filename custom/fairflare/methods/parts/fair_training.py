@@ -47,7 +47,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         optimizer: "sgd", as the paper; "adam", as the authors' code; "adamw"; "task", a MONAI bundle's own.
         use_fair: the fairness term; False: without it (ablation of part A).
         fair_weight: lambda, the weight of the fairness term.
-        fair_clamp: least gradient factor; ``None``: the literal loss, without any limit.
+        fair_clamp: least gradient factor; ``None`` for the literal loss, without any limit.
         fair_max: largest gradient factor.
         share_entropy: report the entropy of the labels (one number about the site's class balance) to one decimal,
             without the classes that have too few cases; False, as in a preinstalled job: the server uses a neutral

@@ -132,7 +132,7 @@ class RandomMu(MuPolicy):
 
     Args:
         actions: mu to choose from, ascending.
-        seed: a draw depends on it, the site and the round alone; ``None``: the run's.
+        seed: a draw depends on it, the site and the round alone; ``None`` for the run's.
     """
 
     kind: ClassVar[str] = "random"
@@ -154,7 +154,7 @@ class QMixMu(MuPolicy):
     refused. The agent of an absent site keeps its last observation and action.
 
     Args:
-        actions: mu to choose from, ascending; ``None``: ten from 1e-5 to 1.
+        actions: mu to choose from, ascending; ``None`` for ten from 1e-5 to 1.
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
         gamma: discount of later rewards.
         learning_rate: of the agents.
@@ -163,7 +163,7 @@ class QMixMu(MuPolicy):
             where that is less.
         updates: gradient steps after each transition.
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
-        seed: of everything random in the agents; ``None``: the run's.
+        seed: of everything random in the agents; ``None`` for the run's.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).

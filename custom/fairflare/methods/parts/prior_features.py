@@ -22,8 +22,8 @@ class Priors:
 
     Args:
         kind: architecture of the prior network, see :meth:`fairflare.base.task.Task.load_prior`.
-        checkpoint: file of the prior network, unless a site names its own; ``None``: the packaged checkpoint.
-        image_size: size to which images are resized for the prior; ``None``: images keep their size.
+        checkpoint: file of the prior network, unless a site names its own; ``None`` for the packaged checkpoint.
+        image_size: size to which images are resized for the prior; ``None`` if images keep their size.
     """
 
     def __init__(self, kind: str, checkpoint: str | None, image_size: int | None) -> None:
@@ -99,8 +99,8 @@ class SitePrior:
 
     Args:
         network: the prior network.
-        cache: cached features of the prior network for the site's training images; ``None``: features are computed for
-            each batch.
+        cache: cached features of the prior network for the site's training images; ``None`` to compute them for each
+            batch.
     """
 
     network: PriorNetwork

@@ -23,7 +23,7 @@ class Weighting(Part, ABC):
 
     Attributes:
         needs_received: whether the weights depend on the model that the sites received.
-        memory_folder: folder in which state too large for :meth:`state_dict` is stored; ``None``: that state is part
+        memory_folder: folder in which state too large for :meth:`state_dict` is stored; ``None`` if that state is part
             of :meth:`state_dict`. Set it before the first round and before :meth:`load_state_dict`.
     """
 

@@ -99,7 +99,7 @@ class SiteKeys:
     Args:
         site: name of the site.
         folder: where the site keeps the key, for its owner only.
-        kit: certificate and key of the site; ``None``: nobody signs, which protects from a curious server only.
+        kit: certificate and key of the site; ``None`` if nobody signs, which protects from a curious server only.
     """
 
     def __init__(self, site: str, folder: Path, kit: Kit | None = None) -> None:

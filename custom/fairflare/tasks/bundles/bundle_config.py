@@ -57,7 +57,7 @@ class Bundle:
         configs: names of the files in ``configs`` to read, without ending; a later file overrides earlier ones.
         ids: ``{part: key}`` for parts whose key is not in :data:`PLACES`.
         overrides: ``{key: value}`` that replace values of the configuration.
-        sealed: classes that it may name, so that nothing of it runs; ``None``: MONAI runs all of it.
+        sealed: classes that it may name, so that nothing of it runs; ``None`` if MONAI runs all of it.
         text: what ``fairflare.tasks.bundle.sealed_settings`` gave, which is then read in place of the folder.
 
     Raises:
@@ -101,7 +101,7 @@ class Bundle:
                     raise ValueError(f"key {key!r}: {value:.80} refers to itself, to another file, or to nothing")
 
     def get(self, key: str) -> Any:
-        """Return what the configuration has under a key; ``None``: nothing."""
+        """Return the value that the configuration has under a key, or ``None`` if it has none."""
         try:
             return look(self.config, key)
         except (KeyError, IndexError, ValueError, TypeError):
@@ -114,7 +114,7 @@ class Bundle:
         return [key for key, value in nodes(self.config) if isinstance(value, str) and code.fullmatch(value)]
 
     def place(self, part: str) -> str | None:
-        """Return the configuration key of a part; ``None``: the bundle has no such part.
+        """Return the configuration key of a part, or ``None`` if the bundle has no such part.
 
         Raises:
             BundleError: ``bundle_ids`` names a key that the configuration lacks, or the bundle lacks a needed part.

@@ -44,7 +44,7 @@ class KeyMetric:
 
     Args:
         bundle: with the part ``key_metric``: a handler or metric of :data:`KINDS`, or a dict with one.
-        class_names: of the network's output channels; ``None``: as the metadata say, where they do.
+        class_names: names of the network's output channels; ``None`` for those of the metadata, where they have any.
 
     Raises:
         BundleError: the bundle has no key metric, one that is not in :data:`KINDS`, or one with an argument that is

@@ -26,7 +26,7 @@ class BundleParts:
 
     Args:
         bundle: the configuration.
-        class_names: of the network's output channels; ``None``: as the metadata say.
+        class_names: names of the network's output channels; ``None`` for those of the metadata.
 
     Attributes:
         kept: as :meth:`made`, and the same object each time.
@@ -54,7 +54,7 @@ class BundleParts:
                 yield error
 
     def made(self, part: str, **arguments: Any) -> Any:
-        """Return a new object of a part, with the bundle's arguments or these; ``None``: the bundle has no such part.
+        """Return a new object of a part, with the bundle's arguments or these; ``None`` if the bundle has no such part.
 
         Raises:
             BundleError: a needed part is missing, or it cannot be made, or is of another kind (names file and key).

@@ -34,7 +34,7 @@ class MeasuresClasses(ABC):
     primary_metric: ClassVar[str]
     findings: list[str] | None = None
     outputs: ClassVar[Any]  # method that returns the network's outputs for whole inputs, in evaluation
-    annotated: ClassVar[tuple[int, ...] | None] = None  # classes that a site's data can have; None: all
+    annotated: ClassVar[tuple[int, ...] | None] = None  # classes that a site's data can have; None for all
 
     @abstractmethod
     def names(self) -> list[str]:

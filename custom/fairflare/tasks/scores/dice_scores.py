@@ -20,11 +20,11 @@ class Origin:
     """Describe an image of a batch as it was before it was resized to the network's size.
 
     Attributes:
-        volume: name of the volume that the image is a slice of; ``None``: the image is no slice of a volume.
+        volume: name of the volume that the image is a slice of; ``None`` if the image is no slice of a volume.
         whole: function that reads the image's targets, (structures, height, width), at the image's own size; ``None``:
             the evaluation is at the network's size.
         resize: the way in which the image was resized: ``"stretch"``, ``"pad"`` or ``"crop"``.
-        spacing: size of a pixel in mm along each axis; ``None``: the size is not known, and lengths are in pixels.
+        spacing: size of a pixel in mm along each axis; ``None`` if the size is not known, and lengths are in pixels.
     """
 
     volume: str | None
@@ -40,7 +40,7 @@ class BatchOf(tuple[torch.Tensor, torch.Tensor]):
     """Hold a batch (inputs, targets) together with further facts about its images.
 
     Attributes:
-        origins: the origin of each image; ``None``: the evaluation does not need origins.
+        origins: the origin of each image; ``None`` if the evaluation does not need origins.
         items: for each image, the dict that a MONAI bundle's transforms returned; the bundle's postprocessing may need
             its entries.
     """
@@ -61,7 +61,7 @@ class DiceScores:
     """Collect the Dice of predicted masks, batch by batch; pixels whose target is negative do not count.
 
     Args:
-        more: further metrics, which get every image at the size at which Dice is computed; ``None``: no other metrics.
+        more: further metrics, which get every image at the size at which Dice is computed; ``None`` for no others.
         choose: function that returns the channels of the structures that count, of (n, structures, ...); default: all.
 
     Attributes:
@@ -82,7 +82,7 @@ class DiceScores:
         Args:
             found: predicted masks, (n, structures, height, width) bool.
             targets: targets of the same shape.
-            origins: the origin of each image; ``None``: the origins are not known.
+            origins: the origin of each image; ``None`` if the origins are not known.
         """
         if origins is None or all(origin.whole is None for origin in origins):
             self._add(found, targets, [NOWHERE] * len(found) if origins is None else origins)
@@ -118,7 +118,7 @@ class DiceScores:
     def volumes(self) -> torch.Tensor | None:
         """Return the Dice of each volume and structure, (volumes, structures); 1 if both masks are empty.
 
-        An image that is no slice counts as a volume of one slice. ``None``: no image is a slice of a volume.
+        An image that is no slice counts as a volume of one slice. The result is ``None`` if no image is a slice.
         """
         if not self._of_volumes:
             return None

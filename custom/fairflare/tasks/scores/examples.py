@@ -44,7 +44,7 @@ class Example:
             for classification the probability of the true class.
         image: (channels, height, width) in [0, 1], as the network gets the image.
         truth, found: true and predicted masks, (structures, height, width) bool; or true and predicted class number.
-        probability: probability of the predicted class; ``None``: the task is segmentation.
+        probability: probability of the predicted class; ``None`` if the task is segmentation.
     """
 
     which: str

@@ -126,7 +126,7 @@ class MaskMetrics:
         Args:
             found, truth: predicted and true masks, (structures, ...) bool.
             counts: mask of the same shape, False where a pixel does not count; ``found`` and ``truth`` are False there.
-            spacing: size of a pixel in mm along each axis; ``None``: the size is not known.
+            spacing: size of a pixel in mm along each axis; ``None`` if the size is not known.
         """
         if not self.wanted - {"dice", "ece", "brier"}:
             return

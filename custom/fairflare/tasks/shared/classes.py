@@ -83,7 +83,7 @@ class ClassTask(MeasuresClasses, ImageTask):
         initial_weights: checkpoint of the encoder (a plain state dict, torchvision's or MONAI's names, ``.pt``,
             ``.pth`` or ``.safetensors``) that the server starts from, unless its own private file names another; a
             classifier head of another shape is left out.
-        projector_dim: output width of a projection head next to the classifier (Fed-MAS); ``None``: none.
+        projector_dim: output width of a projection head next to the classifier (Fed-MAS); ``None`` for none.
         neck_dim: output width of a projection head between encoder and classifier (MOON; its authors: 256); ``None``:
             none.
         classifier: ``"linear"``, or ``"cosine"``: ``cosine_scale`` times the cosine of features and class vector
@@ -371,7 +371,7 @@ class LabelledImages(FolderImages):
         return cast("SiteData", own)
 
     def _without(self, sample: Sample, split: str, out: set[int]) -> Sample | None:
-        """Return a sample without labels of some classes or findings; ``None``: it has no other label."""
+        """Return a sample without labels of some classes or findings, or ``None`` if it has no other label."""
         label, names = sample.label, self.datalist.class_names or ()
         if not isinstance(label, tuple):
             return None if self.class_of(sample, split) in out else sample

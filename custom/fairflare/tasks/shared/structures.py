@@ -309,7 +309,7 @@ class StructureTask(ImageTask):
         )
 
     def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:
-        """Return ``{value: label}`` of a site's masks; ``None``: the values are the labels."""
+        """Return ``{value: label}`` of a site's masks, or ``None`` if the values are the labels."""
         if own.mask_values is None:
             return self.mask_values
         with setting_of(site):

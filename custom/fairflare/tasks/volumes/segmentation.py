@@ -276,7 +276,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
 
 
 def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
-    """Return the size of a voxel in mm along each axis; ``None``: the file does not state it."""
+    """Return the size of a voxel in mm along each axis, or ``None`` if the file does not state it."""
     return None if whole.affine is None else tuple(image.pixdim.tolist())
 
 

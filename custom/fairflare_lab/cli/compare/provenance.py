@@ -70,7 +70,7 @@ def sessions_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def commit_of(package: Path) -> str | None:
-    """Return the commit of a package's files, ``+ changes`` where some differ; ``None``: no checkout, or no git."""
+    """Return the commit of a package's files, ``+ changes`` where some differ; ``None`` without checkout or git."""
     try:
         _git(package, "ls-files", "--error-unmatch", "__init__.py")  # fails in a checkout of another project
         commit = _git(package, "rev-parse", "HEAD").strip()
@@ -94,7 +94,7 @@ def processor() -> str:
 
 
 def accelerator() -> str | None:
-    """Return the name of the GPU that runs would use; ``None``: no GPU."""
+    """Return the name of the GPU that runs would use; ``None`` if there is none."""
     import torch
 
     return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None

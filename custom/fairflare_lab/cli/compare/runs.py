@@ -60,7 +60,7 @@ class Runner:
         folder: folder of the comparison; a run is in ``runs/<row>-seed<seed>``, or ``...-without-<site>``.
         local: content of ``local/fairflare.json``.
         at_once: number of runs, each in a process, at the same time.
-        simulator: number of workers of FLARE's simulator for each run; ``None``: runs do not use the simulator.
+        simulator: number of workers of FLARE's simulator for each run; ``None`` if runs do not use the simulator.
         overwrite: whether runs of other settings in the same folders are replaced.
 
     Raises:

@@ -74,15 +74,15 @@ class Series:
         train_like: method whose task, network, data, local training, rounds and number of sites all rows get;
             ``""``: the first row's method; ``"own"``: each row's own method.
         reference: label of the row to which differences are computed; ``""``: the first row.
-        task: kind of task; ``None``: what the method's paper learns.
+        task: kind of task; ``None`` for what the method's paper learns.
         sites: number or names of the sites; 0: as many as the quick job has.
-        rounds: number of rounds; ``None``: as many as the quick job has.
+        rounds: number of rounds; ``None`` for as many as the quick job has.
         settings: settings of every row; a row's own settings override them.
         task_file, monai_bundle: as in :func:`fairflare.federation.plan.plan.make_plan`.
         small: False: settings that are not given are the papers'.
         paper: name of the paper's experiment (``--paper NAME``); every row then has its own training of this paper.
         min_sites: number of usable results that a round needs.
-        test_last: number of last models whose mean metrics are in the results; ``None``: the run's usual number.
+        test_last: number of last models whose mean metrics are in the results; ``None`` for the run's usual number.
         bootstrap: number of draws of the test images for intervals; 0: intervals are over the seeds alone.
         hold_out: sites that are left out in turn, a run for each; ``sites`` are names then, see :func:`leaving_out`.
 

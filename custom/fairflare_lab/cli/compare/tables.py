@@ -34,7 +34,7 @@ def report(
     seen and unseen sites, and no comparison is returned.
 
     Returns:
-        The exit code, and the comparison of the runs; ``None``: none completed, or each leaves a site out.
+        The exit code, and the comparison of the runs; ``None`` if none completed, or each leaves a site out.
     """
     from fairflare.federation.record.curves import NO_CURVES
     from fairflare_lab.cli.compare.runs import DONE

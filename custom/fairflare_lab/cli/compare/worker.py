@@ -28,7 +28,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
     Args:
         given: description of the run: ``plan`` (arguments of :func:`fairflare.federation.plan.plan.make_plan`),
             ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``, ``output`` (file for printed
-            output), ``simulator`` (number of the simulator's workers; ``None``: the run is in this process), and
+            output), ``simulator`` (number of the simulator's workers; ``None`` if the run is in this process), and
             ``held_out`` (left-out site that tests the run's model in the end; empty: none).
         parent: connection that is open as long as the parent process lives; the run ends when it is closed.
     """

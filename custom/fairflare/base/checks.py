@@ -98,7 +98,7 @@ def shares(values: Mapping[str, Any], *, of: str = "") -> dict[str, float]:
 
 
 def plain(values: Iterable[Any]) -> bool:
-    """Return whether all values are finite Python numbers: a fast test that spares one :func:`number` call a value."""
+    """Return whether all values are finite Python numbers: a fast test, which saves calling :func:`number` for each."""
     known = list(values)
     return set(map(type, known)) <= _PLAIN and all(map(_LARGEST.__ge__, map(abs, known)))
 
@@ -152,7 +152,7 @@ def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: boo
 
 
 def unknown(value: Any, known: Iterable[str], where: str = "") -> str:
-    """Return the text after an unknown name: the nearest names, then all known names, or ``where`` they are."""
+    """Return words to follow an unknown name in a message: the nearest names, then all, or ``where`` they are."""
     names = sorted(known)
     listed_here = len(names) <= SHORT
     rest = f"Available: {', '.join(names)}" if listed_here else where

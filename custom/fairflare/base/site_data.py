@@ -112,15 +112,15 @@ class SiteData(ABC):
         return self.class_counts(split) if self.cases(split) is None else None
 
     def identities(self, split: str) -> Sequence[Hashable]:
-        """Return what tells a sample's case apart in all jobs: it may not depend on the settings of one."""
+        """Return a key of each sample's case that is the same in all jobs, whatever the settings of a job are."""
         return self.cases(split) or range(self.num_samples(split))
 
     def chosen(self, split: str, numbers: Sequence[int], shuffle_seed: int, augment: bool) -> Batches:
-        """Return the samples of these numbers as one batch; otherwise as :meth:`batches`."""
+        """Return the samples with these numbers as one batch, prepared as by :meth:`batches`."""
         raise ValueError("these data cannot be read sample by sample")
 
     def enough(self, least: int) -> SiteData:
-        """Return the data with what at least so many cases have; default: the data themselves, as none is left out.
+        """Return the data without the records that fewer than ``least`` cases have; default: the data themselves.
 
         A class with fewer cases in a list, or none, has no record there; labels of such a finding are not known; such a
         structure is not one of :meth:`structures`. A list of which nothing would be left is whole, with 0 cases.

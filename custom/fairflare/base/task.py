@@ -106,7 +106,7 @@ class Task(ABC):
         raise ValueError(f"{type(self).__name__} has no optimizer of its own; set optimizer to adam, adamw or sgd")
 
     def suited_to(self, data: SiteData) -> Task:
-        """Return the task as a site learns it on its opened data.
+        """Return the task adapted to a site's opened data.
 
         The result is the task itself, or a copy that names the classes as the data name them.
         """
@@ -249,7 +249,7 @@ class Task(ABC):
     def write_examples(
         self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
     ) -> bool:
-        """Draw the best, the median and the worst test image with the model's predictions, for the site itself.
+        """Draw a site's best, median and worst test image with the model's predictions, for the site's own use.
 
         Args:
             model: the model whose predictions are drawn.
@@ -302,7 +302,7 @@ class Task(ABC):
         return {name: bool(metric.higher_is_better) for name, metric in self.by_name().items()}
 
     def heed(self, settings: Mapping[str, Any]) -> None:  # noqa: B027
-        """Take what the owner of this machine, a server or a site, says of the task in the private settings."""
+        """Apply what the private settings of this machine, a server or a site, say about the task."""
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

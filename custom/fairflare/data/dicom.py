@@ -148,7 +148,7 @@ def headers(path: Path) -> tuple[Picture, ...]:
 
 
 def stack_of(pictures: Sequence[Picture]) -> Stack:
-    """Return order and position of the frames of one file, or of the files of a series.
+    """Return the order and position in the body of the frames of one file, or of the files of a series.
 
     Raises:
         Misfit: the frames or files form no single stack.

@@ -103,7 +103,7 @@ class RoundsController(RunSettings, ModelController):
             raise
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
-        """Run the rounds; what listens is told of them."""
+        """Run the rounds, and report them to the listeners."""
         Rounds(self.task, self.rule, self, self, place, listeners).run()
 
     def _place(self) -> Place:
@@ -179,7 +179,7 @@ class RoundsController(RunSettings, ModelController):
     # -- further calls by FLARE: results and events
 
     def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
-        """Hand over replies that FLARE does not give to the callback: error replies, and messages it cannot convert.
+        """Hand over replies that FLARE keeps from the callback: error replies, and messages that it cannot convert.
 
         Such a reply goes to the callback of the task that it answers, as meanwhile another task may have begun.
         """

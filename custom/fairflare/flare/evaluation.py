@@ -1,4 +1,4 @@
-"""Test given models at every site over FLARE, without training: a job of its own kind."""
+"""Test given models at every site in a FLARE job without training."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class ImageStatistics(Intensities, Statistics):
         return {DATASET: [Feature(name, DataType.INT) for name in names]}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
-        """Return the value of a number, or the number of all records of a histogram."""
+        """Return a site's value of a figure that is a number, or the number of records of a histogram."""
         if feature_name in AXES:
             return self.sums.bins()[feature_name][0]
         return self.sums.counts()[feature_name]
@@ -116,7 +116,7 @@ class ImageStatistics(Intensities, Statistics):
     def histogram(
         self, dataset_name: str, feature_name: str, num_of_bins: int, global_min_value: float, global_max_value: float
     ) -> Histogram:
-        """Return the bins of a histogram that may leave the site; a number has none.
+        """Return the bins of a histogram that may leave the site; a figure that is a number has none.
 
         The ends of bins are those declared in ``AXES``, whatever number of bins and range FLARE requests.
         """

@@ -1,4 +1,4 @@
-r"""Define CGSV: the better a site's updates align with the sites' sum, the more of the round's change it is sent.
+r"""Define CGSV: the better a site's updates agree with the sum of all sites' updates, the more of the sum it receives.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, and the
 authors' code.

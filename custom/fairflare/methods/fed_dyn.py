@@ -24,14 +24,14 @@ DRIFT = "drift"  # name under which a site stores l_k
 
 @dataclass
 class _Centre:
-    """Store one task's centre x - l_k of the pull, by name of the trained parameters that travel."""
+    """Store one task's centre x - l_k, towards which training is pulled, by name of the trained parameters."""
 
     of: dict[str, torch.Tensor]
 
 
 @settings
 class DynamicTraining(LocalTraining):
-    r"""Minimise :math:`f_k(y) - \langle g_k, y \rangle + \frac\alpha2 \lVert y - x \rVert^2`, and renew g_k (FedDyn).
+    r"""Minimise :math:`f_k(y) - \langle g_k, y \rangle + \frac\alpha2 \lVert y - x \rVert^2`, then update g_k (FedDyn).
 
     .. math:: g_k \leftarrow g_k - \alpha (y - x), \qquad
               l_k = -g_k / \alpha, \quad l_k \leftarrow l_k + y - x
@@ -69,7 +69,7 @@ class DynamicTraining(LocalTraining):
 
 @settings
 class FedDyn(Rule):
-    r"""Average the sites' models, each site counting alike, and go on by the mean l_k of all sites (FedDyn).
+    r"""Average the sites' models, each site counting alike, and add the mean of all sites' corrections l_k (FedDyn).
 
     .. math:: x \leftarrow \frac{1}{|P|} \sum_P y_k - \frac h\alpha, \qquad
               -\frac h\alpha \leftarrow -\frac h\alpha + \frac1N \sum_P (y_k - x)

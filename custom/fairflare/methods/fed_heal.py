@@ -1,4 +1,4 @@
-r"""Define FedHEAL, in which sites send only entries that move as they mostly did, and far sites gain weight.
+r"""Define FedHEAL: sites send only changes of a steady direction, and sites whose models move further weigh more.
 
 Chen et al., "Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity", CVPR 2024.
 """
@@ -25,7 +25,7 @@ SIGNS, ROUNDS = "signs", "rounds"  # name of a site's history in its store, and 
 
 @dataclass
 class ConsistentUpdates(Home):
-    """Store how often each entry fell, and send 0 for entries whose direction was rarely that of earlier rounds."""
+    """Count how often each entry of the model fell, and send 0 where a change rarely had its direction before."""
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
         update = super().finish(run, model, start, local)
@@ -46,7 +46,7 @@ class ConsistentUpdates(Home):
 
 @settings
 class ConsistentTraining(LocalTraining):
-    r"""Train, and send of the change only what is consistent with the site's earlier rounds (FedHEAL).
+    r"""Train, and send only the entries of the change that agree with the site's earlier rounds (FedHEAL).
 
     An entry is sent if its direction was that of more than a share :math:`\tau` of the rounds that the site trained
     before. The history stays at the site.
@@ -69,7 +69,7 @@ class ConsistentTraining(LocalTraining):
 
 @settings
 class FedHEAL(Rule):
-    r"""Weigh sites more, the further they go, and each entry by the sites that sent it (FedHEAL).
+    r"""Weight sites by how far their models move, and average each entry over the sites that sent it (FedHEAL).
 
     .. math:: d_k = \sum_l \lVert \Delta_{k,l} \rVert, \quad
               p'_k \leftarrow (1 - \beta) p'_k + \beta \frac{d_k}{\sum_j d_j}, \quad

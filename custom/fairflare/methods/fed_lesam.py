@@ -1,4 +1,4 @@
-r"""Define FedLESAM, sharpness-aware training with one pass a step: the perturbation is the model's last common change.
+r"""Define FedLESAM, sharpness-aware training with one pass a step: it perturbs along the common model's last change.
 
 Fan et al., "Locally Estimated Global Perturbations are Better than Local Perturbations for Federated Sharpness-aware
 Minimization", ICML 2024, and the authors' code.
@@ -22,7 +22,7 @@ LAST = "last_received"  # name under which a site stores the parameters that it 
 
 @settings
 class GlobalPerturbation(SharpnessReport):
-    r"""Train with gradients at a distance from the model, towards where the common model was before (FedLESAM).
+    r"""Train with gradients taken at a distance from the model, towards the common model of earlier rounds (FedLESAM).
 
     .. math:: y \leftarrow y - \eta\, \nabla \ell(y + \epsilon), \qquad
               \epsilon = \rho\, \frac{w^{old} - w}{\lVert w^{old} - w \rVert}

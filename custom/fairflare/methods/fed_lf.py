@@ -1,4 +1,4 @@
-r"""Define FedLF, which takes the shortest mean of the sites' changes layer by layer, and a direction that evens losses.
+r"""Define FedLF: each layer moves along the shortest mean of the sites' changes and of one that equalises the losses.
 
 Pan et al., "FedLF: Layer-Wise Fair Federated Learning", AAAI 2024, and the authors' code.
 """
@@ -23,7 +23,7 @@ from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
 @settings
 class FedLF(Rule):
-    r"""Move each layer along the shortest weighted mean of the sites' changes and of one that evens losses (FedLF).
+    r"""Move each layer along the shortest weighted mean of the sites' changes and of one that equalises losses (FedLF).
 
     .. math:: d_l = \arg\min \lVert d \rVert, \quad d \in \mathrm{conv}\{\tilde\Delta_{1l}, \dots, \tilde\Delta_{Kl},
               \tilde\phi_l\}, \quad \phi_l = \sum_k h_k \tilde\Delta_{kl}, \qquad
@@ -68,7 +68,7 @@ class FedLF(Rule):
 
 
 def bounded(inputs: RoundInputs, factors: torch.Tensor) -> SiteWeights:
-    """Return a layer's factors by site; none has more than a site's largest weight of the sum of their sizes."""
+    """Return a layer's factors by site; none exceeds, in size, a site's largest allowed share of all factors."""
     sizes = inputs.bounded(normalise(dict(zip(inputs.sites, factors.abs().tolist(), strict=True))))
     total = float(factors.abs().sum())
     return {s: total * sizes[s] * (1 if f >= 0 else -1) for s, f in zip(inputs.sites, factors.tolist(), strict=True)}

@@ -27,7 +27,7 @@ class ReportCost(LossProbe):
     """Train as FedAvg does, and report the mean training loss of the trained model, the cost."""
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        """Measure nothing: the cost is of the trained model, not of the received one."""
+        """Do nothing before the training, as the reported cost is of the trained model."""
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return {"cost": mean_loss(self, run, model, plain=self.probe_loss == "ce")}
@@ -35,7 +35,7 @@ class ReportCost(LossProbe):
 
 @settings
 class FedPID(Rule):
-    r"""Weight sites by their images n_k and by the fall of their cost c_k, the loss of the site's trained model.
+    r"""Weight sites by their number of images n_k and by the fall of their cost c_k, the trained model's loss.
 
     A negative number counts as 0; a share of numbers that are all 0 is that of n.
 

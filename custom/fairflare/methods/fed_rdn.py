@@ -30,7 +30,7 @@ TOLD = "input_statistics"
 
 @dataclass
 class OwnStatistics(Home):
-    """Measure the means and deviations of the site's training images once, and keep them there."""
+    """Measure the means and deviations of the site's training images once, and store them at the site."""
 
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
         from fairflare.core.features.input_norm import pooled
@@ -48,7 +48,7 @@ class OwnStatistics(Home):
 
 @settings
 class RandomStatistics(LocalTraining):
-    r"""Train on images that are normalised by a random site's statistics, and test by the site's own (FedRDN).
+    r"""Train on images normalised by a random site's statistics, and test with the site's own statistics (FedRDN).
 
     .. math:: x' = (x - \mu_j) / \sigma_j
 
@@ -92,7 +92,7 @@ REVEALS = "how bright the site's images are and how much they vary: its scanner,
 
 @settings
 class FedRDN(FedAvg):
-    """Average the sites' models, and tell all sites the input statistics of each, without its name (FedRDN).
+    """Average the sites' models, and send all sites the input statistics of each site, without its name (FedRDN).
 
     A site that is absent keeps its statistics, so the others go on drawing them.
 

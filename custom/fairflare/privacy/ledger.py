@@ -1,4 +1,4 @@
-"""Keep the ledger of a site: what each round has cost its cases in privacy, written down before the round begins.
+"""Keep a site's privacy ledger: what each round costs its cases in privacy, written before the round begins.
 
 One line of JSON for each round: the line's number, the hash of the line before and a code that only the site's secret
 gives. A copy of the last line's hash (the head) lies in another folder. A budget belongs to cases: what counts for a
@@ -39,14 +39,14 @@ Cost = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 
 
 class Refused(SiteError):
-    """Signal that a site does not do a task by its own privacy setting; the whole text is for the server too."""
+    """Signal that a site refuses a task because of its privacy setting; the text is also sent to the server."""
 
     def __init__(self, site: str, why: str) -> None:
         super().__init__(f"site {site!r}: differential privacy: {why}", skipped=True)
 
 
 def epsilon(history: Iterable[Cost], delta: float) -> tuple[float, str]:
-    """Return the epsilon of all steps of a history together, composed as a whole, and the name of the accountant.
+    """Return the epsilon that all steps so far spend together, and the name of the accountant that computed it.
 
     Args:
         history: noise multiplier z, sampling rate q and number of steps of each line.
@@ -77,7 +77,7 @@ def epsilon(history: Iterable[Cost], delta: float) -> tuple[float, str]:
 
 @dataclass(frozen=True)
 class Spending:
-    """Describe a round before it begins: its noise, draws and steps, and the target that holds for it.
+    """Describe what a round will spend: its noise, draws and steps, and the target epsilon.
 
     Attributes:
         kind, unit: what is released, and whom the guarantee is about.
@@ -99,7 +99,7 @@ class Spending:
 
 
 class Ledger:
-    """Count what a site's rounds cost its cases, and refuse a round that the target does not allow.
+    """Count what a site's rounds cost its cases in privacy, and refuse a round that would exceed the target.
 
     Args:
         site: name of the site.
@@ -113,7 +113,7 @@ class Ledger:
         self._secret = b""
 
     def reserve(self, cases: Iterable[Hashable], spending: Spending, of: Mapping[str, Any]) -> float:
-        """Write a round into the ledger, on disk when this returns, and return the epsilon with it.
+        """Write a round into the ledger and to disk, and return the epsilon spent including this round.
 
         Args:
             cases: what tells the cases of the list apart.

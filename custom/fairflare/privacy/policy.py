@@ -1,4 +1,4 @@
-"""Obey the setting ``privacy`` of a site's own file: what is trained, what is refused by name, and what may leave."""
+"""Apply the setting ``privacy`` of a site's own file, which asks for differential privacy: train, refuse, withhold."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class PrivacySettings:
 
 
 def declares(kind: type) -> bool:
-    """Return whether a class says of itself that it may be trained with differential privacy.
+    """Return whether a class declares that it may be trained with differential privacy.
 
     It may where every term of the loss is of one patient's images or of what is public, as in plain training. What
     a class says holds for itself, and for classes below that change nothing of it.
@@ -89,18 +89,18 @@ WANTED: dict[str, tuple[Any, str]] = {
 
 
 def counted(kind: type) -> bool:
-    """Return whether a training of this class can be counted: it says so, and adds no step and no report of its own."""
+    """Return whether differential privacy can account for a site half: it declares this, and adds no step or report."""
     plain = ("train", "step", "report")
     return declares(kind) and all(getattr(kind, n, None) is getattr(LocalTraining, n) for n in plain)
 
 
 def misfits(half: Any) -> Iterator[tuple[str, Any, str]]:
-    """Yield name, wanted value and reason of each setting that cannot go with differential privacy."""
+    """Yield name, wanted value and reason of each setting that does not work with differential privacy."""
     yield from ((name, *wanted) for name, wanted in WANTED.items() if getattr(half, name, wanted[0]) != wanted[0])
 
 
 class Private:
-    """Train at a site as its ``privacy`` says, count it in its ledger, and let nothing leave that is not counted.
+    """Train at a site with differential privacy, count the cost in the site's ledger, and withhold what is not counted.
 
     Args:
         site: name of the site.
@@ -116,7 +116,7 @@ class Private:
 
     @classmethod
     def of(cls, site: str, given: Mapping[str, Any]) -> Private | None:
-        """Return what a site's file asks for, or ``None`` if it does not ask for differential privacy.
+        """Return the differential privacy that a site's file asks for, or ``None`` if it asks for none.
 
         Raises:
             SiteError: the setting is wrong, or the file does not say where the ledger is.
@@ -138,7 +138,7 @@ class Private:
     # -- what is trained
 
     def check(self, half: Any, run: SiteRun, model: torch.nn.Module) -> None:
-        """Refuse, by name and with the remedy, what cannot be counted.
+        """Refuse a run whose cost in privacy cannot be counted; the message names the setting and the remedy.
 
         Raises:
             Refused: the training, the task, a setting or the network.
@@ -206,7 +206,7 @@ class Private:
     # -- what may leave
 
     def refuse_task(self, name: str) -> None:
-        """Refuse a question whose answer is not counted.
+        """Refuse a task of the server whose answer the privacy ledger does not count.
 
         Raises:
             Refused: the task is one about images, and no training.
@@ -215,7 +215,7 @@ class Private:
             raise self._refused(f"answers to {name!r} are not counted; choose a method and settings without them")
 
     def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], unit: str) -> SiteReply:
-        """Return a reply with nothing in it but what is counted or public.
+        """Return a site's reply without the values that are neither counted in the ledger nor public.
 
         Args:
             request: the server's request.
@@ -238,7 +238,7 @@ class Private:
         return replace(reply, metrics={}, report=report, stats=stats)
 
     def words(self, unit: str) -> str:
-        """Return the guarantee in words, for the results."""
+        """Return the guarantee of differential privacy in words, for the results."""
         own = self.own
         delta = "at most 1e-05" if own.delta is None else f"{own.delta:g}"
         how = f"DP-SGD, noise {own.noise:g}, clip {own.clip:g}"

@@ -1,4 +1,4 @@
-"""Draw random numbers that nobody but the site can know: for the noise and for who is in a batch."""
+"""Draw random numbers that only the site can know, for the noise and for the choice of a batch's patients."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SecretDraws:
         return total
 
     def drawn(self, count: int, rate: float) -> list[int]:
-        """Return the numbers below ``count`` of which each is drawn by itself with probability ``rate`` (Poisson)."""
+        """Return the numbers below ``count``, each drawn independently with probability ``rate`` (Poisson sampling)."""
         found: list[int] = np.flatnonzero(self.uniform(count) < rate).tolist()
         return found
 

@@ -1,4 +1,4 @@
-"""Train one round by DP-SGD: each unit's gradient by itself, clipped, summed and noised.
+"""Train one round by DP-SGD: clip the gradient of each unit (such as a patient), add the gradients up, and add noise.
 
 A unit's gradient is autograd's own, of the unit's images alone, so that every network and loss is right in which images
 do not see each other. Opacus counts (:mod:`fairflare.privacy.ledger`) and is what the tests compare these steps with.
@@ -25,7 +25,7 @@ MOMENTS = "private_optimizer"  # moments of noised gradients; those of a trainin
 
 @dataclass(frozen=True)
 class Units:
-    """Hold what a list consists of: whom the guarantee is about.
+    """Hold the units of a training list (patients, volumes or images), which the privacy guarantee is about.
 
     Attributes:
         kind: ``patient``, ``volume`` or ``image``; ``case``: some images name a patient, and some do not.
@@ -37,7 +37,7 @@ class Units:
 
     @classmethod
     def of(cls, data: SiteData, split: str = "training") -> Units:
-        """Return the units of a list: patients wherever the data name them."""
+        """Return the units of a training list: patients wherever the data name them."""
         cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
         members: dict[Hashable, list[int]] = {}
         for number, case in enumerate(cases):
@@ -46,14 +46,14 @@ class Units:
         return cls(kinds.pop() if len(kinds) == 1 else "case", list(members.values()))
 
     def plan(self, half: LocalTraining) -> tuple[float, int]:
-        """Return the chance of a unit to be in a batch, and the number of steps of a round, both fixed beforehand."""
+        """Return the probability that a unit is in a batch, and the number of steps in a round."""
         each = math.ceil(len(self.members) / half.batch_size)
         return 1 / each, half.local_steps or half.local_epochs * each
 
 
 @dataclass
 class PrivateLoop:
-    """Train a model for one round by DP-SGD, with a method's settings, loss and optimizer.
+    """Train a model for one round by DP-SGD (private gradients), with a method's settings, loss and optimizer.
 
     Args:
         half: the site half.
@@ -76,7 +76,7 @@ class PrivateLoop:
     draws: Callable[[], SecretDraws] = SecretDraws
 
     def train(self, units: Units) -> Trained:
-        """Train the round's fixed number of steps, and put back every tensor that is not trained.
+        """Train for the round's fixed number of steps, and restore every tensor that is not trained.
 
         Raises:
             NotFinite: the trained model is not finite.

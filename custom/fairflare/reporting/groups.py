@@ -144,7 +144,7 @@ def _pooled(at: At, attribute: str) -> dict[str, Any]:
 
 
 def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[str]]]]:
-    """Return all gaps by name; and for each gap within sites its value, the lower group and the sites."""
+    """Return all gaps between groups by name, and each gap within sites with its value, lower group and sites."""
     together = _together(at)
     gaps = gaps_of(_known(together), added(list(together.values())))
     known = {site: {group: _figures(of) for group, of in _known(own).items()} for site, own in at.items()}
@@ -222,7 +222,7 @@ def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
 
 
 def caption(found: Groups, attribute: str) -> str:
-    """Return sentences on an attribute's group with the lowest value: its gap, how sure it is, and the gap in sites."""
+    """Return sentences on an attribute's group with the lowest value: its gap, interval, and gap within sites."""
     pooled = found.pooled[attribute]
     if attribute == EVERYBODY:
         return of_everybody(found, "ece" if "ece" in pooled.all else "dice")

@@ -44,7 +44,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Shown:
-    """Represent a cell that shows a text; in a CSV file the cell's values stand instead, each in its own column."""
+    """Represent a cell that shows a text; in CSV files the cell's values replace the text, each in its own column."""
 
     text: str
     values: Sequence[Plain]
@@ -63,12 +63,12 @@ def printable(value: object, most: int | None = MAX_TEXT) -> str:
 
 
 def decimals(half: float) -> int:
-    """Return how many decimals of a figure are certain, by half its interval's width or its deviation; 3 at most."""
+    """Return how many decimals of a figure its interval or deviation supports, at most 3."""
     return min(PLACES, max(0, -math.floor(math.log10(half)))) if half > 0 else PLACES
 
 
 def number(value: float | None, half: float = math.nan, sign: Literal["", "+"] = "") -> str:
-    """Return a figure as text with no more digits than are certain, for page and terminal; files have all digits.
+    """Return a figure as text with as many digits as are certain, for page and terminal; files have all digits.
 
     Args:
         value: the figure, in any unit; ``None`` or not finite: it is missing.

@@ -55,7 +55,7 @@ def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
 
 
 def zero_everywhere(test: Metrics, metrics: Collection[str]) -> list[str]:
-    """Return those of ``metrics`` that are 0 at every site that has them; more of each metric must be better."""
+    """Return those of ``metrics`` that are 0 at every site that has them; pass only metrics where higher is better."""
     values = {name: {of[name] for of in test.values() if of.get(name) is not None} for name in metrics}
     return [name for name, different in values.items() if different == {0}]
 

@@ -1,4 +1,4 @@
-"""Write notes on a run's figures: which models they are of, missing values, sites left out, warnings."""
+"""Write notes on a run's figures: the models that they describe, missing values, sites left out, warnings."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
 
 
 def private_notes(results: Results) -> list[str]:
-    """Return a sentence on the sites that train under differential privacy: target, what is spent, what is covered."""
+    """Return a sentence on the sites with differential privacy: target epsilon, spent epsilon, and what it covers."""
     spent = {site: of["epsilon"] for record in results.rounds for site, of in record.train.items() if "epsilon" in of}
     told = [f"{s} ({private_at(results, s)}; spent: {number(e)})" for s, e in sorted(spent.items())]
     open_ = sorted({site for record in results.rounds for site in record.train} - {*spent})

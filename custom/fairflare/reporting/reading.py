@@ -1,4 +1,4 @@
-"""Read a document as its model, and say in words what is wrong with it."""
+"""Read a JSON document as a pydantic model, and describe in words what is wrong with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS = {
 
 
 def read_part(kind: TypeAdapter[T], raw: Any, where: str = "") -> T:
-    """Return a part of a document as its model.
+    """Return a part of a JSON document as an object of its declared class.
 
     Args:
         kind: type adapter of the part, such as :data:`fairflare.reporting.documents.HEAD`.

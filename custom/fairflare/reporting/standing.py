@@ -38,7 +38,7 @@ def standing(
     info: Mapping[str, Any],
     footing: Footing = NOWHERE,
 ) -> dict[str, Any] | None:
-    """Return where each site stands in the primary metric, as ``inequality`` in ``results.json`` (``docs/results.md``).
+    """Return how each site compares with the others in the primary metric, as ``inequality`` in ``results.json``.
 
     Args:
         test: ``{site: {metric: value}}`` of the last model.
@@ -112,7 +112,7 @@ class Site:
             self.right = {}
 
     def only(self, names: Collection[str]) -> None:
-        """Leave out the classes in which the site is not compared."""
+        """Remove from the site's figures the classes in which sites are not compared."""
         self.support, self.right = ({n: k for n, k in of.items() if n in names} for of in (self.support, self.right))
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
@@ -232,7 +232,7 @@ def who_is_behind(results: Results) -> list[str]:
 
 
 def of_footing(results: Results) -> list[str]:
-    """Return sentences on the structures that averages, spread and worst site rest on, where sites have others."""
+    """Return sentences on the structures that averages, spread and worst site are about, if sites annotate others."""
     found, metric = results.footing, results.info.primary_metric
     if not found.how or not any(OWN + metric in of for of in results.test.values()):
         return []
@@ -292,7 +292,7 @@ def _of_sites(found: Inequality) -> str:
 
 
 def more_unequal(found: Inequality) -> bool:
-    """Return whether the sites together differ by more than chance although no single site does."""
+    """Return whether all sites together differ by more than chance although no single site is shown to."""
     return not found.behind and not found.ahead and found.p_value <= 1 - found.level
 
 

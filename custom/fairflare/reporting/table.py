@@ -165,7 +165,7 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
 
 
 def _certainty(results: Results) -> list[_Column]:
-    """Return the columns of intervals and test cases, which follow the metric that the intervals are of."""
+    """Return the columns of intervals and test cases, which follow the column of their metric."""
     found, of_all = results.inequality, results.global_test
     sites = {site: _interval_cells(of) for site, of in found.sites.items()}
     sites |= dict.fromkeys(suppressed_of(results, found.metric), (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED))

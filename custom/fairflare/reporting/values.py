@@ -143,7 +143,7 @@ def global_metrics(results: Results, metric: str) -> list[str]:
 
 
 def private_at(results: Results, site: str) -> str:
-    """Return what a site said of its differential privacy; empty: it has none."""
+    """Return what a site reported about its differential privacy; empty if it has none."""
     return str(results.info.said.get(site, {}).get("privacy") or "")
 
 
@@ -165,7 +165,7 @@ def linked(results: Results, metric: str) -> bool:
 
 
 def rests_on(results: Results, metric: str) -> str:
-    """Return what comparable figures rest on, to follow the metric's name in heads; empty: they are plain figures."""
+    """Return words for table heads on the structures that comparable figures are about; empty for plain figures."""
     return in_brackets(results.footing.how, results.footing.shared) if compared(results, metric) else ""
 
 
@@ -175,7 +175,7 @@ def compared(results: Results, metric: str) -> bool:
 
 
 def _tests(results: Results, last: bool) -> list[tuple[Metrics, Mapping[str, float]]]:
-    """Return metrics by site and on the global test, of the final model or of each of the last models."""
+    """Return the metrics by site and on the global test, for the final model or for each of the last models."""
     final = (results.test, results.global_test.metrics)
     if not last:
         return [final]

@@ -129,7 +129,7 @@ class Lora(Adapters):
 
 @settings
 class FairLora(Adapters):
-    """Put low-rank adapters with own singular values for each group of people into a network (method ``fair_lora``).
+    """Put low-rank adapters with singular values for each group of people into a network (method ``fair_lora``).
 
     All other tensors are frozen, as with ``lora``. No further package is needed.
 
@@ -180,7 +180,7 @@ class FairLora(Adapters):
 
 @settings
 class RandomInputs(Adapters):
-    """Normalise what a network is given by statistics of the site's images (method ``fed_rdn``); nothing is frozen."""
+    """Normalise a network's inputs by statistics of the site's images (method ``fed_rdn``); nothing is frozen."""
 
     kind: ClassVar[str] = "fed_rdn"
 

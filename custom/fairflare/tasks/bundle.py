@@ -39,7 +39,7 @@ PRED = "pred"  # key of the network's output in MONAI's engines
 
 @settings
 class BundleSite(FolderSettings):
-    """Settings that a bundle reads from a site's private file.
+    """Define the settings that a bundle reads from a site's private file.
 
     Args:
         structures, classes: what the site annotated. ``"all"``; a part of it is refused, since the bundle's loss would
@@ -133,7 +133,7 @@ class MonaiBundleTask(Task):
         return BundleParts(Bundle(folder, *said, sealed=self._classes, text=self.bundle_text), self.class_names)
 
     def heed(self, settings: Mapping[str, Any]) -> None:
-        """Take the machine's own list of classes, ``bundle_classes``, for a sealed bundle."""
+        """Take the classes that a sealed bundle may use from this machine's private settings (``bundle_classes``)."""
         if self.bundle_text is not None and settings.get("bundle_classes") is not None:
             self._classes = allowed_classes(settings["bundle_classes"])
             vars(self).pop("parts", None)
@@ -247,14 +247,14 @@ class MonaiBundleTask(Task):
         return result
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
-        """Return the bundle's key metric for each image, NaN: no structure counts, or ``None`` if no image has one."""
+        """Return the bundle's key metric of each image, NaN if no structure counts; ``None`` if images have none."""
         if self.parts.kept("key_metric").summed:
             return None
         scores, _ = self._scores(model, data.batches("test", batch_size=1), device)
         return [*scores.mean(axis=1).filled(np.nan)]
 
     def _scores(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> tuple[Any, list[float]]:
-        """Return the key metric, (images, structures), masked where an image has none of a structure, and each loss."""
+        """Return the key metric, (images, structures), masked where an image lacks a structure, and the losses."""
         from monai.inferers import SimpleInferer
 
         scores: list[npt.NDArray[np.float64]] = []
@@ -315,7 +315,7 @@ class MonaiBundleTask(Task):
 
 
 def sealed_settings(folder: Path, configs: Sequence[str]) -> dict[str, str]:
-    """Return the settings by which a task reads a folder's configuration sealed, without the folder."""
+    """Return the task's settings with a bundle's configuration as text, to be read without its folder and code."""
     # YAML has no braces at its ends, which FLARE would take for a variable.
     text = yaml.safe_dump(read_files(folder, configs)[0], sort_keys=False, allow_unicode=True)
     return {"bundle_text": text, "bundle_sha256": grouped(hashlib.sha256(text.encode()).hexdigest())}

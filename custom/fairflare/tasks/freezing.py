@@ -17,7 +17,7 @@ NAMES = 12  # largest number of names that an error lists
 
 
 def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool = False) -> None:
-    """Freeze every parameter for whose name ``trained`` returns False.
+    """Freeze every parameter for whose name the function ``trained`` returns False.
 
     A norm without a trained parameter uses its running statistics in training as well, and leaves them unchanged.
 
@@ -43,7 +43,7 @@ def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
 
 
 def matching(setting: str, pattern: str, names: list[str], what: str) -> list[str]:
-    """Return the names in which a setting's pattern is found.
+    """Return those of the names that contain a match of a setting's regular expression.
 
     Raises:
         ValueError: the pattern is found in no name; the message lists the names.

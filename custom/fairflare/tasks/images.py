@@ -206,7 +206,7 @@ class ImageTask(Intensities, Fitted, Task):
         return self.names()
 
     def output_tensors(self) -> Sequence[str]:
-        """Return the output layer's tensors, for outputs that do not depend on each other: not for classes (softmax).
+        """Return the output layer's tensors, or none if softmax couples the outputs (classes of which one is true).
 
         They are unknown where the network computes its outputs otherwise than by one layer.
         """
@@ -584,7 +584,7 @@ class PhantomImages(ImageData):
     synthetic = True
 
     def describe(self, what: str, sizes: Mapping[str, int]) -> None:
-        """Set the description of the synthetic data, one line for the log."""
+        """Set the one-line description of the synthetic data, which the log shows."""
         listed = ", ".join(f"{size} {split}" for split, size in sizes.items())
         self.description = f"SYNTHETIC {what}, not patient data: {listed}"
 

@@ -41,7 +41,7 @@ class Census:
 
 
 class Marked(SiteData):
-    """Show, of data whose labels are masks, only structures that enough cases mark; a mix-in of a site's data."""
+    """Restrict a site's data with masks to the structures that enough cases mark; a mix-in class."""
 
     task: Any
     _left: int  # bytes that decoded images may still take
@@ -95,7 +95,7 @@ def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, in
 
 
 def unexplained(told: Mapping[str, Collection[str]], explained: Collection[str] = ()) -> dict[str, list[str]]:
-    """Return, by site, the structures or classes that other sites' labels are told to have and its own are not.
+    """Return, by site, the structures or classes that other sites report in their labels and this site does not.
 
     Args:
         told: names that each site's labels are told to have.
@@ -112,7 +112,7 @@ def question(
     numbers: Mapping[str, Sequence[int]],
     file: str = "the fairflare.json that the run reads (--data; in a network the site's own)",
 ) -> str:
-    """Return one sentence that asks the sites of :func:`unexplained` what their labels' silence means.
+    """Return one sentence that asks these sites whether what their labels lack is absent or was not annotated.
 
     Args:
         lacking: the names by site.

@@ -113,7 +113,7 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
 
 
 def may_leave(of_classes: Collection[int] | None, hidden: Collection[int] | None) -> bool:
-    """Return whether a metric may leave the site, measured on what :class:`Shown` shows.
+    """Return whether a metric that was measured on the data of :class:`Shown` may leave the site.
 
     Args:
         of_classes: numbers of the metric's classes; ``None`` if not declared, empty if every image counts in it.

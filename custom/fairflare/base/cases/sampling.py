@@ -24,7 +24,7 @@ Cases = Sequence[Hashable]
 
 
 def standard_error(influence: npt.NDArray[np.floating], cases: Cases | None = None) -> float:
-    r"""Return the standard error of a metric that is a sum over images, but for a constant.
+    r"""Return the standard error of a metric that is a constant plus a sum over images, such as a mean.
 
     .. math:: \sqrt{\frac{G}{G - 1} \sum_{g=1}^{G} \Big(\sum_{i \in g} u_i\Big)^2}
 

@@ -43,7 +43,7 @@ def check_data(
     every: Annotated[bool, typer.Option("--all", help="Every problem, not one line for each kind.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read every image as training does and say all that is wrong. Exit code 1 when training must not begin so."""
+    """Read every image as training does, and list all problems. The exit code is 1 if training would fail."""
     from fairflare.checking.images import check_sites
 
     with one_document(as_json) as put:

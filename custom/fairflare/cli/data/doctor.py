@@ -122,7 +122,7 @@ def examine(
 
 
 def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield whether a MONAI bundle trains where no code is allowed, what stands against it, and the data it wants.
+    """Yield whether a MONAI bundle can be trained where code is forbidden, what prevents this, and what data it needs.
 
     Args:
         folder: of the bundle, nothing of which runs.
@@ -256,7 +256,7 @@ def _in_use(local: Path, name: str) -> Path | None:
 
 
 def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
-    """Yield a warning where files that outlive a job would be lost with the job's container."""
+    """Yield a warning if files that must outlive a job would be lost with the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
     own = local / "fairflare.json"
     if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):

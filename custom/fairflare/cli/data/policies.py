@@ -20,7 +20,7 @@ def policies(
         typer.Option("--project", "-p", metavar="FILE", help="project.yml whose SitePolicyBuilder says them."),
     ] = None,
 ) -> None:
-    """Lay policies into start-up kits: classes of our jobs, no code, no shell, no log streaming, min_cases of 5."""
+    """Write policies into start-up kits: classes of our jobs only, no code, shell or log streaming, min_cases of 5."""
     from fairflare.provision import SitePolicyBuilder
 
     with user_errors():

@@ -47,7 +47,7 @@ def stats(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Show counts, classes, intensities and sizes by site and pooled, as a page, by FLARE's federated statistics."""
+    """Write a page with counts, classes, intensities and sizes of the images, by site and pooled."""
     from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, write_statistics
 
     with user_errors(out), one_document(as_json) as put:

@@ -27,7 +27,7 @@ def adapt(
     task_file: OwnCode = None,
     overwrite: Overwrite = False,
 ) -> None:
-    """Fit the norm statistics of a run's model to the images of a hospital that was not there. Labels are not read.
+    """Fit the norm statistics of a run's model to images of a hospital that took no part. Labels are not read.
 
     The means and variances in the batch norms become those of these images;
     no weight changes. It takes models with norm_statistics=site, which no new

@@ -67,7 +67,7 @@ def evaluate(
     as_json: AsJson = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Test models at every site without training, as a run's final test; of several, differences to the first."""
+    """Test models at every site without training, as a run's final test does; compare several with the first."""
     from fairflare.federation.site.site_file import own_settings
     from fairflare.prediction.evaluating import given_model
 

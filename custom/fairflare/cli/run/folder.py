@@ -107,7 +107,7 @@ def _begun(folder: Path) -> bool:
 
 
 def what_sites_said(results: Results, log: Path) -> list[str]:
-    """Return the texts of the sites' errors from the log, where the failure's reason withholds these texts.
+    """Return the texts of the sites' errors from the run's log, if the reason of the failure does not contain them.
 
     The texts may be shown, because in the simulator the sites' log is the user's own.
     """

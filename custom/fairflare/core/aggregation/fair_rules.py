@@ -37,7 +37,7 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
 
 
 def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return a memory of weights in which the sites of ``fresh`` share the sum of their weights anew.
+    """Return remembered weights, in which the sites of ``fresh`` have divided the sum of their weights anew.
 
     Sites that are not in ``fresh`` keep their weights.
 
@@ -85,7 +85,7 @@ class AccumulatedSteps:
 
 
 def most_accumulated(num_steps: int) -> float:
-    """Return the largest norm of FedNova's vector a that a number of steps can reach: with Nesterov momentum 1."""
+    """Return the largest norm of FedNova's vector a that this number of steps can reach (Nesterov momentum 1)."""
     return num_steps * (num_steps + 3) / 2
 
 
@@ -275,7 +275,7 @@ def minus_state(received: State, own: State, coefficient: float) -> dict[str, to
 
 
 def variance_slopes(losses: Mapping[K, float], images: Mapping[K, float], total: float) -> dict[K, float]:
-    r"""Return how much more an image of each party counts if the variance of the parties' losses joins the objective.
+    r"""Return how much more an image of each party counts if the variance of the parties' losses is minimised too.
 
     A party is a site, or a group of people over all sites.
 

@@ -54,7 +54,7 @@ def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) ->
 
 
 def evening(losses: torch.Tensor) -> torch.Tensor:
-    r"""Return h, whose weighted sum of the sites' changes evens their losses; 0 where the losses are equal (FedLF).
+    r"""Return FedLF's h: the sum of the sites' changes with factors h makes their losses more equal; 0 if they are.
 
     .. math:: h = \frac{\cos(F, e) F - \lVert F \rVert e}{\lVert F \rVert^2}, \quad e = 1 / \sqrt K
 
@@ -74,7 +74,7 @@ def evening(losses: torch.Tensor) -> torch.Tensor:
 def fair_factors(products: torch.Tensor, fair: torch.Tensor) -> torch.Tensor:
     r"""Return the factors by which FedLF adds up the sites' changes of a layer, (sites,); 0 for a change of 0.
 
-    The sum is the shortest weighted mean of the changes and of one that evens the losses, all scaled to the layer's
+    The sum is the shortest weighted mean of the changes and of a direction that makes losses more equal, scaled to the
     mean length.
 
     Args:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputRows:
-    r"""Give every site the output rows that the sites that annotate a row's structure make together.
+    r"""Average each output row over the sites that annotate its structure, and give every site the result.
 
     .. math:: w_s = \sum_{k \in K_s} p_k w_{k,s} \Big/ \sum_{k \in K_s} p_k
 
@@ -44,7 +44,7 @@ class OutputRows:
         how: Aggregate = MEAN,
         bounded: Callable[[Mapping[str, float]], Mapping[str, float]] = dict,
     ) -> dict[str, State]:
-        """Return the sites' models with these rows; a row that all sites of the round annotate stays as it is.
+        """Return the sites' models with averaged output rows; rows that all sites annotate are left unchanged.
 
         Args:
             states: models by site; not changed.

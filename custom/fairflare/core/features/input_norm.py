@@ -41,7 +41,7 @@ class InputNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def put_before(model: nn.Module) -> nn.Module:
-    """Put such a norm before a network, whose tensors keep their names.
+    """Put an :class:`InputNorm` before a network, whose tensors keep their names.
 
     Raises:
         ValueError: the network has no convolution, which would tell the number of channels.

@@ -128,7 +128,7 @@ def newcombe_end(area: float, positive: int, negative: int) -> float:
 
 
 def threshold(truth: Truth, scores: Array, share: float, of: str) -> float:
-    """Return the observed score from which on images are told positive, so that a share of one side is told right.
+    """Return the observed score from which on images are called positive, to reach a sensitivity or specificity.
 
     Args:
         truth: (n,) whether each image is positive.

@@ -33,7 +33,7 @@ SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures,
 
 
 def in_brackets(how: str, shared: Sequence[str]) -> str:
-    """Return what comparable figures rest on, to follow a metric's name."""
+    """Return words in brackets, to follow a metric's name, on the structures that comparable figures are about."""
     return f" ({f'over: {few(shared, MAX_NAMES)}' if how == SHARED else how})"
 
 

@@ -234,7 +234,7 @@ def split_name(text: str, row: Row) -> str:
 
 @dataclass(frozen=True)
 class Answers:
-    """Say what a table of findings means where a cell is no 1 and no 0.
+    """Define the meaning of cells in a table of findings that are neither 1 nor 0.
 
     Attributes:
         uncertain: what -1 becomes, ``"ignore"`` (not known), ``"zero"`` or ``"one"``; in test images it is not known.
@@ -245,7 +245,7 @@ class Answers:
     blank: Blank | None = None
 
     def labels(self, item: Item) -> tuple[int, ...]:
-        """Return of each finding 1, 0 or -1 (not known), from the cells of an image's row.
+        """Return 1, 0 or -1 (not known) for each finding, from the cells of an image's row.
 
         An uncertain label that is to become 0 or 1 is -2 or -3, until it is known whether the image is for the test.
 

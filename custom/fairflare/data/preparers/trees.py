@@ -478,7 +478,7 @@ def of_site(
     site: str, images: Path, labels: Path, columns: Mapping[str, str], attributes: Mapping[str, str] | None,
     classes: Sequence[str] | None, pictures: bool = False,
 ) -> Tree:  # fmt: skip
-    """Return the images of one named site, whose labels are a folder of masks or a table."""
+    """Return the images of one site given by name, whose labels are a folder of masks or a table."""
     if not labels.is_file():
         return pairs(images, labels, pictures)
     return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site)

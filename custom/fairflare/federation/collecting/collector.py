@@ -63,7 +63,7 @@ class QuorumError(RuntimeError):
 
 
 class Counts(dict[str, float]):
-    """Hold the number that each site is weighed by in a round.
+    """Hold the numbers (of samples) by which the sites are weighted in a round.
 
     It is the site's number of samples; under a stock controller it may be the number of steps.
 
@@ -112,7 +112,7 @@ class _Round:
 
 
 def read_state(shape: Shape, message: Message, site: str, staging: Staging) -> Incoming:
-    """Return the state in a site's message, checked.
+    """Return the tensors (state) in a site's message after all checks.
 
     Raises:
         ReportError: it cannot be used (names site and tensor).
@@ -127,13 +127,13 @@ def read_state(shape: Shape, message: Message, site: str, staging: Staging) -> I
 
 
 class Sums(Protocol):
-    """Make the mean of models that the server does not have; ``steps``: number of optimizer steps by site."""
+    """Compute means of models that the server does not hold, from secure sums; ``steps``: optimizer steps by site."""
 
     def anchor(self, sites: Sequence[str], steps: Mapping[str, int | None]) -> State:
         """Return the plain mean of the sites' models."""
 
     def mean(self, weighing: Weighing, steps: Mapping[str, int | None]) -> tuple[Weighing, State]:
-        """Return the weights that were used, and the mean of the sites' models with them."""
+        """Return the weights that were used, and the mean of the sites' models with these weights."""
 
 
 class Collector:
@@ -197,7 +197,7 @@ class Collector:
         self._influence = Influence(self.bounds, self.num_sites, training)
 
     def at_round(self, current_round: int) -> None:
-        """Set the number of the round.
+        """Set the number of the current round.
 
         Under a stock controller the number is known only when the first answer has arrived.
         """
@@ -216,7 +216,7 @@ class Collector:
 
     @property
     def labelled(self) -> list[str]:
-        """Return the names of the accepted sites that have labels, sorted; only these the rule weighs."""
+        """Return the sorted names of the accepted sites with labels; the aggregation rule weights only these."""
         return [site for site in self.accepted if not self._round.trained[site].stats[WITHOUT_LABELS]]
 
     @property
@@ -405,7 +405,7 @@ class Collector:
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
 
     def _of_sum(self, mean: State, **form: Any) -> dict[str, torch.Tensor]:
-        """Return what the average of one state is, the mean of all sites, with the received model's types."""
+        """Return the next model from ``mean``, the opened secure sum, in the received model's types."""
         made, like = weighted_average({SUM: mean}, {SUM: 1.0}, **form), self._round.received or {}
         return {name: tensor.to(like[name].dtype) for name, tensor in made.items()}
 
@@ -458,7 +458,7 @@ class Collector:
         )
 
     def _samples(self, site: str, labelled: float) -> float:
-        """Return the number that a site is weighed by: its labelled samples, and a part of its unlabelled ones."""
+        """Return the number by which a site is weighted: its labelled samples, and a part of its unlabelled ones."""
         unlabelled = self.said.get(site, {}).get(UNLABELLED, 0)
         if self._round.trained[site].stats[SHARE] is None or not unlabelled:
             return labelled or 1
@@ -466,7 +466,7 @@ class Collector:
         return min(found, self.bounds.max_samples or found)
 
     def _with_unlabelled(self, decided: Weighing, labelled: Sequence[str]) -> Weighing:
-        """Give sites without labels the weights of their samples, as if the method found them like the others' mean.
+        """Give sites without labels the weight of their samples, as the method has no report of them to weigh.
 
         What they sent has no running statistics of their own images, so in these they do not count.
         """

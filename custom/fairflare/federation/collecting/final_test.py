@@ -260,7 +260,7 @@ def _merge(first: Phase, second: Phase) -> None:
 
 
 def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[str, dict[str, float]]:
-    """Return each metric's mean over several models, by site; NaN where the metric of one of the models is missing.
+    """Return each metric's mean over several models, by site; NaN where one of the models lacks the metric.
 
     A mean over the existing values alone would leave out the models that a site could not use.
     """

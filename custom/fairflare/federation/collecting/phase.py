@@ -1,4 +1,4 @@
-"""Ask the sites one task, and record which sites answered, which are left out and why, and which were silent."""
+"""Ask the sites to perform one task, and record which answered, were left out (and why), or were silent."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Phase:
 
     @property
     def silent(self) -> list[str]:
-        """Return the asked sites whose answer is neither used nor left out yet."""
+        """Return the asked sites that have not answered yet."""
         return [s for s in self.asked if s not in self.good and s not in self.left_out]
 
     def refuse(self, site: str, reason: str) -> None:

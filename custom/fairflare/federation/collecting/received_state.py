@@ -22,7 +22,7 @@ FILTERS = (Field("filters", "names", required=False),)
 
 
 class Incoming(LazyState):
-    """Represent the model that a site sent; a tensor of it is made when it is asked for.
+    """Represent the model that a site sent; each tensor is converted at access.
 
     Args:
         layout: dtype and shape of every tensor.

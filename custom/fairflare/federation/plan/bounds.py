@@ -31,7 +31,7 @@ def auto_share(num_sites: int) -> float:
 
 @settings
 class Bounds:
-    """Declare bounds on what one site, or a few sites together, can do to a round; no value: no bound.
+    """Declare bounds on what one site, or a few sites together, can do to a round; a setting without value is no bound.
 
     Args:
         max_weight: largest share of one site, in each layer where weights are by layer; what is cut goes to the others
@@ -100,7 +100,7 @@ def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
 
 
 def in_words(run: Bounds, num_sites: int | None) -> str:
-    """Return the bounds of a job in one line; ``num_sites``: None where the number of sites is not known yet."""
+    """Return the bounds of a job in one line; ``num_sites`` is None if the number of sites is not known yet."""
     found = bounds_of(run, num_sites or 0)
     shown = {name: f"{found[name]:g}" for name in FOR_HOSPITALS if isinstance(found[name], (int, float))}
     if run.max_weight == AUTO:

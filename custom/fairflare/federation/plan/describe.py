@@ -79,7 +79,7 @@ class Listed:
 
 
 def overview() -> list[Listed]:
-    """Return the descriptions of all methods, group by group, in a group by name."""
+    """Return the descriptions of all methods by group, sorted by name within a group."""
     order = list(GROUPS)
     return [_listed(m) for m in sorted(all_methods().values(), key=lambda m: order.index(m.group))]
 

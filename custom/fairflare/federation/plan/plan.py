@@ -351,7 +351,7 @@ def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the values that a paper's published setting lacks and that the user has to give."""
+    """Return the names of the values that a paper's published setting lacks and that the user has to give."""
     if paper is None:
         return (f"a published setting: {model.title} has none, so a quick job's training and its own defaults hold",)
     if sites is None:

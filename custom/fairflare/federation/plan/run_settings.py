@@ -201,7 +201,7 @@ class RunSettings(Bounds):
         return self.num_rounds + self.crt_rounds
 
     def tests(self, current_round: int) -> bool:
-        """Return whether a round's model is tested after the round; False for the last, which the final test covers."""
+        """Return whether a round's model is tested after the round (not the last one, which the final test covers)."""
         every, left = self.test_every, self.rounds_in_all - current_round - 1
         return left > 0 and (left < self.test_last or (every > 0 and (current_round + 1) % every == 0))
 

@@ -1,4 +1,4 @@
-"""Refuse, before a run, what cannot go with secure sums (``secure="sums"``)."""
+"""Refuse, before a run, methods and settings that do not work with secure sums (``secure="sums"``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fairflare.privacy.sums.exposure import Limits
 
 
 def check_secure(run: RunSettings, rule: Rule, training: LocalTraining | None, task: Task | None) -> None:
-    """Check that nothing in a run of secure sums needs more of a site than declared numbers and its part of sums.
+    """Check that a run with secure sums needs only declared numbers and sums from the sites, no site's own update.
 
     Args:
         run, rule, task: the run's settings, server half and task; ``task``: None where it is not checked.

@@ -148,7 +148,7 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
 
 
 class _Said(SiteData):
-    """Represent a site's data by its report, from which the server's task takes the site's class names."""
+    """Represent a site's data at the server by the site's report, from which the task takes the class names."""
 
     def __init__(self, found: Mapping[str, Any]) -> None:
         self.synthetic = bool(found["synthetic"])
@@ -225,7 +225,7 @@ class Check:
 
     @property
     def said(self) -> dict[str, dict[str, float]]:
-        """Return the numbers that each site reported: its images by list, and ``groups`` that the method acts on.
+        """Return the numbers that each site reported: its images by list, and the groups of people used by the method.
 
         The group of images whose attribute is not known is not counted. A list that a site withholds counts as 0
         images.
@@ -238,7 +238,7 @@ class Check:
 
     @property
     def footing(self) -> Footing:
-        """Return which structures or classes of which sites are compared: those that the site annotates.
+        """Return which structures or classes of each site are compared: those that the site annotates.
 
         Where the site's ``min_cases`` is 1, a structure that none of the site's labels marks is left out.
         """

@@ -1,4 +1,4 @@
-"""Lead the fine-tuning behind the rounds (``personalise=finetune``), and test the sites' own models everywhere.
+"""Lead the fine-tuning after the rounds (``personalise=finetune``), and test the sites' own models at all sites.
 
 Each site trains on from the common model once (``methods/parts/fine_tuning.py``). Its own model is tested beside the
 common one in the final test, and, where the site lets it leave (``submit_model``), at all other sites.

@@ -57,7 +57,7 @@ class NormReport:
 
     @property
     def group(self) -> tuple[tuple[str, ...], bool]:
-        """Return the facts that must be equal at all sites: the measured norms, and whether further norms follow."""
+        """Return the facts that all sites must report alike: the measured norms, and whether further norms follow."""
         return tuple(sorted(self.values)), self.more
 
 

@@ -144,7 +144,7 @@ class Rounds:
             self.experiment.close()
 
     def _say_unused(self) -> None:
-        """Say that unlabelled images lie unused, where the server knows the sites' settings and how many there are."""
+        """Log that unlabelled images are not used, if the server knows the sites' settings and numbers of images."""
         half, unused = self.place.site_half, sum(of.get(UNLABELLED, 0) for of in self.check.said.values())
         if unused and half is not None and not half.get("args", {}).get("unlabelled"):
             self.transport.say(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
@@ -271,7 +271,7 @@ class Rounds:
         self.journal.left_out(phase, record)
 
     def _with_fewer(self, record: RoundRecord, make: Callable[[], T]) -> T:
-        """Return what ``make`` returns; again without the sites that were lost, where the models are summed."""
+        """Return the result of ``make``; with secure sums, call ``make`` again without the sites that were lost."""
         while True:
             before = {} if self.sums is None else self.retraining.state_dict()
             try:

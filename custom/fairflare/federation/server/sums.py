@@ -1,4 +1,4 @@
-"""Open weighted sums of the sites' updates, of which the server never holds a single one (``secure="sums"``).
+"""Open weighted sums of the sites' updates; the server never holds a single site's update (``secure="sums"``).
 
 The sites agree on keys that the server does not know. In each round they train and report, the rule weighs, and every
 site is shown the whole table of weights and sends its weighted update under masks that only the sum of all is free of.
@@ -44,7 +44,7 @@ class SitesLost(Exception):
 
 
 class SecureSums:
-    """Lead the exchanges of secure sums at the server.
+    """Lead the exchanges with the sites that secure sums need, at the server.
 
     Args:
         run: settings of the run.
@@ -58,7 +58,7 @@ class SecureSums:
         self._anchor: tuple[list[str], State] | None = None
 
     def agree(self, current_round: int, live: Sequence[str]) -> dict[str, str]:
-        """Let the live sites agree on keys, unless they have; return for each site without a key the reason.
+        """Let the live sites agree on keys unless they have done so; return the reason for each site without a key.
 
         Raises:
             RoundFailed: a site refuses another one's key, or fewer than three sites have keys.
@@ -96,7 +96,7 @@ class SecureSums:
         return left
 
     def begin(self, record: RoundRecord, received: State, trained: Sequence[str] | frozenset[str]) -> None:
-        """Begin a round.
+        """Begin a round with the model that the sites receive.
 
         Args:
             record: the round's record.
@@ -182,7 +182,7 @@ class SecureSums:
         return weighing, Made(received, make)
 
     def _evened(self, weighing: Weighing, layers: Sequence[str], members: Sequence[str]) -> Weighing:
-        """Return the weights with equal ones in layers in which the rule's would show a single site's update."""
+        """Return the rule's weights, made equal in layers in which they would show a single site's update."""
         if not layers:
             return weighing
         even = dict.fromkeys(members, 1 / len(members))
@@ -199,7 +199,7 @@ class SecureSums:
         return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
 
     def _opened(self, questions: list[Question], layouts: list[Layout], members: list[str]) -> list[State]:
-        """Ask all members for their masked vectors, then for the keys of their own masks, and open the sums."""
+        """Ask all members for masked vectors, then for the keys of their own masks, and return the opened sums."""
         number = self.record.current_round
         totals = {of.label: Addition(of, layout) for of, layout in zip(questions, layouts, strict=True)}
         own: dict[str, dict[str, bytes]] = {}
@@ -264,7 +264,7 @@ def _head_only(phase: Phase, site: str, message: Message) -> dict[str, float]:
 def _bytes_of(
     site: str, message: Message, current_round: int, known: set[str], most: int, *, all_of: bool = False
 ) -> dict[str, bytes]:
-    """Return the bytes by name in a site's report, checked.
+    """Return the checked bytes in a site's report, by name.
 
     Raises:
         ReportError: another name, another kind of value, or one too long (names site and field).

@@ -66,7 +66,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class ClinicalTable:
-    """Hold the classes and probabilities of a site's images, of which the gate sends only figures.
+    """Hold the true classes and probabilities of a site's images; only figures computed from them are sent.
 
     Attributes:
         splits: for ``test`` and ``validation`` the classes (n,) and probabilities (n, classes) of the images, and the
@@ -105,7 +105,7 @@ class ClinicalTable:
         return told | {OF_CLASSES: [float(value) for row in rows for value in row]}, kept
 
     def _of_findings(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
-        """Return the result of :meth:`sent` for findings: each is told from its known labels, as of two classes."""
+        """Return the result of :meth:`sent` for findings: each is measured on its known labels, like two classes."""
         rows: list[float] = []
         kept: list[str] = []
         bins = np.zeros(3 * BINS + 1)

@@ -58,7 +58,7 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
 
 
 def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> dict[str, Any]:
-    """Return the structures or classes that a site's file calls annotated, and the number of cases with each label.
+    """Return the structures or classes that a site's file says are annotated, and the number of cases with each label.
 
     Args:
         task: the task as the site learns it, with the names of structures or classes.

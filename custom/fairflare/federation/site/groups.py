@@ -118,7 +118,7 @@ def _groups(data: SiteData, attribute: str) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class GroupTable:
-    """Hold the outcomes of a site's test images with their groups; the gate sends only sums of them.
+    """Hold the outcomes of a site's test images with their groups of people; only sums of them are sent.
 
     Attributes:
         site: name of the site; the name and the number of cases decide how the cases are divided into parts.

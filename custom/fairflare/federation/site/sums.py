@@ -1,4 +1,4 @@
-"""Take part in secure sums at a site: agree on keys, keep the update at home, mask it, and release the own mask.
+"""Take part in secure sums at a site: agree on keys, keep the update, send it masked, and release the own mask.
 
 What a site refuses, it refuses by name: see :mod:`fairflare.privacy.sums`. Its log of sums and its key lie in its
 folder of the experiment, so that a process that begins anew goes on from them.
@@ -35,7 +35,7 @@ Most = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 def check_asked(worker: SiteWorker, request: SiteTask) -> None:
-    """Refuse to train for a server that asks for the update itself, where the site's own file allows sums only.
+    """Refuse to train for a run without secure sums if the site's own file allows secure sums only.
 
     Raises:
         SiteError: the run is none of secure sums.
@@ -60,7 +60,7 @@ def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
 def kept_home(
     worker: SiteWorker, request: SiteTask, store: SiteStore, reply: SiteReply, local: Mapping[str, torch.Tensor]
 ) -> SiteReply:
-    """Store the update of an answer to ``train`` at the site, and return the answer without it.
+    """Store the update of an answer to ``train`` at the site, and return the answer without the update.
 
     Raises:
         SumRefused: the training changed integers that cannot be summed.
@@ -78,7 +78,7 @@ def kept_home(
 
 
 def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Perform ``keys``: tell the site's own public key, or check those of all sites and agree on a key with each."""
+    """Perform ``keys``: send the site's public key, or check those of all sites and agree on a key with each site."""
     own, asked = _keys(worker), request.sums
     if HELLOS not in asked:
         return SiteReply(STATUS_OK, report=own.hello(asked[RUN]))
@@ -87,7 +87,7 @@ def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 
 def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Perform ``mask``: send the site's weighted update under masks that only the sum of all sites is free of."""
+    """Perform ``mask``: send the site's weighted update under masks that cancel only in the sum of all sites."""
     kept = store.load_at(KEPT, request.current_round)
     if kept is None:
         raise SumRefused(worker.site, f"it has no update of round {request.current_round}; it is back in the next one")
@@ -105,7 +105,7 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 
 def release(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Perform ``release``: tell the keys of the site's own masks, once the vectors of all members are there."""
+    """Perform ``release``: send the keys of the site's own masks, after the vectors of all members have arrived."""
     present = request.sums[PRESENT]
     asked = _asked(worker, request)
     return SiteReply(STATUS_OK, report={of.label: log.release(of, pairs, present) for log, of, pairs in asked})

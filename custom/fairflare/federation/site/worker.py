@@ -161,7 +161,7 @@ class SiteWorker:
         return reply
 
     def _told(self, request: SiteTask, reply: SiteReply) -> SiteReply:
-        """Return what of an answer is sent; under differential privacy only what is counted or public."""
+        """Return the part of an answer that is sent: with differential privacy only counted or public values."""
         if self.private is None or request.name in OF_SUMS:
             return reply
         unit = Units.of(self._data).kind if self._data is not None else ""
@@ -205,7 +205,7 @@ class SiteWorker:
         Gate(self.site, self.task, data, self.training, self.sends_classes, floor).keep_home(request, reply)
 
     def _shown(self, request: SiteTask) -> Any:
-        """Return the data as a task uses them: by the floor, stoppable at each batch; for the global test, its list."""
+        """Return the data as a task uses them: without classes of too few cases, and with the list that is tested."""
         assert self._data is not None  # every task that was performed has opened the data
         floor = self._floor(request)
         # Under differential privacy nothing is measured, and the number of images is public whatever they show.
@@ -215,7 +215,7 @@ class SiteWorker:
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
-        """Return the least number of cases behind a value that may leave the site; a job can only raise the number."""
+        """Return the smallest number of cases that a value leaving the site may be about; a job can only raise it."""
         data = self._data  # only with unlabelled images may a list be empty
         empty = data is not None and UNLABELLED in data.lists and not all(map(data.num_samples, data.lists))
         return max(self.min_cases, request.min_cases, 1 + empty)
@@ -330,7 +330,7 @@ class SiteWorker:
 
 
 class TestedOn(Proxy):
-    """Show a site's data with another list as the test list, and without further test lists.
+    """Give a site's data with another list in place of the test list, and without further test lists.
 
     Args:
         inner: data of the site.

@@ -121,9 +121,9 @@ class Method:
 
 
 def sums_of(method: Method) -> str:
-    """Return what the method's sums need, with its own settings: ``"one sum"``, ``"two sums"``, or ``"no: ..."``.
+    """Return what secure sums with a method take (default settings): ``"one sum"``, ``"two sums"``, or ``"no: ..."``.
 
-    Of two sums the first is the plain mean that the sites report about.
+    The first of two sums is the plain mean of the models, about which the sites are asked.
     """
     if why := build(method.rule, method.server).reads_models:
         return f"no: {why}"
@@ -140,7 +140,7 @@ def all_methods() -> dict[str, Method]:
 
 
 def fields_of(training: type) -> dict[str, Field]:
-    """Return the declared report fields, by name, that a site half may have to report.
+    """Return the report fields that any method declares for a site half, by name.
 
     They are the fields of the rules of all methods whose site half is ``training`` or one of its base classes.
     """

@@ -164,7 +164,7 @@ class OwnModel(Home, ABC):
 
 
 def tuned_part(personalise: str) -> str:
-    """Return which part of the common model each site fine-tunes behind the rounds; empty: none."""
+    """Return which part of the common model each site fine-tunes after the rounds; empty if none."""
     return (personalise.partition(":")[2] or HEAD) if personalise.startswith(FINETUNE) else ""
 
 

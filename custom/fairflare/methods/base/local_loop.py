@@ -31,7 +31,7 @@ MOMENTS = "optimizer"  # name under which a site stores the optimizer's state
 
 
 class NothingSure(Overflow):
-    """Report that no pseudo-label of a batch counts, so that its step is left out."""
+    """Report that no pseudo-label of a batch is certain enough, so that its step is left out."""
 
 
 @dataclass

@@ -188,7 +188,7 @@ class Rule(ABC):
         return {}
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
-        """Return the counts that a checked report implies: images by split, and the number of ``groups`` of people.
+        """Return the counts that a site's checked report implies: images by split, and number of ``groups`` of people.
 
         A report that implies more images, or another number of groups, than the site declared before the first round
         is refused. A count of 0 groups is not compared.

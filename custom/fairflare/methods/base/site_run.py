@@ -190,14 +190,14 @@ class SiteRun:
     save_seconds: float = 0  # seconds between two saves of the half-done training; 0: it is not saved
 
     def task_on(self, split: str) -> Task:
-        """Return the task over the structures that are measured on a split; its own loss or metrics need all."""
+        """Return the task restricted to the structures that a split measures, if its loss and metrics permit this."""
         with suppress(ValueError):
             return self.task.annotating(structures) if (structures := self.data.structures(split)) else self.task
         return self.task
 
     @property
     def hides(self) -> bool:
-        """Return whether the training list has classes or findings, possibly without a case, that no value is of."""
+        """Return whether classes or findings of the training list have too few cases, so that values are withheld."""
         return self.min_cases > 1 and bool(self.floor.hidden("training"))
 
     @property

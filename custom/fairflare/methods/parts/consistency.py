@@ -1,4 +1,4 @@
-"""Define how a site learns from images without labels beside its labelled ones (``unlabelled=consistency``).
+"""Define a site's training on images without labels, beside its labelled images (``unlabelled=consistency``).
 
 Segmentation has a mean teacher, classification FixMatch; the method's own loss, steps and reports stay as they are. A
 site without any labelled training image trains by this alone. ``docs/unlabelled.md`` says what it gains.
@@ -34,7 +34,7 @@ def has_labels(data: SiteData) -> bool:
 
 
 def check_unlabelled(training: LocalTraining, task: Task, data: SiteData, site: str) -> None:
-    """Refuse a site without labels where nothing is learned from them, and a task that cannot learn from them.
+    """Refuse a site without labels if ``unlabelled`` is not set, and a task that cannot learn from unlabelled images.
 
     Raises:
         SiteError: names the setting and what to do.
@@ -62,7 +62,7 @@ def still_statistics(model: torch.nn.Module) -> Iterator[None]:
 
 
 class TrainedOn(Proxy):
-    """Show the unlabelled images of a site without labels as its training images; their targets mean nothing."""
+    """Give a site without labels its unlabelled images as training images, whose targets mean nothing."""
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -97,14 +97,14 @@ class Consistency:
 
     @classmethod
     def of(cls, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
-        """Return the term of this round, or ``None`` if it is off, or the site has nothing without labels."""
+        """Return the consistency term of this round, or ``None`` if it is off or the site has no unlabelled images."""
         if half.unlabelled and UNLABELLED in run.data.lists:
             return cls(half, run, model)
         partly = half.unlabelled and run.task.consistency == "teacher" and getattr(run.task, "annotated", None)
         return NotDrawn(half, run, model) if partly else None
 
     def half_alone(self, half: LocalTraining) -> LocalTraining:
-        """Return the site half: the method's own, or one without its terms where the site has no labels."""
+        """Return the method's site half; at a site without labels, one without the method's own loss terms."""
         return LocalTraining(**{n: getattr(half, n) for n in field_names(LocalTraining)}) if self.alone else half
 
     def _batches(self) -> Iterator[torch.Tensor]:
@@ -114,7 +114,7 @@ class Consistency:
             yield from (inputs for inputs, _ in self.run.data.batches(UNLABELLED, batch_size=size, **how))
 
     def term(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the weighted term of a step; ``inputs`` are the batch where the site is ``alone``.
+        """Return the weighted consistency term of a step; ``inputs`` is its batch if the site has no labels.
 
         A further pass of the same step (SAM) has the same images, noise and targets.
         """
@@ -129,7 +129,7 @@ class Consistency:
 
     @torch.no_grad()
     def _draw(self, model: torch.nn.Module, inputs: torch.Tensor) -> None:
-        """Make the views and targets of a step's images."""
+        """Make the changed copies (views) and the targets of a step's unlabelled images."""
         judge = model if self.teacher is None else self.teacher
         noisy = inputs + (0.1 * torch.randn_like(inputs)).clamp(-0.2, 0.2)
         with still_statistics(judge):
@@ -143,21 +143,21 @@ class Consistency:
 
     @torch.no_grad()
     def stepped(self, model: torch.nn.Module) -> None:
-        """Let the teacher follow the model after a step."""
+        """Update the mean teacher towards the trained model after a step."""
         self.steps += 1
         share = min(1 - 1 / (self.steps + 1), SMOOTHING)
         for own, new in zip(self.teacher.parameters() if self.teacher else (), model.parameters(), strict=False):
             own.mul_(share).add_(new, alpha=1 - share)
 
     def state(self) -> dict[str, Any]:
-        """Return what changes from step to step, so that an interrupted round continues with it."""
+        """Return the values that change from step to step, with which an interrupted round continues."""
         return {
             "teacher": None if self.teacher is None else self.teacher.state_dict(),
             "steps": self.steps, "seen": self.seen, "sure": self.sure,
         }  # fmt: skip
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore :meth:`state`, and go on behind the images of the steps that are done."""
+        """Restore the values of :meth:`state`, and skip the images of the steps that are done."""
         self.steps, self.seen, self.sure = state["steps"], state["seen"], state["sure"]
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
@@ -165,7 +165,7 @@ class Consistency:
             next(self._stream)
 
     def told(self, trained: Trained) -> Trained:
-        """Return a training's result with what the server is told of the unlabelled images."""
+        """Return a training's result with what the server receives about the unlabelled images."""
         trained.more |= {SHARE: self.sure / max(self.seen, 1), **({WITHOUT_LABELS: True} if self.alone else {})}
         if self.alone and not trained.num_steps:
             raise SiteError(
@@ -176,7 +176,7 @@ class Consistency:
 
 
 class NotDrawn(Consistency):
-    """Compute the term of a site that annotates some structures: of the others it learns what the received model finds.
+    """Compute the term of a site that annotates only some structures: it learns the others from the received model.
 
     The received model's probabilities on a step's images are the targets of the task's own loss over these structures,
     so that a site does not unlearn what only other sites annotate. There is no term in the first round, whose model
@@ -200,20 +200,20 @@ class NotDrawn(Consistency):
             return self.others.loss(model(inputs), target) * self.weight  # type: ignore[no-any-return]
 
     def stepped(self, model: torch.nn.Module) -> None:
-        """Leave the teacher as it was received."""
+        """Do nothing, as the teacher stays the received model."""
 
     def state(self) -> dict[str, Any]:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Do nothing: nothing changes from step to step."""
+        """Do nothing, as no value of this term changes from step to step."""
 
     def told(self, trained: Trained) -> Trained:
         return trained
 
 
 def strong(images: torch.Tensor) -> torch.Tensor:
-    """Return images (n, channels, ...) in other contrast and brightness, each with one box of half its sides at 0.5."""
+    """Return images (n, channels, ...) with changed contrast and brightness, and a grey box of half of each side."""
     shape = (len(images), *[1] * (images.ndim - 1))
     factor, shift = (torch.empty(shape, device=images.device).uniform_(*of) for of in ((0.5, 1.5), (-0.2, 0.2)))
     changed = ((images - 0.5) * factor + 0.5 + shift).clamp(0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Define the fine-tuning of a site's own model behind a method's rounds (``personalise=finetune``).
+"""Define the fine-tuning of a site's own model after a method's rounds (``personalise=finetune``).
 
 The site starts from the common model, trains a part of it on its own images, and chooses the number of steps on its
 validation split; no step at all is a candidate too. Then it tests both models on the same images.
@@ -66,7 +66,7 @@ class FineTuning(LocalTraining):
             module.eval()
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        """Fine-tune ``model`` in place, and test it; a training that was interrupted goes on behind its last pass."""
+        """Fine-tune ``model`` in place, and test it; an interrupted training continues after its last complete pass."""
         common, before = deepcopy(model.state_dict()), run.metrics.get(run.task.primary_metric, math.nan)
         sign = 1 if run.task.primary.higher_is_better else -1
         labelled = run.data.num_samples("training") > 0
@@ -101,7 +101,7 @@ class FineTuning(LocalTraining):
         return Trained(at["losses"], at["steps"], run.data.num_samples("training"), more=stats)
 
     def _gain(self, run: SiteRun, model: torch.nn.Module, common: dict[str, torch.Tensor], sign: int) -> list[float]:
-        """Return the values of the common model and of the own one on the test split, and the gain with its certainty.
+        """Return the values of the common and the own model on the test split, and the gain with its interval.
 
         ``model`` is the own one before and afterwards.
         """

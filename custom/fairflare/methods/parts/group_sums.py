@@ -68,7 +68,7 @@ def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> N
 
 
 def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
-    """Return, by site, the factor on the site's numbers of images in a sum over sites.
+    """Return the factor of each site's numbers of images in a sum over sites, which bounds its share.
 
     The factor bounds a site's share in that sum as the site's weight in the model is bounded.
 
@@ -93,7 +93,7 @@ def known_groups(run: SiteRun, attribute: str) -> int:
 
 
 def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
-    """Return the numbers of those groups of an attribute whose sums the site withholds."""
+    """Return the numbers of an attribute's groups whose sums the site withholds, as too few cases belong to them."""
     numbers = numbers_of(run, attribute, split)
     return hidden_groups(_cases(run, split), numbers, known_groups(run, attribute) + 1, run.min_cases)
 

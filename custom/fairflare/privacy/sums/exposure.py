@@ -1,4 +1,4 @@
-"""Say how much of one site's numbers opened sums tell, and refuse tables of weights that tell too much."""
+"""Measure how much opened sums reveal of one site's numbers, and refuse weights that reveal too much."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SAME = 1e-12  # relative size below which a row of weights adds nothing to the r
 
 @dataclass(frozen=True)
 class Limits:
-    """Hold what a site allows in its own file.
+    """Hold the limits on secure sums that a site sets in its own file.
 
     Attributes:
         max_weight: largest weight of a site in any layer.
@@ -29,7 +29,7 @@ class Limits:
 
 
 def exposure(tables: Sequence[Table]) -> Floats:
-    """Return how much of each site's numbers sums of the same vectors tell, by layer.
+    """Return how much of each site's numbers several sums of the same vectors reveal, by layer.
 
     It is the norm of the projection of the site's unit vector on the span of the rows of weights, which is the largest
     correlation that a combination of the sums can have with the site's numbers, where sites' numbers are independent
@@ -50,7 +50,7 @@ def exposure(tables: Sequence[Table]) -> Floats:
 
 
 def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[str, tuple[float, ...]], list[int]]:
-    """Return a table with equal weights in each layer in which its own would expose a site; and which layers these are.
+    """Return weights made equal in each layer in which they would expose a site, and the numbers of these layers.
 
     Args:
         table: weights of a mean.
@@ -64,7 +64,7 @@ def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[s
 
 
 def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = ()) -> None:
-    """Refuse a question whose members or weights would tell too much of one site.
+    """Refuse a secure sum whose members or weights would reveal too much of one site.
 
     Args:
         site: who checks.

@@ -1,4 +1,4 @@
-"""Keep a site's log of the sums that it took part in, and refuse what would open its numbers together with it."""
+"""Keep a site's log of its secure sums, and refuse a sum that together with earlier ones would reveal its numbers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Masked:
-    """Hold what a site sends: its masked vector, and how many of its numbers were clipped."""
+    """Hold the masked vector that a site sends, and how many of its numbers were clipped."""
 
     vector: torch.Tensor
     saturated: int
 
 
 class SumLog:
-    """Answer questions for sums at a site, by the rule that its own mask is opened once for each sum.
+    """Answer the server's requests for secure sums at a site, which opens its own mask only once for each sum.
 
     Before a vector leaves, a line about it is on disk: run, experiment, round, label, attempt, members and weights,
     digests of question, model and vector. Before the key of an own mask leaves, a line about that is.
@@ -50,7 +50,7 @@ class SumLog:
         self.site, self.experiment, self.limits, self.file = site, experiment, limits, folder / LOG
 
     def masked(self, question: Question, pairs: Pairs, layout: Layout, update: Mapping[str, torch.Tensor]) -> Masked:
-        """Return the site's masked numbers; for a question that it has answered, the same ones to the bit.
+        """Return the site's masked numbers; a repeated request gets the same numbers, bit for bit.
 
         Args:
             question: what is asked.
@@ -92,7 +92,7 @@ class SumLog:
         return Masked(torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated)
 
     def release(self, question: Question, pairs: Pairs, present: Iterable[str]) -> bytes:
-        """Return the key of the site's own mask, once it is on disk that the site gives it away.
+        """Return the key of the site's own mask, after the log on disk says that the site gives it away.
 
         Args:
             question: what was asked.

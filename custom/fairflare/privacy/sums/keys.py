@@ -1,4 +1,4 @@
-"""Agree on a key for each pair of sites, so that the server, which hands the messages on, knows none of them."""
+"""Agree on a secret key for each pair of sites; the server, which passes the messages on, learns none of them."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ EXTENSIONS = {"ca_policy": ExtensionPolicy.webpki_defaults_ca(), "ee_policy": Ex
 
 
 class SumRefused(SiteError):
-    """Signal that a site does not take part in a sum that would tell too much of it; the server may know the text."""
+    """Signal that a site refuses a sum that would reveal too much of it; the text is also sent to the server."""
 
     def __init__(self, site: str, why: str) -> None:
         super().__init__(f"site {site!r}: secure sums: {why}", skipped=True)
 
 
 def need(good: object, error: Exception) -> None:
-    """Raise an error where something is not as it must be."""
+    """Raise the given error unless the condition holds."""
     if not good:
         raise error
 
 
 def fields(*parts: bytes) -> bytes:
-    """Return parts behind each other, each behind its length (4 bytes, the lowest first)."""
+    """Return byte strings joined to one, each preceded by its length (4 bytes, the lowest first)."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
 def derived(key: bytes, salt: bytes, *info: bytes) -> bytes:
-    """Return a key made of another one, by HKDF with SHA-256."""
+    """Return a key derived from another key by HKDF with SHA-256."""
     return HKDF(hashes.SHA256(), SIZE, salt, fields(MAGIC, *info)).derive(key)
 
 
 @dataclass(frozen=True)
 class Kit:
-    """Hold what a provisioned site proves its name with.
+    """Hold the certificate and key with which a provisioned site proves its name.
 
     Attributes:
         certificate, key, root: contents of the site's certificate, of its key and of the root's certificate, PEM.
@@ -73,7 +73,7 @@ class Kit:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Hold what a site knows after the agreement.
+    """Hold the keys that a site shares with each other site after the agreement.
 
     Attributes:
         site, run: name of the site, and the run's random bytes.
@@ -106,7 +106,7 @@ class SiteKeys:
         self.site, self.kit, self.file = site, kit, folder / "sums.key"
 
     def hello(self, run: bytes) -> dict[str, bytes]:
-        """Return what the others need: name and public key; where there is a kit, its certificate and a signature too.
+        """Return a site's hello to the others: name and public key; with a startup kit also certificate and signature.
 
         Args:
             run: 32 random bytes that the server draws for a run; asked again, the answer has the same key.
@@ -129,7 +129,7 @@ class SiteKeys:
         return {"hello": hello, "certificate": self.kit.certificate, "signature": key.sign(hello, PSS, hashes.SHA256())}
 
     def agree(self, run: bytes, told: Sequence[Mapping[str, Any]]) -> Pairs:
-        """Check everybody's hello, keep them, and return the keys that the site shares with the others.
+        """Check and save the hello of every site, and return the keys that this site shares with the others.
 
         Args:
             run: the run's random bytes.
@@ -157,7 +157,7 @@ class SiteKeys:
         return pairs
 
     def pairs(self, run: bytes) -> Pairs:
-        """Return the keys of an agreement that this site, perhaps in another process, has made.
+        """Return the pair keys of an earlier agreement of this site, perhaps in another process.
 
         Raises:
             SumRefused: the site has no key of this run, or there was no agreement.
@@ -167,7 +167,7 @@ class SiteKeys:
         return self._pairs(kept)
 
     def forget(self) -> None:
-        """Remove the private key, at the end of a run."""
+        """Remove the site's private key at the end of a run."""
         self.file.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------------ inside

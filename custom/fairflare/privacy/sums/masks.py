@@ -1,4 +1,4 @@
-"""Say what is asked for, bind the masks to it, mask a site's numbers, and add the masked numbers up."""
+"""Describe a secure sum, make masks that fit this sum only, mask a site's numbers, and add masked numbers up."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _ZEROS = memoryview(bytes(8 * BLOCK))
 
 
 class SumSpoiled(ValueError):
-    """Report an opened sum that cannot be one: some site used other keys, weights or numbers, nobody knows which."""
+    """Report an opened sum that is impossible, as an unknown site used other keys, weights or numbers."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """Say which sum is asked for. Every part of it is bound into the masks: who was told another one cancels nothing.
+    """Describe the sum that the server asks for; the masks of a site that was told another sum do not cancel.
 
     Attributes:
         round, attempt: numbers from 0.
@@ -73,17 +73,17 @@ class Question:
 
     @property
     def vectors(self) -> str:
-        """Return what is added up: of two labels with the same, the sums are of the same numbers."""
+        """Return the label of the vectors that are added up; sums with the same label are of the same numbers."""
         return MEANS.get(self.label, self.label)
 
     @property
     def is_total(self) -> bool:
-        """Return whether the sites' numbers are added up as they are."""
+        """Return whether the sites' numbers are added up without weights."""
         return self.label in TOTALS
 
     @property
     def limit(self) -> int:
-        """Return the largest absolute value of an integer of the sum; a ring in which one could wrap is refused."""
+        """Return the largest absolute value of an integer in the sum; refuse a ring in which it could wrap around."""
         return self.ring.limit(len(self.table), len(self.table) if self.is_total else 1)
 
     def plain(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Question:
 
     @classmethod
     def read(cls, site: str, plain: Any) -> Question:
-        """Return the question of a message at a site.
+        """Return the sum that the server's message asks a site for.
 
         Raises:
             SumRefused: a part is missing, or is nothing that could be asked; the text names it.
@@ -108,7 +108,7 @@ class Question:
             raise SumRefused(site, f"{why}; use the same version at server and sites") from error
 
     def context(self) -> bytes:
-        """Return the digest of everything that is asked, which the masks are made of."""
+        """Return the digest of the whole question, from which the masks are made."""
         number, bound = struct.Struct("<I").pack, struct.pack("<d", self.ring.bound)
         asked = (number(self.round), number(self.attempt), self.label.encode())
         ring = (number(self.ring.bits), number(self.ring.fraction), bound)
@@ -134,7 +134,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 class Masks:
-    """Put masks on numbers, block after block: the words of ChaCha20 under each key, which is used for one vector.
+    """Add masks to numbers block by block: the words of ChaCha20 under each key; a key serves for one vector.
 
     Args:
         added, taken: keys of the masks that are added and of those that are taken off.
@@ -145,18 +145,18 @@ class Masks:
         self._streams = [(sign, Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()) for sign, key in signed]
 
     def put_on(self, block: Words) -> None:
-        """Change the next numbers, at most a block of them, in place."""
+        """Mask the next numbers, at most a block of them, in place."""
         for sign, stream in self._streams:
             sign(block, np.frombuffer(stream.update(_ZEROS[: block.nbytes]), block.dtype), out=block)
 
 
 def own_key(question: Question, pairs: Pairs) -> bytes:
-    """Return the key of a site's own mask for a question, which it gives away when all members' vectors are there."""
+    """Return the key of a site's own mask for a sum; the site gives it away when all members' vectors have arrived."""
     return derived(pairs.own, question.context(), b"own")
 
 
 def masks_of(question: Question, pairs: Pairs) -> Masks:
-    """Return a site's masks for a question: its own one, and one for each other member, which cancel in the sum."""
+    """Return a site's masks for a sum: its own, and one for each other member; those of members cancel in the sum."""
     context = question.context()
     keys = {name: derived(pairs.keys[name], context, b"mask") for name in question.members if name != pairs.site}
     added = [own_key(question, pairs), *(key for name, key in keys.items() if pairs.site < name)]
@@ -164,7 +164,7 @@ def masks_of(question: Question, pairs: Pairs) -> Masks:
 
 
 class Opened(Mapping[str, "torch.Tensor"]):
-    """Hold an opened sum, whose tensors are made in float64 when they are asked for."""
+    """Hold an opened sum, whose tensors are computed in float64 at access."""
 
     def __init__(self, total: Words, ring: Ring, layout: Layout) -> None:
         self._total, self._ring, self._layout = total, ring, layout
@@ -184,7 +184,7 @@ class Opened(Mapping[str, "torch.Tensor"]):
 
 
 class Addition:
-    """Add up what the sites send for a question, at the server; one vector is in memory.
+    """Add up the masked vectors that the sites send for a sum, at the server; one vector is in memory at a time.
 
     Args:
         question: what was asked.
@@ -197,7 +197,7 @@ class Addition:
         self._total: Words = np.zeros(layout.numbers, question.ring.words)
 
     def add(self, site: str, vector: Any) -> None:
-        """Add a site's vector.
+        """Add a site's masked vector to the sum.
 
         Raises:
             ValueError: it is no tensor of this ring and length, or the site is no member, or has sent one already.
@@ -213,7 +213,7 @@ class Addition:
         self.missing.remove(site)
 
     def opened(self, own: Mapping[str, bytes]) -> Opened:
-        """Take the own masks off and return the sum; to be called once.
+        """Remove the sites' own masks, and return the opened sum; call this once.
 
         Args:
             own: the key of every member's own mask.

@@ -1,4 +1,4 @@
-"""Turn a site's numbers into integers of a ring, tensor by tensor and block by block, and sums of them back."""
+"""Convert a site's numbers to integers of a ring, block by block, and sums of such integers back to numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNTER = "num_batches_tracked"  # steps of a batch norm: the server counts them
 
 @dataclass(frozen=True)
 class Ring:
-    """Describe how numbers become integers: ``round_half_even(weight * clip(number) * 2**fraction) mod 2**bits``.
+    """Define how numbers become integers: ``round_half_even(weight * clip(number) * 2**fraction) mod 2**bits``.
 
     Attributes:
         bits: 32 or 64, bits of a number as it is sent.
@@ -55,7 +55,7 @@ class Ring:
 
     @property
     def words(self) -> np.dtype[Any]:
-        """Return the type of the numbers in arithmetic; it wraps around."""
+        """Return the integer type for arithmetic in the ring, which wraps around."""
         return np.dtype(f"<u{self.bits // 8}")
 
     def limit(self, sites: int, terms: int) -> int:
@@ -70,7 +70,7 @@ class Ring:
         return math.floor(most)
 
     def quantised(self, values: Floats, weight: float) -> Words:
-        """Return numbers, clipped and times a weight, as integers of the ring, (n,)."""
+        """Return numbers, clipped and multiplied by a weight, as integers of the ring, (n,)."""
         scaled = weight * np.clip(values, -self.bound, self.bound) * 2.0**self.fraction
         found: Words = np.rint(scaled).astype(np.int64).astype(self.words)
         return found
@@ -81,7 +81,7 @@ TRAINED, BUFFERS = Ring.fitting(32, 1.0), Ring.fitting(64, 2.0**20)
 
 @dataclass(frozen=True)
 class Layout:
-    """Describe how tensors follow each other in a vector: sorted by name, each flat.
+    """Describe the order of tensors in one flat vector: sorted by name, each flattened.
 
     Attributes:
         shapes: shape of each tensor by name, sorted.
@@ -95,7 +95,7 @@ class Layout:
 
     @classmethod
     def of(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> Layout:
-        """Return the layout of tensors like these; ``owner``: each one's layer, where layers have their own weights."""
+        """Return the layout of such tensors; ``owner`` names the layer of each, if layers have their own weights."""
         owners = {name: owner[name] if owner is not None else "" for name in sorted(like)}
         layers = tuple(sorted(set(owners.values())))
         shapes = {name: tuple(like[name].shape) for name in owners}
@@ -103,17 +103,17 @@ class Layout:
 
     @cached_property
     def numbers(self) -> int:
-        """Return the length of the vector."""
+        """Return the number of entries of the flat vector."""
         return sum(map(math.prod, self.shapes.values()))
 
     def parts(self, name: str) -> Iterator[slice]:
-        """Yield which numbers of a tensor are worked on at a time."""
+        """Return the slices of a tensor's flat numbers that are processed one after the other."""
         size = math.prod(self.shapes[name])
         return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
 
 
 class Kinds(NamedTuple):
-    """Tell apart the tensors of a model.
+    """Hold the names of a model's tensors, sorted by how secure sums treat them.
 
     Attributes:
         params: floating tensors that are trained, for the ring of 32 bits.
@@ -129,7 +129,7 @@ class Kinds(NamedTuple):
 
 
 def kinds(state: Mapping[str, torch.Tensor], trained: Iterable[str]) -> Kinds:
-    """Return which tensors of a model are of which kind; ``trained``: names of its parameters."""
+    """Return the names of a model's tensors by kind; ``trained`` are the names of its trained parameters."""
     found, chosen = Kinds([], [], [], []), set(trained)
     for name in sorted(state):
         if state[name].is_floating_point():
@@ -140,7 +140,7 @@ def kinds(state: Mapping[str, torch.Tensor], trained: Iterable[str]) -> Kinds:
 
 
 def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a training that changes integers other than counters of steps: a weighted sum of them means nothing.
+    """Refuse a training that changes integers other than step counters, as a weighted sum of them means nothing.
 
     Raises:
         SumRefused: such a tensor has changed; the text names it.

@@ -1,4 +1,4 @@
-"""Say who should use a model fine-tuned at the own site, and who should stay with the common one."""
+"""Advise each site whether to use its own fine-tuned model or the common one, and show the figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def personal(
     cases: Mapping[str, int | None],
     at_others: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    """Put together what each site's own model is worth, as ``personal`` in ``results.json``.
+    """Return the gains of the sites' own fine-tuned models, as ``personal`` in ``results.json``.
 
     Args:
         metric: the primary metric.
@@ -75,7 +75,7 @@ def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
 
 
 def personal_notes(results: Results) -> list[str]:
-    """Say in sentences who should use its own model, who should not, and for whom the test cannot tell."""
+    """Return sentences on the sites that should use their own model, should not, or for which the test cannot tell."""
     groups: dict[str, list[str]] = {}
     notes = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
     for site, of in results.personal.get("sites", {}).items():
@@ -95,7 +95,7 @@ def personal_notes(results: Results) -> list[str]:
 
 
 def personal_tables(results: Results) -> list[Table]:
-    """Make a table of the own models beside the common one, and of their gain at every other site."""
+    """Return tables of the own models beside the common one, and of their gains at every other site."""
     found = results.personal.get("sites", {})
     places = sorted({other for of in found.values() for other in of["others"]})
     heads = ["site", "steps", "common", "own", "gain", "low", "high", "advice", *(f"gain at {p}" for p in places)]

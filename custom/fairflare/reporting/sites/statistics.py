@@ -1,4 +1,4 @@
-"""Build the document of ``fairflare stats``: figures by site and pooled, distances of sites, and sentences."""
+"""Build the document of ``fairflare stats``: figures by site and pooled, distances between sites, and sentences."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Bundle:
             return None
 
     def own_code(self) -> list[str]:
-        """Return the keys that name Python of the bundle's own (``scripts.net``), whether a run needs them or not."""
+        """Return the configuration keys that name the bundle's own Python code (``scripts.net``), used or not."""
         names = "|".join(["scripts", *(re.escape(path.stem) for path in self.folder.glob("*.py"))])
         code = re.compile(rf"(?s)(\$.*)?(?<![\w.@])({names})\b.*")
         return [key for key, value in nodes(self.config) if isinstance(value, str) and code.fullmatch(value)]
@@ -166,7 +166,7 @@ class Bundle:
 
 
 def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Return the content of a bundle's configuration files, a later one before earlier ones, and the bundle's name.
+    """Return the merged content of a bundle's configuration files, where later files override, and the bundle's name.
 
     Raises:
         BundleError: a file is missing, or is no JSON or YAML object.
@@ -208,14 +208,14 @@ def telling(what: str) -> Iterator[None]:
 
 
 def first_cause(error: BaseException) -> str:
-    """Return the first cause of an error in short, as MONAI wraps it in a further error at every step."""
+    """Return the first cause of an error as a short text; MONAI wraps an error in a further one at every step."""
     while error.__cause__ is not None:
         error = error.__cause__
     return in_one_line(error)
 
 
 def nodes(config: Any) -> list[tuple[str, Any]]:
-    """Return each value of a configuration with its key, lists and dicts too."""
+    """Return every value in a configuration with its key, at all levels of its lists and dicts."""
     found = [("", config)]
     for key, value in found:  # which grows
         if isinstance(value, dict | list):

@@ -87,8 +87,11 @@ class BundleData(PreparedData):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
-        """See the class. ``batch_size`` is of the training split; of the others at most ``validate_batch``, so that
-        whole volumes fit into memory."""
+        """Return batches of a split, see the class.
+
+        ``batch_size`` holds for the training split. Batches of other splits have at most ``validate_batch`` images, so
+        that whole volumes fit into memory.
+        """
         checks.whole("batch_size", batch_size)
         numbers: Any = shuffled(self.num_samples(split), shuffle_seed)
         most = batch_size if split == TRAINING else min(batch_size, self.validate_batch)
@@ -97,7 +100,7 @@ class BundleData(PreparedData):
         return DataLoader(numbers, most, collate_fn=made, generator=torch.Generator())  # not torch's global generator
 
     def _batch(self, split: str, seed: int | None, indices: Sequence[int]) -> BatchOf:
-        """Return some images of a split as a batch; of training images all their patches."""
+        """Return images of a split as one batch; for training images, all of their patches."""
         items: list[Any] = self._items(split, indices)
         if split == TRAINING:
             items = [patch for pair in zip(indices, items, strict=True) for patch in self._patches(*pair, seed)]
@@ -115,7 +118,7 @@ class BundleData(PreparedData):
         return BatchOf(inputs, targets.float() if targets.dtype == torch.bool else targets, items=items)
 
     def _patches(self, index: int, item: Item, seed: int | None) -> list[Item]:
-        """Return all patches of an image, with random changes from this seed, whatever the batch size.
+        """Return all patches of an image, with random changes that depend on the seed only, not on the batch size.
 
         Without a seed, return one prepared and cut patch, always the same.
         """
@@ -132,7 +135,7 @@ class BundleData(PreparedData):
         return Compose([Lambda(partial(self._prepared, split), track_meta=False)])  # which MONAI's cache may hold
 
     def _prepared(self, split: str, sample: Sample) -> Item:
-        """Return an image as it is before the first random transform; if none is random, after all transforms."""
+        """Return an image as it is before the first random transform, or after all transforms if none is random."""
         item = dict(zip(self.keys, (str(sample.image), str(sample.label)), strict=True))
         with self._preparing(sample, split):
             found = self._train(item, end=self._first_random) if split == TRAINING else self._validate(item)
@@ -178,7 +181,7 @@ def _check_places(image: Any, label: Any) -> None:
 
 
 def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
-    """Return all transforms, those that are not random or that cut, and the index of the first random one."""
+    """Return all transforms, those that are not random or that only cut patches, and the first random one's index."""
     from monai.transforms import Compose
 
     steps = list(transforms.flatten().transforms)

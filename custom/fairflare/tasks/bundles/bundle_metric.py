@@ -1,4 +1,4 @@
-"""A bundle's key metric, image by image: the metric inside the event handler that a bundle names."""
+"""Compute a bundle's key metric image by image: the metric inside the event handler that the bundle names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WITHOUT_EFFECT = (  # on the value of one image
 
 
 class KeyMetric:
-    """Measure what a bundle chooses its best model by: a mean over images, or a quotient of sums over all of them.
+    """Measure the key metric of a bundle (its criterion for the best model): a mean over images, or a ratio of sums.
 
     Args:
         bundle: with the part ``key_metric``: a handler or metric of :data:`KINDS`, or a dict with one.
@@ -89,7 +89,7 @@ class KeyMetric:
         self.structures = names[not self.arguments.get("include_background", True) :] if fit else []
 
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
-        """Return (structures,) of one image behind the postprocessing; NaN where the mask has none of a structure.
+        """Return the metric of one postprocessed image, (structures,); NaN where the mask lacks a structure.
 
         A quotient of sums: the image's sums, true and false positives and negatives, or errors and values.
 
@@ -116,7 +116,7 @@ class KeyMetric:
 
     @property
     def summed(self) -> bool:
-        """Return whether the metric is a quotient of sums over all images, which no image has by itself."""
+        """Return whether the metric is a ratio of sums over all images, which single images do not have."""
         return self.kind == CONFUSION or self.kind in ERRORS
 
     def value(self, scores: Any) -> float:
@@ -133,7 +133,7 @@ class KeyMetric:
         return self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]
 
     def declared(self) -> tuple[Metric, ...]:
-        """Return the mean, and each structure where there are several."""
+        """Declare the metric's mean and, if there are several structures, the metric of each structure."""
         word = OF_STRUCTURES.get(self.name, (self.name,))[0]
         doc = f"{word}, as the bundle measures it over structures and images"
         # The last name is for those of other channels than the metadata name.

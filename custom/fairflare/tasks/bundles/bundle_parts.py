@@ -22,7 +22,7 @@ PARAMETERS = re.compile(r"\$\s*(filter\(lambda (\w+): \2\.requires_grad,\s*)?@\w
 
 
 class BundleParts:
-    """Objects made of a bundle's configuration.
+    """Make objects from a bundle's configuration.
 
     Args:
         bundle: the configuration.
@@ -82,7 +82,7 @@ class BundleParts:
         return found
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """Return the bundle's class with its arguments.
+        """Return the class of the bundle's optimizer with its arguments.
 
         Raises:
             BundleError: it is for some of the parameters, or cannot be made.

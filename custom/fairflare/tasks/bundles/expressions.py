@@ -53,11 +53,11 @@ Scope = Mapping[str, Any]
 
 
 class Refused(ValueError):
-    """Report what a sealed bundle may not have; the text names the key, what is there, and what to write instead."""
+    """Report content that a sealed bundle may not have; the text names key and content, and what to write instead."""
 
 
 class Expression:
-    """Compute one expression of a configuration.
+    """Compute one ``$`` expression of a sealed bundle's configuration.
 
     Args:
         sealed: makes what the expression refers to.
@@ -86,7 +86,7 @@ class Expression:
         return self._of(tree.body, {_named(place): self.sealed.make(place[0][1:]) for place in places})
 
     def _of(self, node: Any, scope: Scope) -> Any:
-        """Return the value of a node of the tree, where ``scope`` has the names."""
+        """Return the value of a node of the syntax tree; ``scope`` holds the values of local names."""
         self._spend(STEP)
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None):
@@ -131,7 +131,7 @@ class Expression:
         raise self._refused(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
 
     def _all(self, parts: Sequence[ast.expr | None], scope: Scope) -> list[Any]:
-        """Return the values of several nodes, and what stands in those with a star."""
+        """Return the values of several nodes; a node with a star stands for the values in it."""
         found: list[Any] = []
         for part in parts:
             found += self._of(part.value, scope) if isinstance(part, ast.Starred) else [self._of(part, scope)]
@@ -167,7 +167,7 @@ class Expression:
         return self._sound(OPERATORS[kind](*((left, right) if len(values) > 1 else values)))
 
     def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
-        """Return what a function, a class of the list, or a method of an array or a network gives."""
+        """Return the result of calling an allowed function or class, or a method of an array or a network."""
         name, values = _dotted(called, scope), [*given, *by_name.values()]
         inner = list(leaves(self.key, [value for value in values if isinstance(value, list | tuple | dict)]))
         # Types inside of lists are numpy's kinds of records.
@@ -190,7 +190,7 @@ class Expression:
         raise self._refused(f"calls {ast.unparse(called)!r:.80} in a way that is not known")
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
-        """Return a function of arrays that walks the tree for each call; names of Python's own are refused at once."""
+        """Return a function that computes a lambda by its syntax tree; refuse Python's own names at once."""
         bound = {*scope, *names, *functions()}
         for node in ast.walk(body):
             if isinstance(node, ast.Name) and node.id not in bound and hasattr(builtins, node.id):
@@ -214,13 +214,13 @@ class Expression:
             raise self._refused("works on more numbers than a sealed bundle may")
 
     def _fits(self, values: Iterable[Any]) -> None:
-        """Count arrays, together and spread over each other."""
+        """Refuse arrays with too many numbers, alone or broadcast against each other."""
         shapes = [tuple(value.shape) for value in values if isinstance(value, ARRAYS)]
         sides = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
         self._spend(max(math.prod(map(max, sides)), sum(map(math.prod, shapes))))
 
     def _sound(self, value: Any) -> Any:
-        """Return a result, where it is no very large number and no array of texts or objects."""
+        """Return a result, or refuse it if it is a very large number, or an array of texts or objects."""
         large = isinstance(value, int) and abs(value) >= 2**63
         if large or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"):
             raise self._refused("gives a number above 2 ** 63, or an array of something else than numbers")
@@ -234,7 +234,7 @@ class Expression:
 
 
 def _dotted(node: ast.AST, scope: Scope) -> str:
-    """Return the name of a module's function or value, such as ``torch.float32``; nothing where it begins otherwise."""
+    """Return the dotted name that a node stands for, such as ``torch.float32``; empty for any other node."""
     match node:
         case ast.Name(id=name) if name not in scope:
             return name
@@ -244,12 +244,12 @@ def _dotted(node: ast.AST, scope: Scope) -> str:
 
 
 def _named(place: re.Match[str]) -> str:
-    """Return a name of Python's that stands for a reference in the tree."""
+    """Return the Python name that stands for a reference (``@key``) in the syntax tree."""
     return f"{MARK}{place[0].encode().hex()}"
 
 
 def leaves(key: str, values: Any) -> list[Any]:
-    """Return what stands in lists and dicts, the names too, up to a number."""
+    """Return the values (and keys) inside nested lists and dicts; refuse more than :data:`MOST`."""
     found = [values]
     for value in found:  # which grows
         found += (
@@ -262,7 +262,7 @@ def leaves(key: str, values: Any) -> list[Any]:
 
 @cache
 def constants() -> dict[str, Any]:
-    """Return the values that an expression may name: types of numbers, members of MONAI's enumerations, pi."""
+    """Return the constants that an expression may name: types of numbers, members of MONAI's enumerations, pi."""
     import monai
 
     kinds: list[tuple[str, Any]] = [
@@ -281,7 +281,7 @@ def constants() -> dict[str, Any]:
 
 @cache
 def functions() -> dict[str, Callable[..., Any]]:
-    """Return the functions that an expression may call, by the name that it calls them."""
+    """Return the functions that an expression may call, by the names used in expressions."""
     from monai.apps.pathology.handlers.utils import from_engine_hovernet
     from monai.handlers import from_engine
 
@@ -298,7 +298,7 @@ def functions() -> dict[str, Callable[..., Any]]:
 
 
 def _components(image: Any) -> Any:
-    """Return an image's connected components, numbered, by scikit-image, which a site needs for it."""
+    """Return an image's connected components, numbered; the site needs scikit-image for this."""
     from skimage.measure import label
 
     return label(image)

@@ -49,7 +49,7 @@ SPECIAL = ("_target_", "_desc_", "_disabled_")
 
 
 class Sealed:
-    """Make objects from the keys of a configuration.
+    """Make objects from the keys of a sealed bundle's configuration.
 
     Args:
         config: content of the bundle's files.
@@ -63,7 +63,7 @@ class Sealed:
         self.budget = [BUDGET]  # of all expressions, while objects are made
 
     def make(self, key: str) -> Any:
-        """Return the object of a key, made once.
+        """Return the object of a configuration key, which is made once.
 
         Raises:
             Refused: something in it is not allowed (names its key).
@@ -104,7 +104,7 @@ class Sealed:
         return {name: self.make(place) for name, place in places.items() if not self._is_left_out(place)}
 
     def _is_left_out(self, key: str) -> bool:
-        """Return whether a key has an object that is disabled, or that would write files."""
+        """Return whether a key's object is left out, because it is disabled or would write files."""
         value = look(self.config, key)
         if not isinstance(value, dict) or "_target_" not in value:
             return False
@@ -130,7 +130,7 @@ class Sealed:
         )
 
     def made(self, key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
-        """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
+        """Return an object of an allowed class; refuse arguments that load or write files, and excessive memory."""
         own = inspect.signature(cls).parameters
         usual = {name: one.default for name, one in own.items() if one.kind not in VARIOUS}
         bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters} - {*own, "self"}
@@ -160,7 +160,7 @@ class Sealed:
 
 
 class _Bounded(TorchDispatchMode):
-    """Refuse an object that takes very much memory or very many layers, before it has them."""
+    """Refuse an object with very many layers or very large tensors before it is made."""
 
     def __init__(self, key: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -176,7 +176,7 @@ class _Bounded(TorchDispatchMode):
 
 
 def writes_files(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a step that saves images, which nobody at a site asked for."""
+    """Return whether an object is a step that saves images, which is left out at a site."""
     return str(value.get("_target_")).rpartition(".")[2] in SAVING
 
 
@@ -202,7 +202,7 @@ def look(config: Any, key: str) -> Any:
 
 @cache
 def shipped_classes() -> frozenset[str]:
-    """Return full names of the classes that a bundle may name where a site does not say otherwise."""
+    """Return the full names of the classes that a sealed bundle may use unless a site's file changes the list."""
     packages = yaml.safe_load(Path(__file__).with_name("sealed_classes.yaml").read_text(encoding="utf-8"))
     return frozenset(f"{package}.{name}" for package, names in packages.items() for name in names.split())
 

@@ -72,7 +72,7 @@ class MeasuresClasses(ABC):
         return cross_entropy(self.chosen(outputs), targets, reduction=reduction)
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the probability of each class, (n, classes) float64 on the CPU; but of findings, rows sum to 1."""
+        """Return the probability of each class, (n, classes) float64 on the CPU; rows sum to 1, except for findings."""
         import torch
 
         if self.findings:

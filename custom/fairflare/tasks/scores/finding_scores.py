@@ -100,7 +100,7 @@ def finding_metrics(
 
 
 def cases_of_findings(cases: Sequence[Hashable], targets: Labels) -> list[int]:
-    """Return of each finding the number of different cases with it or without it, whichever is less."""
+    """Return, for each finding, the number of different cases with it or without it, whichever is less."""
     return [
         min(len({case for case, value in zip(cases, column, strict=True) if value == side}) for side in (0, 1))
         for column in targets.T.tolist()

@@ -222,7 +222,7 @@ def _counted_findings(samples: Sequence[Sample], least: int) -> set[int]:
 
 
 def _class_of(sample: Sample, own: SiteSettings) -> Any:
-    """Return the task's number of a sample's class; of another label the label."""
+    """Return the task's number of a sample's class, or the label itself if it is no class of the task."""
     return (getattr(own, "class_numbers", None) or {}).get(sample.label, sample.label)
 
 

@@ -23,7 +23,7 @@ from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 
 from ..unit.test_sums import certificate, kit
-from .summing import Numbers, Run, Twist, Wire
+from .summing import Drawn, Numbers, Run, Twist, Wire
 
 
 @pytest.fixture(autouse=True)
@@ -259,6 +259,48 @@ def test_a_server_that_dies_between_release_and_checkpoint_goes_on(
     again = Run(tmp_path, method, sites, experiment="e")()
     assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
     assert again.results["rounds"][1]["current_round"] == 1
+
+
+def test_a_site_answers_a_resumed_round_with_the_update_that_it_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    """Let every image change between two jobs: only the kept answers fit the sum that was opened before."""
+    whole = Run(tmp_path / "whole", experiment="e")()
+    save, drawn = Experiment.save, Drawn.batches
+
+    def dies(self: Experiment, next_round: int, state: Any) -> None:
+        if next_round == 2:
+            raise KeyboardInterrupt
+        save(self, next_round, state)
+
+    monkeypatch.setattr(Experiment, "save", dies)
+    with pytest.raises(KeyboardInterrupt):
+        Run(tmp_path, experiment="e")()
+    monkeypatch.undo()
+    monkeypatch.setattr(Drawn, "batches", lambda *args, **options: [(x + 1, y) for x, y in drawn(*args, **options)])
+    again = Run(tmp_path, experiment="e")()
+    assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
+    losses = [{s: of["loss"] for s, of in run.results["rounds"][1]["train"].items()} for run in (again, whole)]
+    assert losses[0] == losses[1]
+
+
+def test_a_site_that_lost_its_key_has_a_new_one_in_the_next_round(tmp_path: Path) -> None:
+    def no_key(site: str, name: str, count: int) -> None:
+        if (site, name, count) == ("site-4", "mask", 0):
+            (tmp_path / "state" / "run" / "site-4" / "sums.key").unlink()
+
+    first, second = Run(tmp_path, sites=4, twist=no_key)().results["rounds"]
+    ((site, reason),) = ((x["site"], x["reason"]) for x in first["left_out"])
+    assert site == "site-4"
+    assert "has no key of this run, and takes part again after the next agreement on keys" in reason
+    assert second["site_weights"].keys() == {"site-1", "site-2", "site-3", "site-4"}
+
+
+def test_the_keys_of_a_run_in_one_process_go_with_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, experiment="e")
+    with run.wire:
+        run()
+        assert len(list(tmp_path.rglob("sums.key"))) == 3
+    assert not list(tmp_path.rglob("sums.key"))
+    assert len(list(tmp_path.rglob("sums.log"))) == 3
 
 
 def test_a_site_lost_between_the_two_sums_leaves_the_round_the_plain_mean(tmp_path: Path) -> None:

@@ -108,6 +108,19 @@ def test_a_bad_site_file_costs_the_task(tmp_path: Path) -> None:
     assert reply.meta["reason"].startswith("site 'site-1': setting 'num_threads' must be an integer >= 1, got 0")
 
 
+def test_the_key_for_sums_goes_at_the_end_of_a_run(tmp_path: Path) -> None:
+    site = Site(tmp_path, task=Line())
+    asked = SiteTask("keys", {}, 0, 5, 0, experiment="e", sums={"run": bytes(32)})
+    assert site.reply("keys", message=encode_task(asked)).meta["status"] == "ok"
+    key = tmp_path / "fairflare_state" / "e" / "site-1" / "sums.key"
+    assert key.exists()
+    site.reply("validate", message=encode_task(SiteTask("validate", {}, 5, 5, 0, experiment="e")))
+    assert key.exists()
+    site.executor.handle_event(EventType.END_RUN, site.context)
+    assert not key.exists()
+    Site(tmp_path / "b").executor.handle_event(EventType.END_RUN, site.context)  # it was never asked
+
+
 @pytest.mark.parametrize("isolate", ["false", 1, None])
 def test_isolate_is_not_guessed(tmp_path: Path, isolate: Any) -> None:
     reply = Site(tmp_path, local={"isolate": isolate}).reply()

@@ -152,8 +152,10 @@ def test_the_same_question_gets_the_same_bits(net: Network) -> None:
         net.sends(ask(), "a")
 
 
-def test_a_site_lost_before_the_release(net: Network) -> None:
+def test_a_site_lost_before_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hold the new attempt to the mean of those who are left, and the old one closed though the late vector came."""
+    monkeypatch.setitem(LIKE, "b", torch.zeros(60))  # of few numbers, wrong masks leave all small every now and then
+    net = Network(tmp_path)
     old, new = ask(), ask([0.4, 0.35, 0.25], attempt=1)
     late = [net.sends(old, site) for site in SITES]
     opened = net.sum_of(new)

@@ -516,16 +516,27 @@ def test_the_first_roster_is_kept_when_sites_agree_again(tmp_path: Path) -> None
 
 
 def test_a_key_is_gone_after_a_week(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = SiteKeys("a", tmp_path)
-    first = site.hello(RUN)
+    site, other = (SiteKeys("a", tmp_path / experiment / "a") for experiment in ("one", "other"))
+    first, _ = site.hello(RUN), other.hello(RUN)
     now = keys_module.time.time()
     monkeypatch.setattr(keys_module.time, "time", lambda: now + 7 * 24 * 3600 - 60)
     assert site.hello(RUN) == first
     monkeypatch.setattr(keys_module.time, "time", lambda: now + 7 * 24 * 3600 + 60)
     with pytest.raises(SumRefused, match="takes part again after the next agreement"):
         site.agree(RUN, [first])
-    assert not site.file.exists()
+    assert not list(tmp_path.rglob("*.key"))  # that of a run whose end never came is gone, too
     assert site.hello(RUN) != first
+
+
+def test_a_key_in_use_is_not_gone_after_a_week(tmp_path: Path) -> None:
+    sites = keys_in(tmp_path, {})
+    told = [site.hello(RUN) for site in sites.values()]
+    pairs, file = sites["a"].agree(RUN, told), sites["a"].file
+    for _ in range(3):
+        old = keys_module.time.time() - 6 * 24 * 3600
+        os.utime(file, (old, old))
+        assert sites["a"].pairs(RUN) == pairs
+        assert file.stat().st_mtime > old + 24 * 3600
 
 
 def test_a_run_is_32_bytes(tmp_path: Path) -> None:

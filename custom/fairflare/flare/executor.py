@@ -37,6 +37,7 @@ from fairflare.federation.transports.isolation import perform_isolated
 from fairflare.flare.messages.wire import from_model, to_model
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.methods.base.training import LocalTraining, SiteError
+from fairflare.privacy.sums.keys import SiteKeys
 
 
 @settings
@@ -65,12 +66,18 @@ class SiteExecutor(Executor):
         self._received: Shareable | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Restore the task's model for result filters; ``ConvertWeights`` needs it, and FLARE has removed it."""
+        """Restore the task's model for result filters; ``ConvertWeights`` needs it, and FLARE has removed it.
+
+        At the end of a run remove the site's key for secure sums.
+        """
         if event_type == EventType.BEFORE_TASK_RESULT_FILTER and self._received is not None:
             fl_ctx.set_prop(FLContextKey.TASK_DATA, self._received, private=True, sticky=False)
         elif event_type == EventType.AFTER_TASK_RESULT_FILTER:
             self._received = None
             fl_ctx.set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
+        elif event_type == EventType.END_RUN and self._asked is not None:
+            arguments = self._worker_arguments(fl_ctx.get_identity_name(), self._asked.experiment, fl_ctx)
+            SiteKeys(arguments["site"], arguments["state_folder"]).forget()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         self._received = shareable

@@ -228,6 +228,7 @@ class SecureSums:
         masked = self.ask(TASK_MASK, number, {}, members, timeout, add, sums=told)
         self.journal.left_out(masked, self.record)
         if lost := {site: masked.left_out[site] for site in members if site not in masked.good}:
+            self.agreed = [site for site in self.agreed if site not in lost]  # it may have lost its key
             raise SitesLost(lost)
         told[PRESENT], missing, pause = members, members, PAUSE
         end = time.monotonic() + timeout

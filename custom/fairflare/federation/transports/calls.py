@@ -14,6 +14,7 @@ from fairflare.federation.collecting.transport import Question
 from fairflare.federation.site.site_file import DECODED_PLACE, own_settings
 from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.methods.base.training import LocalTraining
+from fairflare.privacy.sums.keys import SiteKeys
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +45,15 @@ class LocalTransport:
         self.local, self.state = dict(local), state
         self.stopped = should_stop
         self._workers: dict[str, SiteWorker] = {}
+        self._folders: dict[str, Path] = {}
 
     def __enter__(self) -> LocalTransport:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the context; there is nothing to release."""
+        """Leave the context, at the end of a run: the sites' keys go."""
+        for site, folder in self._folders.items():
+            SiteKeys(site, folder).forget()
 
     def sites(self) -> list[str]:
         return self.names
@@ -88,10 +92,11 @@ class LocalTransport:
         settings = own_settings(self.local, site)
         kept = Path(settings.get("state_root") or self.state)
         root = kept if experiment else self.state
+        self._folders[site] = root / safe_name(experiment or "run") / safe_name(site)
         return {
             "site": site,
             "settings": settings,
-            "state_folder": root / safe_name(experiment or "run") / safe_name(site),
+            "state_folder": self._folders[site],
             "num_threads": 1,
             "tells_all": True,
             "decoded": kept / DECODED_PLACE / safe_name(site),

@@ -57,6 +57,7 @@ class ProcessTransport(LocalTransport):
         for child in self._children:
             child.close()
         self._folder.cleanup()
+        super().__exit__(*error)
 
     def ask(self, question: Question) -> None:
         queues = {child: deque(s for s in question.sites if self._child_of[s] is child) for child in self._children}

@@ -8,6 +8,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,7 +28,7 @@ from fairflare.methods.base.site_run import SiteError
 MAGIC = b"fairflare-sum-1"
 SIZE = 32  # bytes of keys, nonces and digests
 FEWEST = 3  # of two sites, each would know the other from the sum
-LIFE = 7 * 24 * 3600.0  # seconds that a private key is kept
+LIFE = 7 * 24 * 3600.0  # seconds that a private key is kept after its last use, where the end of its run never comes
 PSS = padding.PSS(padding.MGF1(hashes.SHA256()), salt_length=SIZE)
 EXTENSIONS = {"ca_policy": ExtensionPolicy.webpki_defaults_ca(), "ee_policy": ExtensionPolicy.permit_all()}
 
@@ -120,7 +121,7 @@ class SiteKeys:
             private = X25519PrivateKey.generate()
             hello = _hello(run, self.site, os.urandom(SIZE), private.public_key().public_bytes_raw())
             secrets = {"private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex()}
-            kept = {"run": run.hex(), "made": time.time(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
+            kept = {"run": run.hex(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
             self._keep(kept)
         hello = bytes.fromhex(kept["hello"])
         if self.kit is None:
@@ -164,6 +165,7 @@ class SiteKeys:
         """
         kept = self._of(run)
         self._need(kept["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first")
+        os.utime(self.file)  # a run of weeks goes on with its key
         return self._pairs(kept)
 
     def forget(self) -> None:
@@ -223,11 +225,12 @@ class SiteKeys:
         return kept
 
     def _kept(self, run: bytes) -> dict[str, Any]:
-        """Return what the key's file holds of a run; nothing, if it is of another one or too old."""
-        kept: dict[str, Any] = json.loads(self.file.read_bytes()) if self.file.exists() else {"made": 0, "run": ""}
-        if not 0 <= time.time() - kept["made"] <= LIFE:
-            self.forget()
-            return {}
+        """Return what the key's file holds of a run; nothing, if it is of another one. Old keys of all runs go."""
+        for path in self.file.parents[2].glob(f"*/*/{self.file.name}"):
+            with suppress(OSError):  # a run that ends just now removes its own
+                if time.time() - path.stat().st_mtime > LIFE:
+                    path.unlink()
+        kept: dict[str, Any] = json.loads(self.file.read_bytes()) if self.file.exists() else {"run": ""}
         return kept if kept["run"] == run.hex() else {}
 
     def _keep(self, kept: Mapping[str, Any]) -> None:

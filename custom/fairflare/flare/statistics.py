@@ -96,7 +96,9 @@ class ImageStatistics(Intensities, Statistics):
         """Return the site's counts, which are computed once and reused for every question of FLARE."""
         if self._sums is None:
             if PRIVACY in self._own:
-                raise SiteError(f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}")
+                raise SiteError(
+                    f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}, so it sends none"
+                )
             least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
             own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
             self._sums = measure(self._site, own, self.task or kind_of_labels(own), self.reading(), least)

@@ -212,7 +212,10 @@ class Private:
             Refused: the task is one about images, and no training.
         """
         if name in (TASK_ANCHOR, TASK_NORMS):
-            raise self._refused(f"answers to {name!r} are not counted; choose a method and settings without them")
+            raise self._refused(
+                f"answers to {name!r} are not counted in its privacy ledger; choose a method and settings that do not "
+                "ask for them"
+            )
 
     def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], unit: str) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.

@@ -339,7 +339,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     if file.is_dir():
         file = file / RESULTS_FILE
     if not file.is_file():
-        raise ValueError(f"{file}: no results there")
+        raise ValueError(f"{file}: no results there; give the folder of a run")
     try:
         document = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
     except (ValueError, RecursionError) as error:

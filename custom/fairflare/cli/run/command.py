@@ -65,11 +65,13 @@ def run(
         name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
         workspace = (workspace or Path("runs") / name).absolute()
         if in_process and threads is not None:
-            raise ValueError("--threads is of the simulator; with --in-process it is --jobs")
+            raise ValueError("--threads is an option of the simulator; with --in-process use --jobs")
         if jobs > 1 and not in_process:
-            raise ValueError("--jobs goes with --in-process; the simulator has --threads")
+            raise ValueError("--jobs goes with --in-process; with the simulator use --threads")
         if in_process and mlflow is not None:
-            raise ValueError("--mlflow is of FLARE's server; --in-process has none, its curves are in results.json")
+            raise ValueError(
+                "--mlflow is of FLARE's server, and --in-process has none; leave it out: the curves are in results.json"
+            )
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)

@@ -64,7 +64,7 @@ def read_table(
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     filled = _filled(file, text, delimiter, before)
     if len(filled) < 2:
-        raise DataError(f"'{file}' has no rows")
+        raise DataError(f"'{file}' has no rows; give a head line and a row for each image")
     (head_at, head), body = filled[0], filled[1:]
     columns = [composed(name) for name in head]
     missing, twice = ([n for n in needed if columns.count(n) == 0], [n for n in needed if columns.count(n) > 1])

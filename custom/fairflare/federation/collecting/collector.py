@@ -255,7 +255,7 @@ class Collector:
         if self.sums is None and not isinstance(message.params, Mapping):
             raise ReportError(f"site {site!r} sent no model")
         if self.sums is not None and message.params is not None:
-            raise ReportError(f"site {site!r} sent its model, which stays there with secure sums; it is thrown away")
+            raise ReportError(f"site {site!r} sent its model, which stays there with secure sums: it is not used")
         stats = read_stats(site, meta)
         alone = stats[WITHOUT_LABELS] is True  # such a site trains without the method's terms, and reports nothing
         report = {} if alone else _report(site, meta, stats, self.rule.report_fields)

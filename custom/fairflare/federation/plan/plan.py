@@ -152,7 +152,7 @@ def make_plan(
     chosen = method_of(rule, training) if method is None else get_method(method)
     own_task = task if isinstance(task, Task) else None
     if small and paper is not None:
-        raise ValueError(f"paper={paper!r} needs small=False")
+        raise ValueError(f"paper={paper!r} needs small=False; set it, or leave paper out")
     _refuse_twice(chosen, settings or {}, rule=rule, training=training, task=own_task)
     _refuse_twice(chosen, {name: value for name, value in options.items() if name != "label"}, run=run)
     model = chosen if train_like is None else get_method(train_like)

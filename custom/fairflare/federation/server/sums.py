@@ -80,8 +80,8 @@ class SecureSums:
         refused = second is not first and len(second.left_out) > len(second.unheard)
         if refused or len(second.good) < least:
             raise RoundFailed(
-                f"round {current_round}, keys: {len(second.good)} site(s) agreed on keys, needed are {least}, and "
-                f"nobody who refuses. Left out: {reasons(left.items()) or 'none'}",
+                f"round {current_round}, keys: {len(second.good)} site(s) agreed on keys, needed are {least} sites, "
+                f"none of which refuses. Left out: {reasons(left.items()) or 'none'}",
                 second,
             )
         self.agreed = sorted(second.good)

@@ -41,7 +41,7 @@ def check_asked(worker: SiteWorker, request: SiteTask) -> None:
         SiteError: the run is none of secure sums.
     """
     if _own(worker, "secure", "", Literal["", "sums"]) and not request.sums:
-        raise SiteError(f"site {worker.site!r}: its own file has secure=sums, the run has not; set secure=sums there")
+        raise SiteError(f"site {worker.site!r}: its own file has secure=sums, the run has not; set it for the run")
 
 
 def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:
@@ -90,14 +90,18 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``mask``: send the site's weighted update under masks that cancel only in the sum of all sites."""
     kept = store.load_at(KEPT, request.current_round)
     if kept is None:
-        raise SumRefused(worker.site, f"it has no update of round {request.current_round}; it is back in the next one")
+        raise SumRefused(
+            worker.site, f"it has no update of round {request.current_round}; it takes part in the next one"
+        )
     vectors, saturated = {}, 0
     for log, question, pairs in _asked(worker, request):
         if question.model.hex() != kept["model"]:
             why = "what it received is not the model that the server names; a filter on the way changes it"
             raise SumRefused(worker.site, f"sum {question.label!r} of round {question.round}: {why}")
         if (update := kept.get(question.vectors)) is None or question.vectors not in ("params", "buffers"):
-            raise SumRefused(worker.site, f"sum {question.label!r}: it keeps no such numbers; update the server")
+            raise SumRefused(
+                worker.site, f"sum {question.label!r}: it keeps no such numbers; update the server's FairFlare"
+            )
         by_layer = len(question.table[worker.site]) > 1 if worker.site in question.table else False
         found = log.masked(question, pairs, Layout.of(update, layers_of(update) if by_layer else None), update)
         vectors[question.label], saturated = found.vector, saturated + found.saturated

@@ -56,7 +56,7 @@ def of(run: Run, timeout: float = 0.0) -> Results:
     folder = run.get_result(timeout=timeout)
     if not folder:
         raise ValueError(
-            f"job {run.get_job_id()} has no result (status {run.get_status()}): not over, or not reachable"
+            f"job {run.get_job_id()} has no result (status {run.get_status()}): it is not over, or cannot be reached"
         )
     if not Path(folder).exists():
         raise ValueError(

@@ -131,7 +131,9 @@ class ClassTask(MeasuresClasses, ImageTask):
         if self.findings is not None:
             one_for_each_class("findings", self.findings, self.classes, different=True)
             if (self.num_classes, self.class_names, self.class_groups) != (None, None, None):
-                raise ValueError("findings name themselves; take num_classes, class_names and class_groups out")
+                raise ValueError(
+                    "findings name themselves and have no groups; take num_classes, class_names and class_groups out"
+                )
             vars(self).update(has_classes=False, primary_metric="auc")
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.classes, different=True)

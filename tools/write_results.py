@@ -221,17 +221,18 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     against = [f for f in stored.figures if f.table == table and f.reference == reference and f.measure in MEASURES]
     whole = [f for f in against if not math.isnan(f.low)]
     outside = sum(f.verdict in SIGNS for f in whole)
-    lines = [f"{about['metric']} on the test splits, ± over the seeds."]
+    lines = [f"{about['metric']} on the test splits: mean ± deviation over the seeds."]
     if about.get("personal"):
-        own = ", ".join(about["personal"])
-        lines.append(f"Measured: each site's own model of {own}; of the others the common model.")
+        own = ", ".join(f'"{row}"' for row in about["personal"])
+        lines.append(f"Measured with each site's own model: {own}; with the common model: the others.")
     lines += about.get("notes", [])
-    lines.append(f"Differences to {reference}: mean [95 % interval over {OVER[about['over']]}].")
+    lines.append(f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].')
     if about.get("corrected"):
-        lines.append(f"After Holm's correction for all rows and measures, {outside} of {len(whole)} have a mark.")
+        marked = f"{outside} of {len(whole)} differences are marked (`*`, `!`)"
+        lines.append(f"After Holm's correction for all rows and measures, {marked}.")
     else:
         lines.append(
-            f"Marks are each by itself: {outside} of {len(whole)} intervals exclude 0, about "
+            f"Marks (`*`, `!`) are of each interval by itself: {outside} of {len(whole)} exclude 0, about "
             f"{max(1, round(len(whole) * 0.05))} would by chance. {_corrected(whole, about['over'])}"
         )
     return " ".join(lines)
@@ -241,7 +242,7 @@ def _corrected(figures: Sequence[Figure], over: str) -> str:
     if over != "seeds":
         return "No p-values were kept, so they cannot be corrected."
     kept = [f"{figure.row} ({figure.measure})" for figure in holm_keeps(figures)]
-    return f"After Holm's correction: {', '.join(kept) or 'none'}."
+    return f"After Holm's correction these remain: {', '.join(kept) or 'none'}."
 
 
 def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:

@@ -40,7 +40,7 @@ class CReFF(MakesTensors):
         num_features: n, of each class; they begin as N(0, 1) and are kept from round to round.
         feature_steps, feature_rate: of SGD that turns their gradients into the directions of the sites' (the mean over
             the sites that have the class, each counting alike).
-        classifier_epochs, classifier_rate, classifier_batch: of the training of the classifier, from scratch.
+        classifier_epochs, classifier_rate, classifier_batch: settings of the classifier's training from scratch.
         feature_seed: seed of both; ``None`` for the run's.
 
     Source:

@@ -28,7 +28,7 @@ class ClassifierAverage(Rule):
         weights: ``"samples"``: by number of training samples; ``"method"``: the weights of the method's last round
             (those of the layer ``head``, where they are by layer); a site without one has the mean of the others.
         epochs, mask_absent, seed: what the sites are told, see :mod:`fairflare.methods.parts.classifier_retraining`.
-        first_round: of the re-training, from 0.
+        first_round: first round of the re-training, from 0.
     """
 
     directive_docs: ClassVar[dict[str, str]] = {

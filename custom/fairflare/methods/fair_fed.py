@@ -40,7 +40,7 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     Args:
         fairfed_mode: ``"original"``: accuracy on the validation images; ``"fedism"``: balanced accuracy on the training
             images. A task without accuracy: its primary metric.
-        fairfed_attribute: of people, whose groups are measured on the validation images too; empty: none.
+        fairfed_attribute: attribute of people whose groups are measured on the validation images too; empty: none.
     """
 
     fairfed_mode: Literal["original", "fedism"] = "original"
@@ -87,7 +87,7 @@ class FairFed(Rule):
             the sum over j is missing as in FedISM's code, so that good sites lose weight; the first round is by
             samples.
         fairfed_beta: beta, ``>= 0``.
-        fairfed_attribute: of people: the gap between its groups takes the place of A (``fairfed_mode="original"``);
+        fairfed_attribute: attribute of people: the gap between its groups replaces A (``fairfed_mode="original"``);
             :math:`\Delta_k = \lvert F - F_k \rvert` with F made of the counts of all sites, as in the paper. A site
             whose gap is not defined (a group without images, counts that stay there) goes by its accuracy.
         fairfed_gap: ``"equal_opportunity"`` (the paper's first metric, EOD): the largest difference in sensitivity;

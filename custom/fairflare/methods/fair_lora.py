@@ -37,7 +37,7 @@ class GroupAdapters(ByPeople, LocalTraining):
     """Train, validate and test each image with the singular values of its group of people (FairLoRA).
 
     Args:
-        fairlora_attribute: of people, whose groups; the datalist declares it.
+        fairlora_attribute: attribute of people that defines the groups; the datalist declares it.
     """
 
     fairlora_attribute: str = ""

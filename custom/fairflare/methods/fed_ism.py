@@ -67,7 +67,7 @@ class SharpnessReport(LocalTraining):
         rho: distance, or the last round's where ``tau`` is set; finite, ``>= 0``. 0: plain steps, S = 0. The server
             half's value comes with each round and goes before this one.
         tau: exponent of the growth of ``rho`` over the rounds, ``> 0``; ``None`` for a fixed ``rho``.
-        probe_loss: of the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
+        probe_loss: loss in the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
 
     Source:
         Wu et al., section III-B, and the authors' code.

@@ -54,8 +54,8 @@ class VariancePenalty(LocalTraining):
 
     Args:
         flexfair_over: whose losses are to be alike: ``"sites"``, ``"groups"`` of people at all sites, or ``"both"``.
-        flexfair_attribute: of people, for groups.
-        flexfair_measure: of which images: ``"equal_accuracy"``: of all; ``"demographic_parity"``: of each class by
+        flexfair_attribute: attribute of people that defines the groups.
+        flexfair_measure: images whose losses count: ``"equal_accuracy"``: all; ``"demographic_parity"``: each class by
             itself; ``"equal_opportunity"``: of the classes that are looked for (of two the second).
     """
 

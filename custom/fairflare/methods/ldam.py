@@ -34,7 +34,7 @@ class MarginTraining(LocalTraining):
 
     Args:
         max_margin: margin of the rarest class.
-        drw_beta: of the class weights; 0: all classes that are there weigh alike.
+        drw_beta: beta of the class weights; 0: all classes of the site weigh alike.
         drw_start: share of the rounds without class weights; at least the first round unless it is 0. 1: never.
 
     Source:

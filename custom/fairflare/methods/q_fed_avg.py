@@ -44,7 +44,7 @@ class QFedAvg(Steps):
         q: exponent, ``>= 0``.
         q_form: ``"delta_h"``, as above; ``"weighted"``: :math:`w \leftarrow \sum_k a_k w_k` with a_k in proportion
             to F_k^q (FedISM's code), whose step does not depend on L.
-        learning_rate: of the sites' training, for ``lipschitz="rate"``.
+        learning_rate: learning rate of the sites' training, for ``lipschitz="rate"``.
         lipschitz: L of ``"delta_h"``: ``"auto"``: measured, as above; ``"rate"``: 1 / learning_rate, the paper's, for
             plain SGD; or a number.
 

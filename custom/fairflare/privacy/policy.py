@@ -56,7 +56,7 @@ class PrivacySettings:
         delta: chance for which it does not hold, below 1 / n; default: the less of 1e-5 and 1 / (10 n).
         noise: noise multiplier z.
         clip: norm that the gradient of a patient (or image) is clipped to.
-        images: of a drawn patient at most so many images are used in a step.
+        images: largest number of images of a drawn patient that are used in a step.
     """
 
     epsilon: Positive

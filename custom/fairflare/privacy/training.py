@@ -60,7 +60,7 @@ class PrivateLoop:
         run: the task at the site.
         model: the network, which is trained in place; of its state only what is trained changes.
         noise, clip: noise multiplier, and the norm that the gradient of a unit is clipped to.
-        images: of a drawn unit at most so many images are used in a step.
+        images: largest number of images of a drawn unit that are used in a step.
         draws: makes the secret draws of a step.
 
     Source:

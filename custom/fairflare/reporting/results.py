@@ -238,7 +238,7 @@ class ResultsStore:
 
     def _check_running(self) -> None:
         if not self._head["started"]:
-            raise ValueError("the results store was not started")
+            raise ValueError("the results store was not started; call start() first")
         if self._head["status"] != "running":
             raise ValueError(f"the run is already {self._head['status']}")
 

@@ -136,7 +136,7 @@ class FairLora(Adapters):
     Args:
         groups: number of groups of people that the datalists declare for the method's attribute, ``>= 2``; people of
             whom it is not known are no group of their own.
-        rank: of all layers, even: half of the singular values start alike for all groups.
+        rank: rank in all layers, an even number: half of the singular values start alike for all groups.
         alpha: numerator of the scale.
         own: share of its own group's singular values in those that an image is given; the others share the rest.
         targets: regular expression, searched for in the names of linear layers and convolutions (without groups).

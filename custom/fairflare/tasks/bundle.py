@@ -70,13 +70,13 @@ class MonaiBundleTask(Task):
     A job without custom code has the configuration as ``bundle_text``, which is read sealed: nothing of it runs.
 
     Args:
-        bundle_sha256: of the bundle's files, so that all sites have the same, with spaces or without; ``None`` for any.
+        bundle_sha256: checksum of the bundle's files, spaces ignored, which all sites must have; ``None`` for any.
         bundle_configs: files in ``configs`` that are read, without ending; what a later one says goes before.
         bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
             ``docs/bundles.md`` for the parts.
         bundle_overrides: values of the configuration that are other ones here, by key.
-        image_key, label_key: of image and label in the dicts that the bundle's transforms work on.
-        class_names: of the network's output channels, background too; default: those of the bundle's metadata.
+        image_key, label_key: keys of image and label in the dicts that the bundle's transforms work on.
+        class_names: names of the network's output channels, background too; default: those of the metadata.
         bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
     """
 

@@ -63,7 +63,7 @@ class ClassificationTask(Preprocessing, ClassTask):
     Args:
         network: MONAI's ``"resnet18"`` or ``"densenet121"``; or a vision transformer, ``"vit_s"``, ``"vit_b"``,
             ``"vit_l"`` or for a trial ``"vit_mini"``, whose ``initial_weights`` may have timm's names and fit in part.
-        patch_size: of a vision transformer; divides ``image_size``.
+        patch_size: side of the patches of a vision transformer; divides ``image_size``.
         image_size: height and width that images are resized to, at least 32; 33 with ``max_pool``, 64 for
             ``"densenet121"``, which would otherwise end in one pixel.
         in_channels: 1 (colour images become luminance) or 3 (grey images are repeated).
@@ -81,11 +81,11 @@ class ClassificationTask(Preprocessing, ClassTask):
         camera_shift: how much the cameras of the synthetic sites differ, 0 (not at all) to 1.5.
         partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
         alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
-        eta: of the shard partition; the larger, the more shards of its dominant class a site gets.
+        eta: parameter of the shard partition; the larger, the more shards of its dominant class a site gets.
         shard_mode: which form of the shard partition; see :mod:`fairflare.data.partitions`.
         corrupted_sites: so many last sites have images of lower quality.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
-        severity: of the corruption, from 1 (slight) to 5.
+        severity: severity of the corruption, from 1 (slight) to 5.
         label_noise_sites: so many last sites train on labels of which some are wrong; their labels for validation and
             test are right.
         label_noise: share of the training labels there that are wrong.

@@ -50,7 +50,7 @@ class SegmentationTask(Preprocessing, StructureTask):
             and compared with the mask as it is in the file. The loss is always that of the network's size.
         network: ``"unet"``, or MONAI's ``"swin_unetr"`` (sides of at least 64, multiples of 32) or ``"segresnet"``.
         features: widths of the U-Net, as in :class:`monai.networks.nets.BasicUNet`.
-        width: of the first stage of the other networks (``swin_unetr``: a multiple of 12, default 24; ``segresnet``: of
+        width: width of other networks' first stage (``swin_unetr``: a multiple of 12, default 24; ``segresnet``: of
             8, default 16).
         augmentation: random changes of ``augment=True``: ``"flip"``, ``"affine"``, ``"intensity"`` (ours); the papers'
             ``"flip_vertical"``, ``"blur"``, ``"rotate"`` (10 degrees), ``"shift"`` (2 %), ``"one_move"``, ``"jitter"``.

@@ -36,5 +36,5 @@ def _arguments(project: Path) -> dict[str, Any]:
         content = yaml.safe_load(project.read_text(encoding="utf-8"))
         (arguments,) = (entry.get("args") or {} for entry in content["builders"] if entry["path"] == BUILDER)
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{project} is no project file with one {BUILDER} among its builders") from error
+        raise ValueError(f"{project} is no project file with one {BUILDER}; give one that has it") from error
     return dict(arguments)

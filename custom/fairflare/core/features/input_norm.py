@@ -18,7 +18,7 @@ class InputNorm(nn.modules.batchnorm._BatchNorm):
     It is a batch norm without weights, whose statistics stay at a site.
 
     Args:
-        channels: of the images.
+        channels: number of channels of the images.
 
     Attributes:
         sites: means and deviations of sites, (sites, 2, channels), from which training draws for each image; ``None``:

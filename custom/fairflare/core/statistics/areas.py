@@ -72,7 +72,7 @@ def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
     """Test whether two models have the same area on the same images.
 
     Args:
-        areas, covariance: of two models, from :func:`delong`.
+        areas, covariance: areas of two models and their covariance, from :func:`delong`.
 
     Returns:
         The first area less the second, the variance of this difference, and the two-sided p value of DeLong's test. The

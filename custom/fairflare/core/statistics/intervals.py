@@ -36,7 +36,7 @@ def paired_gain(gain: float, draws: Array) -> list[float]:
     """Return a gain, the ends of its interval, its two-sided p-value, and its standard error, from bootstrap draws.
 
     Args:
-        gain: of one model over another on the same cases.
+        gain: gain of one model over another on the same cases.
         draws: the gain on draws of the cases with replacement; one that is not defined does not count.
 
     Returns:

@@ -44,9 +44,9 @@ class Dealing:
         alpha: concentration.
         eta, shard_mode: see :func:`fairflare.data.partitions.shard_partition`.
         min_size: images (patients) that every site must get.
-        folds: of a stratified cross-validation, within each site or (``global_test``) over all; 0: one split. An image
-            is at one site in all folds.
-        fractions: of training, validation and test.
+        folds: number of folds of a stratified cross-validation, within each site or (``global_test``) over all; 0: one
+            split. An image is at one site in all folds.
+        fractions: shares of training, validation and test.
         common_test: draw the test images from all before the rest is dealt; every site gets them, a corrupted site in
             its own quality, and where nothing is corrupted also as ``test_global``.
         global_test: draw the test images from all before the rest is dealt (with ``folds``: the folds from all); every

@@ -65,7 +65,7 @@ class RunSettings(Bounds):
     Args:
         num_rounds: communication rounds.
         min_sites: usable results a round needs.
-        seed: of the initial model and of every site's training.
+        seed: seed of the initial model and of every site's training.
         experiment: id under which checkpoint and site state outlive the job; empty: no resume.
         check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
         require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
@@ -93,8 +93,8 @@ class RunSettings(Bounds):
             with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
         crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
             equal parts (cRT, ``docs/crt.md``); 0: none.
-        crt_epochs: of each of them; one is as many draws as the site has training images.
-        crt_weights: of their averages: ``samples``, or those of the ``method`` in its last round.
+        crt_epochs: epochs in each of these rounds; one is as many draws as the site has training images.
+        crt_weights: weights of the sites in these rounds: ``samples``, or those of the ``method`` in its last round.
         crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
         min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
@@ -102,8 +102,8 @@ class RunSettings(Bounds):
         groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
             of their groups too, from sums that leave the sites (``docs/groups.md``). By default nothing leaves.
             ``everybody`` is of no attribute: calibration and ROC curve of all images, at each site.
-        group_bins: of the histograms of probabilities that the AUC of a group is made of.
-        calibration_bins: of the told class's probability, for the expected calibration error of a group.
+        group_bins: number of bins of the histograms of probabilities from which a group's AUC is computed.
+        calibration_bins: number of bins of the predicted class's probability, for a group's calibration error.
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training
             can change), or a regular expression that finds their names; parameters that it does not find are frozen.
             All others each site builds for itself, and has to have the server's, see ``docs/exchange.md``.

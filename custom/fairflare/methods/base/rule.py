@@ -184,7 +184,7 @@ class Rule(ABC):
         """
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        """Return the values sent to sites besides the model; of a ``BySite`` dict a site gets its own entry only."""
+        """Return the values sent to sites besides the model; of a ``BySite`` dict a site is sent its own entry only."""
         return {}
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:

@@ -36,9 +36,9 @@ class LocalTraining:
         optimizer: ``"adam"`` (L2 weight decay, as the papers), ``"adamw"`` or ``"sgd"``; ``"task"``: a MONAI bundle's
             own, of which only the learning rate is set here.
         learning_rate: step size of the optimizer.
-        weight_decay: of the optimizer.
+        weight_decay: weight decay of the optimizer.
         betas: decay rates of Adam's moments.
-        momentum: of SGD, with Nesterov's form when > 0.
+        momentum: momentum of SGD, with Nesterov's form when > 0.
         batch_size: images in a batch.
         local_epochs: passes over the training images in a round.
         local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
@@ -49,9 +49,9 @@ class LocalTraining:
         criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
             ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
         prior_strength: tau of logit adjustment and FedLC; ``None`` for the papers' 1 and 0.5.
-        schedule: of the learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
+        schedule: learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
             last one; see :func:`fairflare.methods.base.local_loop.rate`.
-        lowest_rate: of the cosine, ``> 0`` and at most ``learning_rate``; ``None`` for a thousandth of it.
+        lowest_rate: last rate of the cosine, ``> 0`` and at most ``learning_rate``; ``None`` for a thousandth of it.
         norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
             training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all

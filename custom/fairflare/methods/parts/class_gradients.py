@@ -31,7 +31,7 @@ class ClassGradientTraining(LocalTraining):
     reported.
 
     Args:
-        gradient_images: of a class, at most, in a repeat.
+        gradient_images: largest number of images of a class in a repeat.
         gradient_repeats: each with other images and another augmentation.
 
     Source:

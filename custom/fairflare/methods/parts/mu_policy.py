@@ -132,7 +132,7 @@ class RandomMu(MuPolicy):
 
     Args:
         actions: mu to choose from, ascending.
-        seed: a draw depends on it, the site and the round alone; ``None`` for the run's.
+        seed: seed; a draw depends only on seed, site and round; ``None`` for the run's.
     """
 
     kind: ClassVar[str] = "random"
@@ -157,13 +157,13 @@ class QMixMu(MuPolicy):
         actions: mu to choose from, ascending; ``None`` for ten from 1e-5 to 1.
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
         gamma: discount of later rewards.
-        learning_rate: of the agents.
+        learning_rate: learning rate of the agents.
         hidden: width of an agent's two layers.
         warmup: transitions (one a round from the third round on) before the first update; a quarter of the rounds
             where that is less.
         updates: gradient steps after each transition.
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
-        seed: of everything random in the agents; ``None`` for the run's.
+        seed: seed of everything random in the agents; ``None`` for the run's.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).

@@ -87,7 +87,7 @@ class LossProbe(LocalTraining):
     """Train as FedAvg does, and report the mean training loss of the received model.
 
     Args:
-        probe_loss: of the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion).
+        probe_loss: loss in the report: ``"ce"`` (the task's loss), or ``"la"`` (the criterion).
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {

@@ -95,7 +95,7 @@ class KeyMetric:
 
         Args:
             item: has ``"pred"`` and the label, (channels, ...) each.
-            label_key: of the label, where the metric does not say what it compares.
+            label_key: key of the label, where the metric does not name the values that it compares.
         """
         with telling(f"{self.named} cannot be made"):
             found, truth = ([item["pred"]], [item[label_key]]) if self._picks is None else self._picks([dict(item)])

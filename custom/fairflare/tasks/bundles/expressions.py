@@ -62,7 +62,7 @@ class Expression:
     Args:
         sealed: makes what the expression refers to.
         key: where the expression stands.
-        text: of it, with its ``$``.
+        text: the expression's text, with its ``$``.
         budget: numbers and elements that it may still work on, alone in a list, as expressions share them.
     """
 

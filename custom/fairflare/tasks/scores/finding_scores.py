@@ -78,7 +78,7 @@ def finding_metrics(
 
     Args:
         targets: 1, 0 or -1 (not known), (n, findings).
-        probabilities: of each finding, (n, findings).
+        probabilities: probability of each finding, (n, findings).
         names: names of the findings.
         measured: numbers of the findings that are measured; one without a known image with it or without it is absent,
             and the mean over none is NaN.

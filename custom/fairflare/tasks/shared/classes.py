@@ -92,7 +92,7 @@ class ClassTask(MeasuresClasses, ImageTask):
         retrained_head: a second classifier beside it, trained by the server and used in evaluation (CReFF).
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
             refused unless its own file says ``"phantom": true``.
-        phantom_seed: of the synthetic data.
+        phantom_seed: seed of the synthetic data.
     """
 
     primary_metric: ClassVar[str] = "balanced_accuracy"

@@ -99,7 +99,7 @@ class StructureTask(ImageTask):
             is the larger of the two directed 95th percentiles, as MONAI's, not medpy's of both surfaces together.
             Lengths are in mm where all images of a site say their spacing, else in pixels, under names with ``pixel_``
             in front.
-        tolerance: of surface Dice, in mm or pixels.
+        tolerance: largest distance that counts as a match in surface Dice, in mm or pixels.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
             does in a round, and 18 layers of it make the first models blind in evaluation.

@@ -35,7 +35,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 
     Args:
         network: MONAI's ``"resnet18"`` or ``"densenet121"``; or a vision transformer, as in ``classification``.
-        patch_size: of a vision transformer; divides ``volume_size``.
+        patch_size: side of the patches of a vision transformer; divides ``volume_size``.
         volume_size: voxels that the network gets, at least 32 along each axis. With ``spacing`` volumes are padded and
             cut around their middle to it, else stretched.
         phantom_cases: factor on the number of synthetic patients.

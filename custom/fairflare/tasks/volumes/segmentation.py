@@ -46,13 +46,13 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         network: MONAI's ``"unet"`` (BasicUNet), ``"segresnet"`` or ``"swin_unetr"`` (windows of at least 64, multiples
             of 32).
         features: widths of the U-Net.
-        width: of the first stage of the other networks, as in ``segmentation``.
-        norm: of the U-Net. ``"instance"``: of a patch alone, as with small batches and sites of other scanners;
+        width: width of the first stage of the other networks, as in ``segmentation``.
+        norm: norms of the U-Net. ``"instance"``: over one patch, as with small batches and sites of other scanners;
             ``"batch"``: over a batch, whose statistics are averaged over sites.
         patch_size: voxels of a training patch and of the window in evaluation; multiples of 16, at least 32.
-        patches: of each volume in an epoch. A sample of the training is a patch: sites count so many for each volume.
+        patches: number of patches of each volume in an epoch. Each patch counts as one training sample.
         foreground: share of the patches whose middle lies in a structure, where there is one.
-        overlap: of neighbouring windows in evaluation, as a share of a window.
+        overlap: share of a window that overlaps with the next one in evaluation.
         windows: that the network gets at once in evaluation.
     """
 

@@ -41,16 +41,21 @@ from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining
 from fairflare.recipes import FedAvgRecipe, FedISMRecipe, FedMRLRecipe, PocEnv
 from fairflare.tasks.classification import ClassificationTask
 
-CLASSES = {method.name: getattr(fairflare.recipes, name) for name, method in class_names().items()}
+NAMES = {method.name: name for name, method in class_names().items()}
 #: Tasks of a site in every job of ours.
 OF_A_RUN = ["check", "train", "anchor", "norms", "validate", "keys", "mask", "release"]
+
+
+def class_of(method: str) -> Any:
+    """Return a method's recipe class, which is made when it is asked for: all of them take seconds."""
+    return getattr(fairflare.recipes, NAMES[method])
 
 
 # ------------------------------------------------------------------------------------------------ the classes
 
 
 def test_names_are_those_of_the_papers() -> None:
-    assert {name: cls.__name__.removesuffix("Recipe") for name, cls in CLASSES.items()} == {
+    assert {name: class_of(name).__name__.removesuffix("Recipe") for name in NAMES} == {
         "afl": "AFL", "bsm_fl": "BSMFL", "bsm_kd": "BSMKD", "cffl": "CFFL", "cgsv": "CGSV", "creff": "CReFF",
         "crt": "CRT", "ditto": "Ditto", "fair_fed": "FairFed", "fair_lora": "FairLoRA",
         "fed_avg": "FedAvg", "fed_avg_m": "FedAvgM", "fed_awa": "FedAWA", "fed_dyn": "FedDyn", "fed_heal": "FedHEAL",
@@ -94,7 +99,7 @@ def test_the_module_is_as_any_other() -> None:
 
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_a_class_is_as_any_other(name: str) -> None:
-    cls = CLASSES[name]
+    cls = class_of(name)
     assert pickle.loads(pickle.dumps(cls)) is cls
     assert f"{cls.__module__}.{cls.__qualname__}" == f"fairflare.recipes.{cls.__name__}"
     assert typing.get_type_hints(cls.__init__) == {key: p.annotation for key, p in parameters(name).items()}
@@ -121,7 +126,7 @@ def same_plan(one: Any, other: Any) -> None:
 
 
 def parameters(name: str) -> dict[str, inspect.Parameter]:
-    return dict(list(inspect.signature(CLASSES[name].__init__).parameters.items())[1:])
+    return dict(list(inspect.signature(class_of(name).__init__).parameters.items())[1:])
 
 
 @pytest.mark.parametrize("name", list(all_methods()))
@@ -129,7 +134,7 @@ def test_every_signature_is_the_declared_settings(name: str) -> None:
     """Check that no argument is missing or added, and that types are the declared ones."""
     method = all_methods()[name]
     found = parameters(name)
-    assert set(found) <= set(re.findall(r"^ {4}(\w+):", inspect.getdoc(CLASSES[name]) or "", re.MULTILINE))
+    assert set(found) <= set(re.findall(r"^ {4}(\w+):", inspect.getdoc(class_of(name)) or "", re.MULTILINE))
     task = load_task_class(TASKS_BY_KIND[method.task])
     parts: dict[str, Any] = {}
     for cls in (RunSettings, method.rule, method.training, task):
@@ -168,18 +173,18 @@ TYPING = {"collections", "abc", "typing"}
 
 
 def test_what_the_papers_have_is_said_where_it_differs() -> None:
-    doc = " ".join((CLASSES["fed_lwr"].__doc__ or "").split())
+    doc = " ".join((class_of("fed_lwr").__doc__ or "").split())
     assert "each a multiple of 16 >= 32 (paper: ``(384, 384)``)" in doc
     assert "an integer >= 1 (paper: ``200``)" in doc
     assert "learning_rate: step size of the optimizer; a number > 0. " in doc  # the same in both
-    assert "weighting_grid" in (CLASSES["fed_mrl"].__doc__ or "")
-    assert "with weighting=som, default ``" in " ".join((CLASSES["fed_mrl"].__doc__ or "").split())
+    assert "weighting_grid" in (class_of("fed_mrl").__doc__ or "")
+    assert "with weighting=som, default ``" in " ".join((class_of("fed_mrl").__doc__ or "").split())
 
 
 def acts_beside_the_others(name: str, key: str, default: Any) -> bool:
     """Return whether a default can be given; a default without effect is refused in these words."""
     try:
-        CLASSES[name](**{key: default})
+        class_of(name)(**{key: default})
     except ValueError as error:
         if f"{key}={default!r} would do nothing" in str(error):
             return False
@@ -190,10 +195,10 @@ def acts_beside_the_others(name: str, key: str, default: Any) -> bool:
 @pytest.mark.many("fed_avg", "fed_lwr", "fed_ism_plus_l", "fed_mrl", "crt", "creff", "cgsv")
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_the_defaults_that_are_shown_are_those_that_hold(name: str) -> None:
-    same_plan(CLASSES[name]().plan, FairRecipe(name).plan)
+    same_plan(class_of(name)().plan, FairRecipe(name).plan)
     shown = {key: p.default for key, p in parameters(name).items() if key not in ("phantom_sites", "name")}
     acting = {key: default for key, default in shown.items() if acts_beside_the_others(name, key, default)}
-    same_plan(CLASSES[name](**acting).plan, FairRecipe(name).plan)
+    same_plan(class_of(name)(**acting).plan, FairRecipe(name).plan)
 
 
 def test_what_is_given_goes_before_the_papers() -> None:
@@ -381,7 +386,7 @@ def receivers(server: dict) -> list[str]:
 
 @pytest.mark.parametrize("name", list(all_methods()))
 def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path) -> None:
-    recipe = CLASSES[name](sites=2)
+    recipe = class_of(name)(sites=2)
     add_cross_site_evaluation(recipe)
     server, client, _ = exported(recipe, tmp_path)
     assert [w["path"].rpartition(".")[2] for w in server["workflows"]] == ["RoundsController", "CrossSiteModelEval"]

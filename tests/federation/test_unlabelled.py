@@ -29,6 +29,7 @@ from fairflare.methods.parts.consistency import CERTAIN, Consistency, TrainedOn,
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.shapes import of_a_training, one_each
 from tests.tiny import document
 from tests.unit.test_census import masks_site
 
@@ -264,22 +265,10 @@ def test_a_run_from_files_to_the_table(tmp_path: Path) -> None:
     assert "in the last round by B (100% of its pseudo-labels counted), C (100% of" in " ".join(text.split())
 
 
-def segmentation_methods() -> list[str]:
-    """Return the methods that can learn segmentation."""
-    found = []
-    for name in all_methods():
-        try:
-            make_plan(name, task="segmentation", sites=list("ABC"), settings=SETTINGS, num_rounds=2)
-        except ValueError:
-            continue
-        found.append(name)
-    return found
-
-
 @pytest.mark.many
-@pytest.mark.parametrize("method", segmentation_methods())
-def test_every_method_runs_with_a_site_without_labels(method: str, tmp_path: Path) -> None:
-    """Run each method whose rule and training know nothing of unlabelled images."""
+@pytest.mark.parametrize("method", one_each(of_a_training, "segmentation"))
+def test_every_shape_of_training_runs_with_a_site_without_labels(method: str, tmp_path: Path) -> None:
+    """Run methods whose rule and training know nothing of unlabelled images."""
     found, _ = run(tmp_path, method)
     assert not [left for record in found["rounds"] for left in record["left_out"]]
     assert all(record["train"]["C"]["without_labels"] for record in found["rounds"])

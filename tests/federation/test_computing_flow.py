@@ -32,10 +32,16 @@ def said(results: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("method", ["fed_avg", "fed_ism_plus_s", "fed_lwr", "moon", "fed_mas"])
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_run_in_lower_precision(method: str, precision: str, tmp_path: Path) -> None:
-    """Check that the model is near the float32 run's but not equal, and that every tensor is float32."""
+@pytest.mark.parametrize(
+    ("precision", "method"),
+    [("bf16", "fed_avg"), ("fp16", "fed_avg"), ("fp16", "fed_ism_plus_s"), ("bf16", "fed_lwr"), ("fp16", "moon"),
+     ("bf16", "fed_mas")],
+)  # fmt: skip
+def test_a_run_in_lower_precision(precision: str, method: str, tmp_path: Path) -> None:
+    """Check that the model is near the float32 run's but not equal, and that every tensor is float32.
+
+    FedAvg learns in both; of the others those whose step has two losses learn with a scale of the loss, too.
+    """
     plain, wanted = run(tmp_path / "plain", method)
     results, state = run(tmp_path / "lower", method, precision=precision, channels_last=True)
     assert said(plain) == [None, None]

@@ -35,6 +35,7 @@ ALSO: dict[str, dict[str, Any]] = {
     "crt": {"crt_rounds": 1},
     "creff": {"feature_steps": 3, "classifier_epochs": 2, "gradient_repeats": 1},
     "fed_mrl": {"optimizer": "adam"},
+    "fair_lora": {"phantom_samples": 150, "phantom_test": 64, "phantom_own_test": 64},
 }
 EVERY_STEP = {"save_seconds": 1e-9}
 

@@ -245,8 +245,8 @@ def enter(component: Any, folder: Path, trap: Trap) -> None:
         worker = SiteWorker("site-1", task, training, {"device": "cpu", "phantom": True}, site)
     except ValueError:
         return
+    state = {} if isinstance(task, Line) else _state(task)
     for name in (TASK_CHECK, TASK_VALIDATE, TASK_TRAIN, TASK_ANCHOR):
-        state = {} if isinstance(task, Line) else _state(task)
         worker.perform(request(name, state, experiment="e", run="r"))
 
 

@@ -45,10 +45,11 @@ test-lightning: $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[lightning]"
 	$(BIN)/python -m pytest -m "" tests/e2e/test_lightning.py
 
-# The walk-throughs of poc/ and docs/install.md, each as one script; FLARE's filters at six sites; POC and killed sites.
+# The walk-throughs of poc/, docs/install.md and `fairflare examples poc`, each as one script; FLARE's filters at six
+# sites; POC and killed sites.
 walkthroughs: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 3 --dist loadgroup --durations 0 --durations-min 10 \
-		tests/e2e/test_walks.py tests/e2e/test_filters.py tests/e2e/test_poc.py
+		tests/e2e/test_walks.py tests/e2e/test_filters.py tests/e2e/test_poc.py tests/e2e/test_written_examples.py
 
 walks: $(STAMP)
 	$(BIN)/python -m pytest -m walk -n 2 --dist loadfile

@@ -120,6 +120,7 @@ def test_fed_ism_in_a_process_of_its_own(tmp_path: Path) -> None:
     check_model(run, {"": average})
 
 
+@pytest.mark.walk
 def test_fed_mas_in_the_sites_process(tmp_path: Path) -> None:
     run = run_script(tmp_path, "fed_mas")
     for record in complete(run):

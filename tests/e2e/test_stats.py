@@ -16,7 +16,7 @@ SITES = ["site-1", "site-2"]
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("packaging", ["bundle", "preinstalled"])
+@pytest.mark.parametrize("packaging", [pytest.param("bundle", marks=pytest.mark.walk), "preinstalled"])
 def test_the_job_tells_what_the_command_tells(packaging, simulate, tmp_path: Path) -> None:
     data = tmp_path / "data"
     made = CliRunner().invoke(app, ["phantom", "prostate", "--sites", "2", "-o", str(data)])

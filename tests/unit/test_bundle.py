@@ -290,7 +290,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str) -> N
         ({"bundle_ids": {"loss": "lost"}}, "bundle_ids says that loss is 'lost', which is not there"),
         ({"bundle_overrides": {"num_clases": 3}}, "bundle_overrides names 'num_clases', which configs/train.json doe"),
         ({"bundle_configs": ["train", "evaluate"]}, r"no configs/evaluate.json \(or .yaml\); there is metadata.js"),
-        ({"bundle_configs": []}, "bundle_configs must name a file"),
+        ({"bundle_configs": []}, "no file, such as 'train', in bundle_configs"),
         ({"bundle_sha256": "0"}, "is not the one of this job"),
         ({"image_size": [32, 32]}, "no setting 'image_size'"),
     ],

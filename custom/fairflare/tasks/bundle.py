@@ -102,12 +102,9 @@ class MonaiBundleTask(Task):
                 "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, "
                 f"or in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
             )
-        if not self.bundle_configs:
-            raise BundleError("bundle_configs must name a file, such as 'train'")
-        if self.bundle_text is None:
-            found = bundle_checksum(self._folder)
-        else:
-            found = hashlib.sha256(self.bundle_text.encode()).hexdigest()
+        checks.not_empty("bundle_configs", self.bundle_configs, of="file, such as 'train',")
+        text = self.bundle_text
+        found = bundle_checksum(self._folder) if text is None else hashlib.sha256(text.encode()).hexdigest()
         if self.bundle_sha256 is not None and found != "".join(self.bundle_sha256.split()):
             raise BundleError(
                 f"MONAI bundle {self._folder.name!r} is not the one of this job: its files have the checksum {found}, "
@@ -239,12 +236,10 @@ class MonaiBundleTask(Task):
                 f"{metric.name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
                 f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        result = {metric.name: value, "loss": float(np.mean(losses))}
         several = scores.shape[1] > 1 and not metric.summed
-        for name, own in zip(metric.names(scores.shape[1]), scores.T, strict=True) if several else ():
-            if own.count():
-                result[f"{metric.name}_{name}"] = float(own.mean())
-        return result
+        by_name = dict(zip(metric.names(scores.shape[1]), scores.T, strict=True)) if several else {}
+        of_each = {f"{metric.name}_{name}": float(own.mean()) for name, own in by_name.items() if own.count()}
+        return {metric.name: value, "loss": float(np.mean(losses)), **of_each}
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
         """Return the bundle's key metric of each image, NaN if no structure counts; ``None`` if images have none."""

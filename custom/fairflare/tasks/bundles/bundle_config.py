@@ -20,7 +20,8 @@ import yaml
 from fairflare.base.checks import unknown
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.own_errors import in_one_line
-from fairflare.tasks.bundles.sealed import DEEPEST, LARGEST_CONFIG, Sealed, look, writes_files
+from fairflare.tasks.bundles.expressions import nodes
+from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
 
 CONFIGS, METADATA = "configs", "metadata"
 SUFFIXES = (".yml", ".yaml", ".json")  # of files of one name the last is read
@@ -46,6 +47,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
 LARGEST_FILE = 2**18
+SAVING = ("SaveImage", "SaveImaged")  # steps that write files, which nobody at a site asked for
 _folders: dict[str, Path] = {}  # of the bundle from which a top-level module was imported
 
 
@@ -74,10 +76,11 @@ class Bundle:
         sealed: Collection[str] | None = None,
         text: str | None = None,
     ) -> None:
+        from monai.bundle import ConfigParser
+
         self.folder, self.ids, self.sealed, said = folder, ids or {}, sealed, overrides or {}
-        for part in self.ids:
-            if part not in PLACES:
-                raise BundleError(f"bundle_ids has no part {part!r}{unknown(part, PLACES, 'docs/bundles.md has all')}")
+        if odd := [part for part in self.ids if part not in PLACES]:
+            raise BundleError(f"bundle_ids has no part {odd[0]!r}{unknown(odd[0], PLACES, 'docs/bundles.md has all')}")
         self.name = f"MONAI bundle {folder.name!r}, {' and '.join(f'{CONFIGS}/{name}' for name in configs)}"
         if text is None:
             self.config, self.name = read_files(folder, configs)
@@ -87,15 +90,13 @@ class Bundle:
                     raise ValueError(f"longer than {LARGEST_FILE} characters")
                 self.config = {**yaml.safe_load(text)}
         # FairFlare itself sets two values of the configuration: the path of the bundle's folder, and the device.
-        for key, value in {**said, "bundle_root": str(folder), "device": "$torch.device('cpu')"}.items():
-            above, _, last = key.replace("::", "#").rpartition("#")
-            if self.get(key) is not None:
-                parent: Any = look(self.config, above) if above else self.config
-                parent[int(last) if isinstance(parent, list) else last] = value
-            elif key in said:
-                where = self.name.rpartition(", ")[2]
-                raise BundleError(f"bundle_overrides names {key!r}, which {where} does not have")
         with telling(f"{self.name}: what it says together cannot be made"):
+            for key, value in {**said, "bundle_root": str(folder), "device": "$torch.device('cpu')"}.items():
+                if self.get(key) is not None:
+                    ConfigParser(self.config)[key] = value
+                elif key in said:
+                    where = self.name.rpartition(", ")[2]
+                    raise BundleError(f"bundle_overrides names {key!r}, which {where} does not have")
             for key, value in nodes(self.config):
                 if isinstance(value, str) and value.startswith("%") and self.get(value[1:]) is None:
                     raise ValueError(f"key {key!r}: {value:.80} refers to itself, to another file, or to nothing")
@@ -124,9 +125,10 @@ class Bundle:
         if found is None and part in self.ids:
             raise BundleError(f"{self.name}: bundle_ids says that {part} is {looked[0]!r}, which is not there")
         if found is None and part in NEEDED:
-            listed = ", ".join(map(repr, looked))
-            remedy = f"Say where it is with bundle_ids={{{part!r}: 'KEY'}}"
-            raise BundleError(f"{self.name}: no key for {part}: looked for {listed}. {remedy}")
+            raise BundleError(
+                f"{self.name}: no key for {part}: looked for {', '.join(map(repr, looked))}. Say where it is with "
+                f"bundle_ids={{{part!r}: 'KEY'}}"
+            )
         return found and self.followed(found)
 
     def followed(self, key: str, steps: int = DEEPEST) -> str:
@@ -156,11 +158,11 @@ class Bundle:
             config = copy.deepcopy(self.config)
             if arguments:
                 look(config, key).update(arguments)
+            for _, node in nodes(config):
+                if isinstance(node, dict) and str(node.get("_target_")).rpartition(".")[2] in SAVING:
+                    node["_disabled_"] = True
             if self.sealed is not None:
                 return Sealed(config, self.sealed).make(key)
-            for _, node in nodes(config):
-                if isinstance(node, dict) and writes_files(node):
-                    node["_disabled_"] = True
             with code_of(self.folder):
                 return ConfigParser(config).get_parsed_content(key)
 
@@ -212,18 +214,6 @@ def first_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return in_one_line(error)
-
-
-def nodes(config: Any) -> list[tuple[str, Any]]:
-    """Return every value in a configuration with its key, at all levels of its lists and dicts."""
-    found = [("", config)]
-    for key, value in found:  # which grows
-        if isinstance(value, dict | list):
-            named = value.items() if isinstance(value, dict) else enumerate(value)
-            found += [(f"{key}#{name}".lstrip("#"), part) for name, part in named]
-        if len(found) > LARGEST_CONFIG:
-            raise ValueError(f"key {key[-80:]!r}: more than {LARGEST_CONFIG} values")
-    return found
 
 
 @contextmanager

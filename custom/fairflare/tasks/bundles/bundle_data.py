@@ -69,13 +69,12 @@ class BundleData(PreparedData):
         super().__init__(datalist, "images of the site's own folder, for a MONAI bundle", cache_bytes, num_workers)
         self.keys, self.validate_batch, self._validate = keys, validate_batch, validate
         self._train, self._cut, self._first_random = _split(train)
-        for split, samples in datalist.splits.items():
-            if any(sample.slice is not None for sample in samples):
-                raise DataError(
-                    f"site '{datalist.site}': split '{split}' names slices of volumes, which a bundle's transforms do "
-                    "not know; list whole volumes, or pictures of the slices",
-                    f"site '{datalist.site}': split '{split}' names slices, which a MONAI bundle cannot read",
-                )
+        if sliced := [split for split, samples in datalist.splits.items() if any(s.slice is not None for s in samples)]:
+            raise DataError(
+                f"site '{datalist.site}': split '{sliced[0]}' names slices of volumes, which a bundle's transforms do "
+                "not know; list whole volumes, or pictures of the slices",
+                f"site '{datalist.site}': split '{sliced[0]}' names slices, which a MONAI bundle cannot read",
+            )
 
     def order(self, split: str, shuffle_seed: int | None = None) -> list[int] | None:
         """Return the order of a split's samples.

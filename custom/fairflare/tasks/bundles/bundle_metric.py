@@ -76,16 +76,14 @@ class KeyMetric:
         self.confusion = str(named[0] if isinstance(named, list) else named)
         self.name = re.sub(r"\W", "_", self.confusion)
         self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
-        numbers = [
-            n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES
-        ]
-        if strange := sorted({*self.arguments}.difference(numbers)):
-            raise BundleError(f"{self.named}: {strange[0]} must be true, false or a whole number up to {MOST_CLASSES}")
+        told = self.arguments.items()
+        if odd := [n for n, v in told if not isinstance(v, bool | int | None) or (v or 0) > MOST_CLASSES]:
+            raise BundleError(f"{self.named}: {odd[0]} must be true, false or a whole number up to {MOST_CLASSES}")
         self._picks = bundle.make(f"{key}#output_transform") if "output_transform" in found else None
         channels = bundle.get("_meta_#network_data_format#outputs#pred#channel_def")
         names = [str(name) for name in class_names or (channels.values() if isinstance(channels, Mapping) else ())]
         fit = all(name.isprintable() and len(name) <= 60 for name in names)
-        #: Names of the structures that are measured; empty if not known.
+        #: Names of the structures that are measured; empty: not known.
         self.structures = names[not self.arguments.get("include_background", True) :] if fit else []
 
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
-import inspect
 import itertools
 import math
 import operator
@@ -20,7 +19,7 @@ import torch
 if TYPE_CHECKING:
     from fairflare.tasks.bundles.sealed import Sealed
 
-MOST = 10_000  # values in an argument
+MOST = 20_000  # values of a configuration, or in an argument
 LONGEST = 500  # characters of an expression
 BUDGET, STEP = 2**23, 64  # numbers and elements that all expressions of an object may work on, and what a step counts
 REFERENCE = re.compile(r"@\w*(?:::\w*)*")
@@ -82,8 +81,8 @@ class Expression:
             tree = ast.parse(REFERENCE.sub(_named, source), mode="eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise self._refused(f"no expression of up to {LONGEST} characters ({error})") from None
-        places = REFERENCE.finditer(source)
-        return self._of(tree.body, {_named(place): self.sealed.make(place[0][1:]) for place in places})
+        scope = {_named(place): self.sealed.make(place[0][1:]) for place in REFERENCE.finditer(source)}
+        return self._of(tree.body, scope)
 
     def _of(self, node: Any, scope: Scope) -> Any:
         """Return the value of a node of the syntax tree; ``scope`` holds the values of local names."""
@@ -97,16 +96,10 @@ class Expression:
                 return self._all(parts, scope)
             case ast.Tuple(elts=parts):
                 return tuple(self._all(parts, scope))
-            case ast.Dict(keys=keys, values=values) if None not in keys:
-                return dict(zip(self._all(keys, scope), self._all(values, scope), strict=True))
             case ast.UnaryOp(op=op, operand=one):
                 return self._computed(op, self._of(one, scope))
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._computed(op, self._of(left, scope), self._of(right, scope))
-            case ast.BoolOp(op=op, values=[first, *others]):
-                found = self._of(first, scope)
-                decided = not others or bool(found) is isinstance(op, ast.Or)
-                return found if decided else self._of(ast.BoolOp(op, others), scope)
             case ast.IfExp(test=test, body=body, orelse=other):
                 return self._of(body if self._of(test, scope) else other, scope)
             case ast.Slice(lower=low, upper=high, step=step):
@@ -130,7 +123,7 @@ class Expression:
                 return self._called(called, self._all(given, scope), by_name, scope)
         raise self._refused(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
 
-    def _all(self, parts: Sequence[ast.expr | None], scope: Scope) -> list[Any]:
+    def _all(self, parts: Sequence[ast.expr], scope: Scope) -> list[Any]:
         """Return the values of several nodes; a node with a star stands for the values in it."""
         found: list[Any] = []
         for part in parts:
@@ -141,8 +134,8 @@ class Expression:
     def _entry(self, whole: Any, place: Any) -> Any:
         """Return an entry of a list or dict, or a part of an array by whole numbers and slices."""
         places = place if isinstance(place, tuple) else (place,)
-        if isinstance(whole, ARRAYS) and not all(isinstance(one, int | slice | None) for one in places):
-            raise self._refused("takes entries of an array by a list or an array")
+        plain = all(isinstance(one, int | slice | None) for one in places)
+        self._need(plain or not isinstance(whole, ARRAYS), "takes entries of an array by a list or an array")
         return whole[place]
 
     def _computed(self, op: ast.AST, *values: Any) -> Any:
@@ -151,50 +144,49 @@ class Expression:
         if kind is ast.Mult and isinstance(left, int):
             left, right = right, left
         listed = isinstance(left, list | tuple | str)
-        joined = kind is ast.Add and listed and type(left) is type(right)
         repeated = kind is ast.Mult and listed and isinstance(right, int)
-        searched = kind in SEARCHED and isinstance(left, SINGLE) and isinstance(right, list | tuple | dict)
         compared = (*NUMBERS, *SINGLE) if kind in COMPARED else NUMBERS
-        numbers = kind in OPERATORS and all(isinstance(value, compared) for value in values)
-        if not (joined or repeated or searched or numbers):
-            what = " and ".join(type(value).__name__ for value in values)
-            raise self._refused(f"has the operator {kind.__name__} on {what}")
-        if kind is ast.Pow and not (isinstance(right, ARRAYS) or abs(right) <= 64):
-            raise self._refused("has an exponent above 64")
+        known = (
+            repeated
+            or (kind is ast.Add and listed and type(left) is type(right))
+            or (kind in SEARCHED and isinstance(left, SINGLE) and isinstance(right, list | tuple | dict))
+            or (kind in OPERATORS and all(isinstance(value, compared) for value in values))
+        )
+        what = " and ".join(type(value).__name__ for value in values)
+        self._need(known, f"has the operator {kind.__name__} on {what}")
+        small = kind is not ast.Pow or isinstance(right, ARRAYS) or abs(right) <= 64
+        self._need(small, "has an exponent above 64")
         lists = [value for value in values if isinstance(value, list | tuple | str | dict)]
         self._spend(len(left) * right if repeated else sum(map(len, lists)))
         self._fits(values)
         return self._sound(OPERATORS[kind](*((left, right) if len(values) > 1 else values)))
 
     def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
-        """Return the result of calling an allowed function or class, or a method of an array or a network."""
+        """Return the result of calling an allowed function, or a method of an array or a network."""
         name, values = _dotted(called, scope), [*given, *by_name.values()]
-        inner = list(leaves(self.key, [value for value in values if isinstance(value, list | tuple | dict)]))
+        inner = leaves([value for value in values if isinstance(value, list | tuple | dict)])
         # Types inside of lists are numpy's kinds of records.
-        odd = [one for one in inner if isinstance(one, type | torch.dtype)]
+        odd = any(isinstance(one, type | torch.dtype) for one in inner)
         plain = not odd and not any(isinstance(one, str) for one in [*inner, *values])
-        self._fits([*inner, *values])
-        if name in functions():
-            if name.partition(".")[0] in MODULES and name != "torch.device" and not plain:
-                raise self._refused(f"gives texts or kinds of numbers to {name}")
+        if name:
+            self._need(name in functions(), f"calls what it may not: {name!r:.80} is not on the list of functions")
+            texts = name == "torch.device" or name.partition(".")[0] not in MODULES
+            self._need(plain or texts, f"gives texts or kinds of numbers to {name}")
+            self._fits([*inner, *values])
             return self._sound(functions()[name](*given, **by_name))
-        if isinstance(called, ast.Attribute) and name.partition(".")[0] not in (*MODULES, "monai"):
+        if isinstance(called, ast.Attribute) and plain:
             owner, method = self._of(called.value, scope), called.attr
-            self._fits([owner, *values])
+            self._fits([owner, *inner, *values])
             moved = isinstance(owner, torch.nn.Module) and method == "to"
-            if (moved or (isinstance(owner, ARRAYS) and method in ARRAY_METHODS)) and plain:
+            if moved or (isinstance(owner, ARRAYS) and method in ARRAY_METHODS):
                 return self._sound(getattr(owner, method)(*given, **by_name))
-        elif name:
-            cls = self.sealed.named(self.key, name)
-            return self.sealed.made(self.key, cls, inspect.signature(cls).bind(*given, **by_name).arguments)
         raise self._refused(f"calls {ast.unparse(called)!r:.80} in a way that is not known")
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
         """Return a function that computes a lambda by its syntax tree; refuse Python's own names at once."""
-        bound = {*scope, *names, *functions()}
-        for node in ast.walk(body):
-            if isinstance(node, ast.Name) and node.id not in bound and hasattr(builtins, node.id):
-                raise self._refused(f"has {node.id!r} in a function, which is not known")
+        used = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
+        odd = sorted(used.intersection(vars(builtins)).difference(scope, names, functions()))
+        self._need(not odd, f"has {', '.join(map(repr, odd))} in a function, which is not known")
 
         def function(*values: Any) -> Any:
             numbers = sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))
@@ -202,16 +194,14 @@ class Expression:
             budget = [BUDGET + 16 * numbers] if called else self.budget
             inner = Expression(self.sealed, self.key, self.text, budget)
             found = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
-            if not isinstance(found, NUMBERS):
-                raise self._refused(f"gives a {type(found).__name__}, which is no array and no number")
+            self._need(isinstance(found, NUMBERS), f"gives a {type(found).__name__}, which is no array and no number")
             return self._sound(found)
 
         return function
 
     def _spend(self, numbers: int) -> None:
         self.budget[0] -= max(numbers, 0)
-        if self.budget[0] < 0:
-            raise self._refused("works on more numbers than a sealed bundle may")
+        self._need(self.budget[0] >= 0, "works on more numbers than a sealed bundle may")
 
     def _fits(self, values: Iterable[Any]) -> None:
         """Refuse arrays with too many numbers, alone or broadcast against each other."""
@@ -222,11 +212,15 @@ class Expression:
     def _sound(self, value: Any) -> Any:
         """Return a result, or refuse it if it is a very large number, or an array of texts or objects."""
         large = isinstance(value, int) and abs(value) >= 2**63
-        if large or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"):
-            raise self._refused("gives a number above 2 ** 63, or an array of something else than numbers")
-        if isinstance(value, range):
-            self._spend(len(value))
+        odd = isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"
+        self._need(not (large or odd), "gives a number above 2 ** 63, or an array of something else than numbers")
+        self._spend(len(value) if isinstance(value, range) else 0)
         return value
+
+    def _need(self, fine: bool, problem: str) -> None:
+        """Refuse the expression, with the problem that it has, unless all is fine."""
+        if not fine:
+            raise self._refused(problem)
 
     def _refused(self, problem: str) -> Refused:
         remedy = "write the value itself, or one of the shapes in docs/bundles.md"
@@ -248,16 +242,22 @@ def _named(place: re.Match[str]) -> str:
     return f"{MARK}{place[0].encode().hex()}"
 
 
-def leaves(key: str, values: Any) -> list[Any]:
-    """Return the values (and keys) inside nested lists and dicts; refuse more than :data:`MOST`."""
-    found = [values]
-    for value in found:  # which grows
-        found += (
-            [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        )
+def nodes(values: Any, key: str = "") -> list[tuple[str, Any]]:
+    """Return every value in nested lists and dicts with its key, at all levels; refuse more than :data:`MOST`."""
+    found = [(key, values)]
+    for place, value in found:  # which grows
+        inner = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
+        found += [(f"{place}#{name}".lstrip("#"), part) for name, part in inner.items()]
         if len(found) > MOST:
-            raise Refused(f"{key!r} has more than {MOST} values; write fewer")
-    return [value for value in found if not isinstance(value, dict | list | tuple)]
+            raise Refused(f"key {place[-80:]!r}: more than {MOST} values; write fewer")
+    return found
+
+
+def leaves(values: Any) -> list[Any]:
+    """Return the values inside nested lists and dicts, and the keys of these dicts."""
+    inner = [value for _, value in nodes(values)]
+    names = [name for value in inner if isinstance(value, dict) for name in value]
+    return [*names, *(value for value in inner if not isinstance(value, dict | list | tuple))]
 
 
 @cache
@@ -265,9 +265,7 @@ def constants() -> dict[str, Any]:
     """Return the constants that an expression may name: types of numbers, members of MONAI's enumerations, pi."""
     import monai
 
-    kinds: list[tuple[str, Any]] = [
-        (name, kind) for name, kind in vars(monai.utils).items() if isinstance(kind, enum.EnumMeta)
-    ]
+    kinds: Any = [(name, kind) for name, kind in vars(monai.utils).items() if isinstance(kind, enum.EnumMeta)]
     members = [(name, member) for name, kind in kinds for member in kind.__members__.values()]
     return {
         f"{module}.{name}": value
@@ -284,6 +282,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     """Return the functions that an expression may call, by the names used in expressions."""
     from monai.apps.pathology.handlers.utils import from_engine_hovernet
     from monai.handlers import from_engine
+    from monai.utils import optional_import
 
     plain = (len, int, float, bool, abs, min, max, sum, list, tuple, range)
     arrays = itertools.product(MODULES.items(), ARRAY_FUNCTIONS)
@@ -293,12 +292,5 @@ def functions() -> dict[str, Callable[..., Any]]:
         "monai.handlers.from_engine": from_engine,
         "monai.handlers.utils.from_engine": from_engine,
         "monai.apps.pathology.handlers.utils.from_engine_hovernet": from_engine_hovernet,
-        "skimage.measure.label": _components,
+        "skimage.measure.label": optional_import("skimage.measure", name="label")[0],  # a site may lack it
     }
-
-
-def _components(image: Any) -> Any:
-    """Return an image's connected components, numbered; the site needs scikit-image for this."""
-    from skimage.measure import label
-
-    return label(image)

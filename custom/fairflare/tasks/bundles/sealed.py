@@ -19,17 +19,16 @@ from typing import Any
 import yaml
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairflare.tasks.bundles.expressions import BUDGET, REFERENCE, Expression, Refused, leaves
+from fairflare.tasks.bundles.expressions import BUDGET, MOST, REFERENCE, Expression, Refused, leaves
 
 DEEPEST = 60  # references that lead from one to the next
 MOST_STEPS = 200  # of a key, with those of the macros on its way
-SAVING = ("SaveImage", "SaveImaged")
-LARGEST_CONFIG = 20_000  # values that are made, with what macros repeat
 LARGEST = 2**24  # a number in an argument
 LARGEST_IMAGE = 2**27  # voxels that a size in an argument may stand for
 SIZES = re.compile(
     "size|border|shape|roi|times|samples|repeats|grid|cells|pixdim|zoom|onehot|classes"
 )  # arguments that say how large an image becomes
+POWERS = {"pixdim": -1, "zoom": 1, "max_zoom": 1}  # sides of an image of 100 mm, or of 100 voxels, from a number
 MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # of tensors, while one object is made
 #: Text of an argument: no path, no module, no expression, and no number (``1e-05`` without a point is text in YAML).
 PLAIN = re.compile(r"(?![-+]?([\d_]+(e[-+]?\d+)?|inf|infinity|nan)$)[\w \-+:,=<>]*", re.IGNORECASE)
@@ -57,7 +56,8 @@ class Sealed:
     """
 
     def __init__(self, config: Mapping[str, Any], classes: Collection[str] | None = None) -> None:
-        self.config, self.classes = config, shipped_classes() if classes is None else classes
+        self.config = config
+        self.classes = by_name(frozenset(shipped_classes() if classes is None else classes))
         self._made: dict[str, Any] = {}
         self.making: list[str] = []  # keys, each for the one before it
         self.budget = [BUDGET]  # of all expressions, while objects are made
@@ -71,16 +71,14 @@ class Sealed:
         """
         key = key.replace("#", "::")
         if key not in self._made:
-            if key in self.making or len(self.making) >= DEEPEST or len(self._made) > LARGEST_CONFIG:
+            if key in self.making or len(self.making) >= DEEPEST or len(self._made) > MOST:
                 raise Refused(
                     f"{key[-80:]!r} refers to itself, or over more than {DEEPEST} keys, or there are more than "
-                    f"{LARGEST_CONFIG} values; name the value itself"
+                    f"{MOST} values; name the value itself"
                 )
             self.making.append(key)
-            try:
-                self._made[key] = self._content(key, look(self.config, key))
-            finally:
-                self.making.pop()
+            self._made[key] = self._content(key, look(self.config, key))
+            self.making.pop()
         return self._made[key]
 
     def _content(self, key: str, value: Any) -> Any:
@@ -88,7 +86,12 @@ class Sealed:
             case dict() if self._is_left_out(key):
                 return None
             case {"_target_": target}:
-                return self.made(key, self.named(key, target), self._parts(key, value, SPECIAL))
+                if str(target) not in self.classes:
+                    raise Refused(
+                        f"{key!r}: {target!r:.80} is not on the list of classes that a sealed bundle may name; take "
+                        "one that is (docs/bundles.md), or let the site's owner add it to bundle_classes"
+                    )
+                return made(key, self.classes[str(target)], self._parts(key, value, SPECIAL))
             case dict():
                 return self._parts(key, value)
             case list():
@@ -104,59 +107,39 @@ class Sealed:
         return {name: self.make(place) for name, place in places.items() if not self._is_left_out(place)}
 
     def _is_left_out(self, key: str) -> bool:
-        """Return whether a key's object is left out, because it is disabled or would write files."""
+        """Return whether a key's object is left out, because it is disabled."""
         value = look(self.config, key)
-        if not isinstance(value, dict) or "_target_" not in value:
-            return False
-        disabled = writes_files(value) or ("_disabled_" in value and self.make(f"{key}::_disabled_"))
-        return disabled.strip().lower() == "true" if isinstance(disabled, str) else bool(disabled)
+        said = isinstance(value, dict) and {"_target_", "_disabled_"} <= {*value} and self.make(f"{key}::_disabled_")
+        return said.strip().lower() == "true" if isinstance(said, str) else bool(said)
 
-    def named(self, key: str, target: Any) -> Any:
-        """Return the class that a target names: by its full name, and MONAI's by a short name too.
 
-        Raises:
-            Refused: it is not on the list.
-        """
-        name = str(target).rpartition(".")[2]
-        for place in sorted({full.rpartition(".")[0] for full in self.classes}):
-            found = vars(import_module(place)).get(name)
-            if isinstance(found, type) and f"{place}.{found.__name__}" in self.classes:
-                full = target in (f"{place}.{name}", f"{found.__module__}.{name}")
-                if full or (target == name and place.startswith("monai.")):
-                    return found
-        raise Refused(
-            f"{key!r}: {target!r:.80} is not on the list of classes that a sealed bundle may name; take one that is "
-            "(docs/bundles.md), or let the site's owner add it to bundle_classes"
-        )
-
-    def made(self, key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
-        """Return an object of an allowed class; refuse arguments that load or write files, and excessive memory."""
-        own = inspect.signature(cls).parameters
-        usual = {name: one.default for name, one in own.items() if one.kind not in VARIOUS}
-        bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters} - {*own, "self"}
-        if strange := [name for name in arguments if name not in (*usual, *FURTHER, *bases - {"args", "kwargs"})]:
-            raise Refused(f"{key!r}: {cls.__name__} has no argument {strange[0]!r:.80}; take it out")
-        for name, value in {**usual, **arguments}.items():
-            harmless = any(value is one for one in (None, False, inspect.Parameter.empty))
-            chosen = isinstance(value, str) and value.lower() in CHOICES.get(name, ())
-            if (REACHES.search(name) or name in CHOICES) and not harmless and not chosen:
-                remedy = f"take one of {', '.join(CHOICES.get(name, ['false', 'null']))}"
-                raise Refused(f"{key!r}: {name} of a {cls.__name__} may load or write something; {remedy}")
-            sides = value if isinstance(value, list | tuple) else [value] * 3
-            numbers = [abs(side) for side in sides if isinstance(side, int | float) and side]
-            if name in ("pixdim", "zoom", "max_zoom"):  # of an image of 100 mm, or 100 voxels
-                numbers = [100 / side if name == "pixdim" else 100 * side for side in numbers]
-            if SIZES.search(name) and math.prod(numbers) > LARGEST_IMAGE:
-                raise Refused(f"{key!r}: {name} is {value!r:.80}, which is too large for an image; write a smaller one")
-        for value in leaves(key, arguments):
-            large = isinstance(value, int | float) and not abs(value) <= LARGEST
-            if large or (isinstance(value, str) and not PLAIN.fullmatch(value)):
-                raise Refused(
-                    f"{key!r}: {value!r:.80} may be a path or the name of a module, or is a number as text, or one too "
-                    f"large; write a plain word, or a number up to {LARGEST} (in YAML with a point: 1.0e-5)"
-                )
-        with _Bounded(key):
-            return cls(**arguments)
+def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
+    """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
+    own = inspect.signature(cls).parameters
+    usual = {name: one.default for name, one in own.items() if one.kind not in VARIOUS}
+    bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters} - {*own, "self"}
+    if strange := [name for name in arguments if name not in (*usual, *FURTHER, *bases - {"args", "kwargs"})]:
+        raise Refused(f"{key!r}: {cls.__name__} has no argument {strange[0]!r:.80}; take it out")
+    for name, value in {**usual, **arguments}.items():
+        harmless = any(value is one for one in (None, False, inspect.Parameter.empty))
+        chosen = isinstance(value, str) and value.lower() in CHOICES.get(name, ())
+        if (REACHES.search(name) or name in CHOICES) and not harmless and not chosen:
+            remedy = f"take one of {', '.join(CHOICES.get(name, ['false', 'null']))}"
+            raise Refused(f"{key!r}: {name} of a {cls.__name__} may load or write something; {remedy}")
+        sides = value if isinstance(value, list | tuple) else [value] * 3
+        numbers = [abs(side) for side in sides if isinstance(side, int | float) and side]
+        voxels = math.prod(100 * side ** POWERS[name] if name in POWERS else side for side in numbers)
+        if SIZES.search(name) and voxels > LARGEST_IMAGE:
+            raise Refused(f"{key!r}: {name} is {value!r:.80}, which is too large for an image; write a smaller one")
+    for value in leaves(arguments):
+        large = isinstance(value, int | float) and not abs(value) <= LARGEST
+        if large or (isinstance(value, str) and not PLAIN.fullmatch(value)):
+            raise Refused(
+                f"{key!r}: {value!r:.80} may be a path or the name of a module, or is a number as text, or one too "
+                f"large; write a plain word, or a number up to {LARGEST} (in YAML with a point: 1.0e-5)"
+            )
+    with _Bounded(key):
+        return cls(**arguments)
 
 
 class _Bounded(TorchDispatchMode):
@@ -173,11 +156,6 @@ class _Bounded(TorchDispatchMode):
         if self.calls > MOST_CALLS or self.numbers > MOST_NUMBERS:
             raise Refused(f"{self.key!r} is too large to be made; a sealed bundle has up to {MOST_NUMBERS} parameters")
         return func(*args, **(kwargs or {}))
-
-
-def writes_files(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a step that saves images, which is left out at a site."""
-    return str(value.get("_target_")).rpartition(".")[2] in SAVING
 
 
 def look(config: Any, key: str) -> Any:
@@ -207,9 +185,21 @@ def shipped_classes() -> frozenset[str]:
     return frozenset(f"{package}.{name}" for package, names in packages.items() for name in names.split())
 
 
-def allowed_classes(entries: Collection[str] | None) -> frozenset[str]:
+def allowed_classes(entries: Collection[str] = ("default",)) -> frozenset[str]:
     """Return the classes of a site's list: ``default`` stands for the shipped ones, ``-NAME`` takes one out."""
-    entries = ["default"] if entries is None else entries
     taken_out = [entry[1:] for entry in entries if entry.startswith("-")]
     shipped = shipped_classes() if "default" in entries else frozenset()
     return shipped.union(entry for entry in entries if "." in entry and entry[0] != "-").difference(taken_out)
+
+
+@cache
+def by_name(classes: frozenset[str]) -> dict[str, type]:
+    """Return the classes of a list by each full name that they have, and MONAI's by a short name too."""
+    places = sorted({full.rpartition(".")[0] for full in classes}, reverse=True)  # of one short name the first counts
+    return {
+        alias: found
+        for place in places
+        for name, found in vars(import_module(place)).items()
+        if isinstance(found, type) and f"{place}.{found.__name__}" in classes
+        for alias in (f"{place}.{name}", f"{found.__module__}.{name}", *([name] if place.startswith("monai.") else ()))
+    }

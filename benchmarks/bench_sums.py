@@ -5,28 +5,41 @@ vectors of all sites are added, their own masks taken off, and every tensor read
 is to ``weighted_average`` of the same updates in float32, already in memory; that of the bytes is to float32. No
 message travels. Processor seconds of one thread, the best of the runs.
 
+With ``--run`` a second table instead: a round of runs with and without ``secure=sums`` in one process, in which nearly
+nothing is trained: bytes of tensors and of all else in the messages, and processor seconds of all sites and the server.
+
     python benchmarks/bench_sums.py [--sites 6 20] [--megabytes 12] [--repeat 3]
+    python benchmarks/bench_sums.py --run --sites 6 100
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
+import pickle
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from fairflare.core.states import weighted_average
+from fairflare.exchange.messages import Message, num_bytes
+from fairflare.federation.collecting.transport import Listener
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.calls import LocalTransport
+from fairflare.federation.transports.local import run_local
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import SiteKeys
 from fairflare.privacy.sums.masks import Addition, Question, digest
 from fairflare.privacy.sums.ring import Layout, Ring
 
 LAYERS = 40  # tensors of the model
+TASK = Path(__file__).with_name("numbers_task.py")
 
 
 def best(repeat: int, does: Callable[[], Any]) -> tuple[float, Any]:
@@ -74,14 +87,70 @@ def measure(num_sites: int, megabytes: float, bits: int, repeat: int, folder: Pa
     return f"| {num_sites} | {bits} | {times} | {ratios} |"
 
 
+class Counted(Listener):
+    """Count seconds, and bytes by direction, of tensors and of all else, from the first round's begin to its end."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[str, int] = dict.fromkeys(("sent", "beside", "back", "beside_back"), 0)
+
+    def round_started(self, current_round: int) -> None:
+        self.start, self.bytes = time.process_time(), dict.fromkeys(self.bytes, 0)
+
+    def round_done(self, record: object, metric: str) -> None:
+        self.seconds, self.of_round = time.process_time() - self.start, dict(self.bytes)
+
+
+def of_a_round(method: str, sites: int, megabytes: float, secure: str) -> Counted:
+    """Return what a round of a run costs."""
+    counted, answer = Counted(), LocalTransport._answer
+
+    def weighed(transport: LocalTransport, site: str, name: str, task: Message) -> Message:
+        found = answer(transport, site, name, task)
+        sizes = (num_bytes(task.params), len(pickle.dumps(task.meta)), num_bytes(found.params))
+        for key, size in zip(counted.bytes, (*sizes, len(pickle.dumps(found.meta))), strict=True):
+            counted.bytes[key] += size
+        return found
+
+    settings = {"local_epochs": 1, "max_weight": 0.5, "secure": secure, "width": int(megabytes * 1e6 / 4 / 3)}
+    plan = make_plan(method, task_file=TASK, sites=sites, num_rounds=1, settings=settings)
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(LocalTransport, "_answer", weighed):
+        run_local(plan, Path(folder), listeners=[counted])
+    return counted
+
+
+def in_a_run(method: str, sites: int, megabytes: float) -> str:
+    """Return a row of the table of rounds."""
+    plain, sums = (of_a_round(method, sites, megabytes, secure) for secure in ("", "sums"))
+    old, new = plain.of_round, sums.of_round
+    up = [(of["back"] + of["beside_back"]) / sites / 1e6 for of in (old, new)]
+    down = [(of["sent"] + of["beside"]) / sites / 1e6 for of in (old, new)]
+    rest = [(of["beside"] + of["beside_back"]) / sites / 1e3 for of in (old, new)]
+    every = sum(new.values()) / sum(old.values())
+    cells = [f"{up[0]:.2f}", f"{up[1]:.2f}", f"{new['back'] / old['back']:.3f}", f"{down[0]:.2f}", f"{down[1]:.2f}"]
+    cells += [f"{rest[0]:.1f}", f"{rest[1]:.1f}", f"{every:.3f}", f"{plain.seconds / sites:.2f}"]
+    return f"| {method} | {sites} | {' | '.join(cells)} | {sums.seconds / sites:.2f} |"
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description="secure sums: processor seconds and bytes beside a plain mean")
     parser.add_argument("--sites", type=int, nargs="+", default=[6, 20])
     parser.add_argument("--megabytes", type=float, default=12, help="of the model in float32")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--run", action="store_true", help="a round of runs in one process")
+    parser.add_argument("--methods", nargs="+", default=["fed_avg", "fed_lwr"], help="of these runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.run:
+        logging.disable(logging.WARNING)
+        os.environ["FAIRFLARE_REPORT"] = "0"
+        print("| method | sites | MB up | sums | tensors | MB down | sums | KB beside | sums | all | s a site | sums |")
+        print("| --- " * 12 + "|")
+        of_a_round("fed_avg", 3, 0.01, "sums")  # loads what a first run loads
+        for method in args.methods:
+            for num_sites in args.sites:
+                print(in_a_run(method, num_sites, args.megabytes), flush=True)
+        return
     print(
         "| sites | ring | keys, ms | a site, s | to plain | server, s | plain, s | to plain | MB | to float32 | error |"
     )

@@ -1,4 +1,4 @@
-"""Define a task of seven weights and four numbers at each site, for benchmarks of everything but training."""
+"""Define a task of seven weights (``width=2``) and four numbers a site, for benchmarks of everything but training."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ class Numbers(SiteData):
 class Task(Base):
     primary_metric = "dice"
 
+    def __init__(self, width: int = 2) -> None:
+        self.width = width
+
     def build_model(self) -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Linear(2, 1))
+        return torch.nn.Sequential(torch.nn.Linear(1, self.width), torch.nn.Linear(self.width, 1))
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.mse_loss(outputs, targets)

@@ -22,7 +22,7 @@ class Setting:
         default: value that is used where none is given; ``None`` may mean "not set".
         required: whether the setting has no default.
         meaning: the setting's text in the class's docstring; literals stand in backticks.
-        only: the kinds of a part that have the setting (``mu_policy=qmix, vdn``); empty: it is no setting of a part.
+        only: the kinds of a part that have the setting (``mu_policy=qmix, vdn``); empty if it is no setting of a part.
     """
 
     name: str

@@ -43,7 +43,7 @@ class Task(ABC):
     """
 
     primary_metric: ClassVar[str]
-    #: Names of the metrics in the fairness table; empty: all metrics. The results file has all metrics in any case.
+    #: Names of the metrics in the fairness table; empty for all metrics. The results file has all metrics in any case.
     shown_metrics: ClassVar[tuple[str, ...]] = ()
     #: Whether the task has its own optimizer, which local training uses with ``optimizer="task"``.
     has_optimizer: bool = False
@@ -52,7 +52,7 @@ class Task(ABC):
     #: Whether each sample has exactly one of several classes; ``None`` if this is not known.
     has_classes: ClassVar[bool | None] = None
 
-    #: How the task learns from images without labels: ``"teacher"`` or ``"fixmatch"``; empty: it cannot.
+    #: How the task learns from images without labels: ``"teacher"`` or ``"fixmatch"``; empty if it cannot.
     consistency: ClassVar[str] = ""
 
     @property

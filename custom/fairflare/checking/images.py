@@ -43,10 +43,10 @@ class Problem:
     """Describe a problem that was found in a site's images or datalist.
 
     Args:
-        site: name of the site; empty: the problem concerns several sites.
+        site: name of the site; empty if the problem concerns several sites.
         text: description of the problem and of its remedy.
         grave: whether training must not start before the problem is fixed; False: it may be intended.
-        about: path of the image file with its two innermost folders; empty: the problem concerns several images or a
+        about: path of the image file with its two innermost folders; empty if the problem concerns several images or a
             datalist.
     """
 

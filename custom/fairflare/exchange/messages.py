@@ -98,7 +98,7 @@ class SiteTask:
     min_cases: int = 1  # for every task: values of fewer cases are withheld; a site's own setting may be larger
     exchange: str = ALL  # rule for which tensors are sent, see exchange.sent_tensors
     makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server computes, which are sent too
-    rest: str = ""  # fingerprint of the tensors that are not sent; empty: all tensors are sent
+    rest: str = ""  # fingerprint of the tensors that are not sent; empty if all tensors are sent
     groups: tuple[str, ...] = ()  # for check and the final validate: attributes whose groups are measured
     group_bins: int = 0  # number of bins in the histograms by group
     calibration_bins: int = 0  # number of bins of the calibration by group

@@ -151,7 +151,7 @@ def rebuilt(
     Args:
         task: the learning task of the run.
         sent: tensors of the file, by name.
-        note: entry ``exchange`` of the file; empty: the file contains the whole model.
+        note: entry ``exchange`` of the file; empty if the file contains the whole model.
         checkpoint: file of initial weights, see :func:`fairflare.core.features.adapting.with_weights`.
 
     Returns:

@@ -43,7 +43,7 @@ class AsSent:
     Args:
         received: the model that the controller sent out, with values of FLARE's types; ``None`` if it is not known.
         as_updates: the setting or rule that needs updates: whole models are then collected as updates from
-            ``received``; empty: models are collected as they are.
+            ``received``; empty if models are collected as they are.
     """
 
     stays: frozenset[str] = frozenset()

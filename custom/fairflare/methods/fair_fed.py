@@ -40,7 +40,7 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     Args:
         fairfed_mode: ``"original"``: accuracy on the validation images; ``"fedism"``: balanced accuracy on the training
             images. A task without accuracy: its primary metric.
-        fairfed_attribute: attribute of people whose groups are measured on the validation images too; empty: none.
+        fairfed_attribute: attribute of people whose groups are measured on the validation images too; empty for none.
     """
 
     fairfed_mode: Literal["original", "fedism"] = "original"
@@ -174,7 +174,7 @@ class FairFed(Rule):
 
 
 def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
-    """Return the counts TP, FP, FN, TN of a report by group; empty: the site withholds them.
+    """Return the counts TP, FP, FN, TN of a report by group; empty if the site withholds them.
 
     Raises:
         ReportError: the number of counts does not fit the number of groups.

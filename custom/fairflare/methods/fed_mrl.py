@@ -198,7 +198,7 @@ class FedMRL(Rule):
 
 
 def _at_the_clamp(inputs: RoundInputs) -> list[str]:
-    """Return a warning that lists sites whose gradient factor was at a limit in most batches; empty: no such site."""
+    """Return a warning that lists sites whose gradient factor was at a limit in most batches, or an empty text."""
     shares = {site: inputs.reports[site].get("clamped") or 0.0 for site in inputs.sites}
     stuck = [f"{site!r} {share:.0%}" for site, share in shares.items() if share > 0.5]
     if not stuck:

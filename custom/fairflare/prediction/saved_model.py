@@ -34,7 +34,7 @@ class SavedModel:
         path: path of the file.
         state: the model's tensors, on the CPU.
         made: number of the round that made the model, from 0; -1: the model is untrained; ``None`` if it is unknown.
-        method: class of the aggregation rule; empty: unknown.
+        method: class of the aggregation rule; empty if unknown.
         record: record of the task, by :class:`fairflare.federation.record.task_record.TaskRecorder`; empty: no record.
         personal: whether the run's metrics are those of the sites' personal models and not of this model.
         at_sites: number of the model's tensors that no site sent; they still have their initial values.

@@ -91,7 +91,7 @@ class Warned(ByKey):
     """Describe an effect that one site could have on a round, or would have had without a bound.
 
     Attributes:
-        site: name of the site; empty: the warning is about no single site.
+        site: name of the site; empty if the warning is about no single site.
         kind: kind of the warning, such as ``majority``, or the bound that changed a value and that value's name.
         value, used: the value that was claimed or sent; the value that counts in its place. ``None`` in a file: too
             large for a number.

@@ -168,7 +168,7 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
 
 
 def group_tables(results: Results) -> list[Table]:
-    """Return tables of each attribute's groups, by site and pooled, and of the gaps; empty: the run has no groups."""
+    """Return tables of each attribute's groups, by site and pooled, and of the gaps; empty if the run has no groups."""
     return [table for attribute in results.groups.attributes for table in _tables(results.groups, attribute)]
 
 
@@ -277,7 +277,7 @@ def of_everybody(found: Groups, metric: str) -> str:
 
 
 def captions(results: Results) -> list[str]:
-    """Return the :func:`caption` of each attribute; empty: the run has no groups."""
+    """Return the :func:`caption` of each attribute; empty if the run has no groups."""
     return [caption(results.groups, attribute) for attribute in results.groups.attributes]
 
 

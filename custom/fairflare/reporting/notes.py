@@ -64,7 +64,7 @@ def private_notes(results: Results) -> list[str]:
 
 
 def attendance(results: Results) -> list[str]:
-    """Return sentences on sites that missed rounds or never connected; empty: all sites were in every round."""
+    """Return sentences on sites that missed rounds or never connected; empty if all sites were in every round."""
     expected, rounds = results.info.sites, results.rounds
     connected = expected if results.info.connected is None else results.info.connected
     missing = [site for site in expected if site not in connected]

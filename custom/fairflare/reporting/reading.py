@@ -22,7 +22,7 @@ def read_part(kind: TypeAdapter[T], raw: Any, where: str = "") -> T:
     Args:
         kind: type adapter of the part, such as :data:`fairflare.reporting.documents.HEAD`.
         raw: the part as read from a file; it is not changed.
-        where: place of the part in the document, for messages; empty: the part is the whole document.
+        where: place of the part in the document, for messages; empty if the part is the whole document.
 
     Raises:
         ValueError: a value is missing or of the wrong kind; the message names the first such value's place.

@@ -106,7 +106,7 @@ class Site:
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
         recalls = {name: _or(recall_of(metrics, name), math.nan) for name in self.support}
         right = {name: recall * self.support[name] for name, recall in recalls.items()}
-        #: Number of correctly classified images of each class; empty: not known.
+        #: Number of correctly classified images of each class; empty if not known.
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
         if len(self.right) < len(self.support) or any(abs(right[n] - k) > 1e-3 for n, k in self.right.items()):
             self.right = {}

@@ -33,7 +33,7 @@ LUMA = torch.tensor([0.299, 0.587, 0.114])  # luminance weights of red, green an
 
 
 class Split(Dataset[Any]):
-    """Present a split to torch's loader, which asks for all samples of a batch at once."""
+    """Adapt a split of a site's data to torch's loader, which asks for all samples of a batch at once."""
 
     def __init__(self, data: ImageData, split: str) -> None:
         self.data = data

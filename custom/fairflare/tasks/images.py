@@ -84,7 +84,7 @@ class Intensities:
             raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
 
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        """Return the settings for reading image files; ``kept``: a cache of decoded volumes on disk."""
+        """Return the settings for reading image files; ``kept`` is a cache of decoded volumes on disk, if any."""
         return Reading("stored", self.intensity, self.window, kept)
 
     @property

@@ -41,10 +41,10 @@ class Difference:
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
             ``one seed``, ``not known`` (nothing scatters, or only the seeds, or a site has few cases) or ``other
             sites`` where no verdict can be given.
-        images_sd: standard deviation of the mean difference by the test patients or images; NaN: not known.
+        images_sd: standard deviation of the mean difference by the test patients or images; NaN if not known.
         p: p-value that belongs to the interval; below 0.05 where the interval leaves out 0; NaN where a site has few
             cases.
-        p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN: not tested.
+        p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN if not tested.
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: whether more of the measure is better.
         limit: size of a difference as large as the metric itself.

@@ -35,9 +35,9 @@ class Value:
 
     Attributes:
         value: the measure over all cases.
-        ends: ends of its interval over the cases; NaN: it has no interval.
-        without: the measure without each part of the cases in turn; empty: the cases are not in parts.
-        cases: number of cases of the smallest group; NaN: not known.
+        ends: ends of its interval over the cases; NaN if it has no interval.
+        without: the measure without each part of the cases in turn; empty if the cases are not in parts.
+        cases: number of cases of the smallest group; NaN if not known.
     """
 
     value: float
@@ -150,7 +150,7 @@ def named(labels: Sequence[str]) -> str:
 
 
 def lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
-    """Return a metric and its worst group, in how many of several runs; empty: no group is the worst."""
+    """Return a metric and its worst group, in how many of several runs; empty if no group is the worst."""
     asked = [run for run in runs if run.groups]
     worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
@@ -191,7 +191,7 @@ def gaps_in_words(
 
 
 def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
-    """Return groups of people at left-out sites as rows for :func:`gap_table`; empty: no run asked for groups.
+    """Return groups of people at left-out sites as rows for :func:`gap_table`; empty if no run asked for groups.
 
     A method has up to three rows, over the seeds that have all left-out sites. ``<label>, seen`` has each run's groups
     at the sites that trained. ``<label>`` has a document for each seed with the sums of all left-out sites together,
@@ -238,7 +238,7 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def over_seeds(found: Sequence[Value]) -> Ends:
-    """Return the interval of the mean of a gap over the seeds; NaN: none is known.
+    """Return the interval of the mean of a gap over the seeds; NaN if none is known.
 
     All seeds are tested on the same cases, so more seeds do not reduce the scatter over cases. Therefore the mean
     distances of the ends are added to Student's interval over the seeds, by squares.

@@ -17,15 +17,15 @@ class Unseen(BaseModel):
     Attributes:
         site: name of the left-out site.
         metrics: metrics of the last model on the site's test split; a value of ``None`` is undefined.
-        adapted: metrics of the model with norm statistics of the site's own training images; empty: no such model.
+        adapted: metrics of the model with norm statistics of the site's own training images; empty for no such model.
         images: number of images in the site's test split.
         resampled, adapted_resampled: the primary metric of the model, and of the adapted model, on the same draws of
-            the site's test patients; empty: no draws were made.
+            the site's test patients; empty if no draws were made.
         unit, units: unit of the draws (``patients``, ``volumes`` or ``images``); number of such units at the site.
         groups, adapted_groups: sums over the site's test images by ``<attribute>=<group>`` of people
-            (:mod:`fairflare.core.statistics.group_sums`), for the model and the adapted model; empty: not asked for.
+            (:mod:`fairflare.core.statistics.group_sums`), for the model and the adapted model; empty if not asked for.
         groups_kept: names of the groups that the site withholds.
-        reason: reason why ``metrics`` is empty; empty: it is not.
+        reason: reason why ``metrics`` is empty; empty if it is not.
     """
 
     site: str

@@ -30,7 +30,7 @@ class Contrast(NamedTuple):
 
     Attributes:
         values: values of the figure by seed, all finite.
-        shared: variance by the choice of test patients, which all seeds share; NaN: not known.
+        shared: variance by the choice of test patients, which all seeds share; NaN if not known.
         df: degrees of freedom of ``shared``.
     """
 

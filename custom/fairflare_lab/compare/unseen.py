@@ -45,9 +45,9 @@ class UnseenRow:
             all left-out sites; see :func:`unseen_table`.
         each: value of each left-out site, over all seeds.
         sure: certainty of ``seen``, ``unseen``, ``gap`` and, where it is known, ``gain``.
-        over: what the intervals are over, in words; empty: there are no intervals.
+        over: what the intervals are over, in words; empty if there are no intervals.
         personal: whether the seen sites are measured with models of their own.
-        reason: why an unseen site has no figure; empty: it has one.
+        reason: why an unseen site has no figure; empty if it has one.
     """
 
     label: str

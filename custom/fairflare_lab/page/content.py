@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def extremes(values: Mapping[str, float | None]) -> str:
-    """Return least and largest value in words, ``from 0.4 (site-2) to 0.7 (site-1)``; empty: no site has a value."""
+    """Return least and largest value in words, ``from 0.4 (site-2) to 0.7 (site-1)``; empty if no site has a value."""
     known = {site: value for site, value in values.items() if value is not None and math.isfinite(value)}
     low, high = (of(known, key=known.__getitem__, default="") for of in (min, max))
     return f"from {number(known[low])} ({low}) to {number(known[high])} ({high})" if known else ""
@@ -89,7 +89,7 @@ class Page:
     Attributes:
         title: heading of the page.
         facts: facts about the runs, below the title, each as a word and a text.
-        synthetic: sentence on which data are synthetic; empty: none is known to be.
+        synthetic: sentence on which data are synthetic; empty if none is known to be.
         summary: sentences of the summary.
         sections: sections of the page, in order.
         problems: lines about problems with the files.

@@ -43,7 +43,7 @@ def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) 
 
 
 def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Return for each row a table (rounds, names in ``order``) of :class:`Spread` over its runs; NaN: no value."""
+    """Return for each row a table (rounds, names in ``order``) of :class:`Spread` over its runs; NaN for no value."""
     panels = {}
     for row, values in found.groupby("row", sort=False):
         cells = values.groupby(["round", "name"]).value.agg(lambda of: spread(of.tolist())).unstack()
@@ -152,7 +152,7 @@ def site_parts(
     material: Material, found: pd.DataFrame, told: Callable[[str, pd.DataFrame], str], name: str, title: str,
     caption: str, alt: str, unit: str, table: str, **more: Any,
 ) -> list[Picture | Table]:  # fmt: skip
-    """Return a picture and a table of a value that every site has in every round; empty: no values.
+    """Return a picture and a table of a value that every site has in every round; empty for no values.
 
     Args:
         material, name, title, caption, unit, more: as in :func:`lines`.

@@ -76,7 +76,7 @@ class Material:
         rows: rows of runs; at least one, unless every run leaves a site out.
         metric: name of the metric of the figures.
         higher: whether more of the metric is better.
-        reference: label of the row that others are compared with; empty: a single run is shown.
+        reference: label of the row that others are compared with; empty if a single run is shown.
         notes: sentences that a reader of the figures must know.
         others: runs of a comparison that did not complete.
         problems: lines about problems with the files.

@@ -249,7 +249,7 @@ def _fill_dots(material: Material, sites: Sequence[str], axes: Axes) -> None:
 
 
 def differences(material: Material) -> Section:
-    """Return the section with differences of every row to the reference; empty: no differences."""
+    """Return the section with differences of every row to the reference; empty for no differences."""
     found, reference = material.differences, material.reference
     if not found:
         return NOTHING

@@ -46,7 +46,7 @@ def layers(material: Material) -> Section:
 
 
 def layer_weights(row: PageRow, sites: Sequence[str]) -> pd.DataFrame:
-    """Return a table (layers, ``sites`` with a weight) of mean weights over rounds and runs; NaN: no weight."""
+    """Return a table (layers, ``sites`` with a weight) of mean weights over rounds and runs; NaN for no weight."""
     of_runs = pd.concat([_means(run, "weight", "layer") for run in row.runs])
     weights = of_runs.groupby(level=["layer", "site"], sort=False).agg(_mean).unstack()
     return weights.reindex(of_runs.index.unique("layer"), columns=[site for site in sites if site in weights])

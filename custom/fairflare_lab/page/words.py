@@ -65,7 +65,7 @@ def say(macro: str, *given: Any) -> list[str]:
 
 
 def synthetic(material: Material) -> str:
-    """Return a sentence on which data are synthetic; empty: none is known to be."""
+    """Return a sentence on which data are synthetic; empty if none is known to be."""
     runs = material.runs + material.others
     return "".join(say("synthetic", sum(run.info["synthetic"] for run in runs), len(runs)))
 

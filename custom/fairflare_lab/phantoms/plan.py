@@ -30,8 +30,8 @@ class ClassPhantom:
     name: str
     title: str
     classes: Mapping[str, int]  # number of images in the real data set by class; only the proportions matter
-    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes by group of frequency; empty: none
-    attributes: tuple[str, ...] = ()  # attributes of the person, such as skin tones; empty: none
+    groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # classes by group of frequency; empty for none
+    attributes: tuple[str, ...] = ()  # attributes of the person, such as skin tones; empty for none
     called: str = "tone"  # name in a datalist of the attribute whose values are ``attributes``
 
     @property

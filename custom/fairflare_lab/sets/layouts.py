@@ -153,7 +153,7 @@ def person_of_images(
         source: folder of the set; the table may lie anywhere below, or be missing.
         table: name of the table.
         images: columns with the names of images.
-        person: column with the identifiers of people (lesions); empty: the images of one row are of one person.
+        person: column with the identifiers of people (lesions); empty if the images of one row are of one person.
 
     Raises:
         DataError: two rows give different people for one image.
@@ -184,7 +184,7 @@ def listed(
         folds: whether folds are drawn, so that the table's own split does not count.
         tables: possible names of the table below the source; the first that exists is read.
         classes: names of the classes; without a ``label`` in ``columns``, also names of the columns of 0 and 1.
-        folders: possible folders of the images, of which the first that exists is used; empty: anywhere below the
+        folders: possible folders of the images, of which the first that exists is used; empty for anywhere below the
             source.
         columns: names in the table of the columns ``image``, ``label``, ``site``, ``fold`` (train, validation or test;
             a missing value is drawn) and ``usable`` (1), as far as they exist; of several mappings, the first one whose
@@ -307,7 +307,7 @@ def paired(
         parts: folders below that of a site, and the splits of their images; no splits: they are drawn.
         images, masks: names of the two folders in a part.
         tops, labels: ranges of grey values in masks and their labels, as in
-            :func:`fairflare.data.preparers.items.relabelled`; empty: masks stay unchanged.
+            :func:`fairflare.data.preparers.items.relabelled`; empty if masks stay unchanged.
     """
     found: dict[str, list[Item]] = {}
     for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items()):

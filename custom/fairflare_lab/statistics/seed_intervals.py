@@ -111,7 +111,7 @@ def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df:
 
     Args:
         values: differences or figures of each seed, (..., seeds), finite.
-        shared: result of :func:`shared_variance`, (...); NaN: unknown, and the uncertainty is that over seeds alone.
+        shared: result of :func:`shared_variance`, (...); NaN if unknown, and the uncertainty is that over seeds alone.
             With one seed, the uncertainty is that over the patients alone and concerns these models, not the method.
         patients_df: (...), degrees of freedom of ``shared``.
 

@@ -117,7 +117,7 @@ def question(
     Args:
         lacking: the names by site.
         classes: whether labels are numbers of classes.
-        numbers: the numbers to write for each structure or class of the task, by name; empty: they are not known.
+        numbers: the numbers to write for each structure or class of the task, by name; empty if they are not known.
         file: the file to write them into.
     """
     label, marks, key, code = WORDS[classes]

@@ -101,7 +101,7 @@ def of_mean(
     """Return a site's report on the sampling of a metric that is the mean of the scores of its images.
 
     Args:
-        scores: score of each image; NaN: the image does not count.
+        scores: score of each image; NaN if the image does not count.
         cases: the case of each image; ``None`` if each image is its own case.
         low, high: range of the scores; may be infinite.
 

@@ -85,7 +85,7 @@ class Computing:
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
 
     def __str__(self) -> str:
-        """Return the chosen ways to compute as readable text; empty: none is chosen."""
+        """Return the chosen ways to compute as readable text; empty if none is chosen."""
         chosen = {"channels last": self.channels_last, "compiled": self.compile, "deterministic": self.deterministic}
         lower = [] if self.precision == "fp32" else [self.precision]
         return ", ".join(lower + [name for name, on in chosen.items() if on])

@@ -165,7 +165,7 @@ def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str
 
 
 def manifest_of(data: Path) -> dict[str, Any]:
-    """Return the manifest that ``prepare`` wrote for the data set of a path; empty: the path has no manifest."""
+    """Return the manifest that ``prepare`` wrote for the data set of a path; empty if the path has no manifest."""
     for folder in (data, *data.absolute().parents[:2]):
         try:
             found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

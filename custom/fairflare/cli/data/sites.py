@@ -108,7 +108,7 @@ def file_in(data: Path) -> Path:
 
 
 def say_unread(file: Path, content: Mapping[str, Any]) -> None:
-    """Print a note about each site file in a site's own folder, which is not read beside the file of all sites."""
+    """Print a note about each site file in a site's own folder, which is not read if a file of all sites is given."""
     blocks = content.get("sites")
     for site in blocks if isinstance(blocks, Mapping) else ():
         if (other := file.parent / site / file.name).is_file():

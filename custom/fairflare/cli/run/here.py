@@ -31,7 +31,7 @@ class Stop:
     """Record a request to end this process; a call returns the reason, or an empty text without a request.
 
     Attributes:
-        why: reason of the request; empty: no request.
+        why: reason of the request; empty for no request.
         code: exit code of the process.
     """
 

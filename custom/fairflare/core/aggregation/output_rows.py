@@ -29,7 +29,7 @@ class OutputRows:
     row, any average of them (a median, too) is this row, and a server's optimizer is given its change.
 
     Attributes:
-        tensors: names of the output layer's weight and bias, which have a row for each structure; empty: unknown.
+        tensors: names of the output layer's weight and bias, which have a row for each structure; empty if unknown.
         silent: for each row the sites that do not annotate its structure.
     """
 

@@ -20,7 +20,7 @@ Matrix: TypeAlias = "torch.Tensor | np.ndarray"
 
 
 class LayerSimilarity(NamedTuple):
-    """Store similarity ``delta`` (1: alike, NaN: undefined) and ``dissimilarity`` 1 - delta, precise near delta 1."""
+    """Store similarity ``delta`` (1: alike; NaN if undefined) and ``dissimilarity`` 1 - delta, precise near delta 1."""
 
     delta: float
     dissimilarity: float

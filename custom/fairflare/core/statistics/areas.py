@@ -76,7 +76,7 @@ def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
 
     Returns:
         The first area less the second, the variance of this difference, and the two-sided p value of DeLong's test. The
-        p value is 1 where difference and variance are 0; NaN: only the variance is 0, or it is not known.
+        p value is 1 where difference and variance are 0; NaN if only the variance is 0, or it is not known.
     """
     apart = float(areas[0] - areas[1])
     variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])

@@ -83,7 +83,7 @@ class Footing:
 
     @property
     def how(self) -> str:
-        """Return how figures are made comparable, :data:`SHARED` or :data:`ADJUSTED`; empty: plain means are used."""
+        """Return how figures are made comparable, :data:`SHARED` or :data:`ADJUSTED`; empty if plain means are used."""
         return (SHARED if self.shared else ADJUSTED) if self.differs else ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def ranks(test: Metrics, name: str, parts: Collection[Collection[str]]) -> bool:
 
 
 def structure_of(metric: str, names: Collection[str]) -> str:
-    """Return which of the named structures a metric is of, by the end of the metric's name; empty: none of them."""
+    """Return which of the named structures a metric is of, by the end of the metric's name; empty for none of them."""
     return max((name for name in names if metric.endswith(f"_{metric_name(name)}")), key=len, default="")
 
 
@@ -208,7 +208,7 @@ def where_counted(
 
     Args:
         metrics: metrics by site.
-        of, empty: :attr:`Footing.of` and :attr:`Footing.empty`.
+        of; empty for :attr:`Footing.of` and :attr:`Footing.empty`.
     """
     none = {site: [m for m in metrics[site] if structure_of(m, {*of[site], *names}) in names]
             for site, names in empty.items() if site in metrics}  # fmt: skip

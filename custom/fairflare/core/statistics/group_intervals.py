@@ -47,7 +47,7 @@ from fairflare.core.statistics.intervals import LEVEL, wilson
 FEW = 5  # least number of cases of a group that has an interval
 Ends: TypeAlias = tuple[float, float]
 #: Type of a function that maps sums and an error probability to an array (parts, 3): value, lower and upper end of each
-#: part (class or structure); NaN: undefined.
+#: part (class or structure); NaN if undefined.
 Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
@@ -149,7 +149,7 @@ def few(sums: Sums) -> bool:
 
 
 def intervals_of(sums: Sums) -> dict[str, Ends]:
-    """Return the intervals of those metrics of :data:`METRICS` that a group's sums allow; NaN: no interval."""
+    """Return the intervals of those metrics of :data:`METRICS` that a group's sums allow; NaN for no interval."""
     known = {name: measure for name, (needed, measure) in METRICS.items() if needed in sums}
     if few(sums):
         return dict.fromkeys(known, (np.nan, np.nan))
@@ -163,7 +163,7 @@ def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
         groups: sums by group, without the group of people whose group is unknown.
 
     Returns:
-        Lower end, ``>= 0``, and upper end, ``<= 1``, by gap; NaN: the gap is undefined, or one of its groups has no
+        Lower end, ``>= 0``, and upper end, ``<= 1``, by gap; NaN if the gap is undefined, or one of its groups has no
         interval.
     """
     there = [sums for sums in groups.values() if images_of(sums) > 0]

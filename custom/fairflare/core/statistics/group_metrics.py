@@ -80,7 +80,7 @@ def areas(sums: Sums) -> tuple[Array, Array]:
 
 
 def metrics_of(sums: Sums) -> dict[str, float]:
-    """Return the metrics of a group that its sums allow, by name; NaN: undefined.
+    """Return the metrics of a group that its sums allow, by name; NaN if undefined.
 
     For classes: ``accuracy``, ``sensitivity``, ``specificity``, ``auc`` with ``auc_error`` (bound of its error),
     ``ece``, ``brier``. For a segmentation: ``dice`` with ``dice_std`` over images, both means over structures.
@@ -132,7 +132,7 @@ def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
 
 
 def images_of(sums: Sums) -> float:
-    """Return the number of images of a group; NaN: the site withholds the number."""
+    """Return the number of images of a group; NaN if the site withholds the number."""
     return float(sums[IMAGES])
 
 
@@ -204,7 +204,7 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
         groups: sums by group, as in :func:`gaps_of`.
 
     Returns:
-        ``{"sensitivity <class>" or "false positives <class>": groups}``; empty: both rates are defined in all groups.
+        ``{"sensitivity <class>" or "false positives <class>": groups}``; empty if both rates are defined in all groups.
     """
     found: dict[str, list[str]] = {}
     for group, sums in groups.items():

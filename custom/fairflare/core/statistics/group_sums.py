@@ -159,7 +159,7 @@ def in_one(sums: Sums) -> dict[str, Array]:
 
 
 def impossible(sums: Sums) -> str:
-    """Return the name of a sum that is impossible for the number of a group's images; empty: all sums are possible.
+    """Return the name of a sum that is impossible for the number of a group's images; empty if all sums are possible.
 
     Args:
         sums: sums in the shapes of :func:`shapes`; further axes in front are allowed.

@@ -156,7 +156,7 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
 
 
 def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:
-    """Describe a map of labels, other than the identity, in words.
+    """Describe in words how a site's labels seem to be mixed up (a map of labels other than the identity).
 
     Args:
         looks_like: class that each label looks like.

@@ -101,7 +101,7 @@ def quantile(counts: Sequence[int], percent: float) -> float:
 
 
 def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> float:
-    """Return the Wasserstein distance of two histograms with the same bins; NaN: one histogram is empty.
+    """Return the Wasserstein distance of two histograms with the same bins; NaN if one histogram is empty.
 
     The distance is the mean distance by which records must be moved to turn one histogram into the other, in the unit
     of ``width``.

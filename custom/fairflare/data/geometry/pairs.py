@@ -51,7 +51,7 @@ class Grid:
             which slices without a frame are empty; empty otherwise.
         frame: FrameOfReferenceUID.
         posture: PatientOrientation; it is only compared, and gives neither a position nor a rotation.
-        note: a remark on the geometry for the user; empty: none.
+        note: a remark on the geometry for the user; empty for none.
     """
 
     shape: tuple[int, int, int]
@@ -82,8 +82,8 @@ class Fit:
     Attributes:
         turn: for :func:`fairflare.data.orientation.turned`: (3, 2), image's axis of each axis of the mask, and 1 or -1.
         affine: affine of the image, by the form that fits the mask; ``None`` if the image states none.
-        note: a remark on the pair for the user; empty: none.
-        places: of a mask without its empty slices the image's slice of each one; empty: the mask has all slices.
+        note: a remark on the pair for the user; empty for none.
+        places: of a mask without its empty slices the image's slice of each one; empty if the mask has all slices.
         slices: number of the image's slices, where there are ``places``.
     """
 

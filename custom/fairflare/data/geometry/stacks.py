@@ -65,7 +65,7 @@ class Stack:
     Attributes:
         order: indices of the planes in the order of the slices.
         affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None`` if the planes state no position.
-        note: a remark on the stack for the user; empty: none.
+        note: a remark on the stack for the user; empty for none.
     """
 
     order: tuple[int, ...]

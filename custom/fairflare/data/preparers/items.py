@@ -34,14 +34,14 @@ class Item:
             the image has no label.
         patient: identifier of the patient for the datalist; None if it is not known.
         site: name of the site that the source gives.
-        splits: splits that the source gives; empty: the split is drawn.
+        splits: splits that the source gives; empty if the split is drawn.
         volume, spacing: values of the keys ``volume`` and ``spacing`` of the image's entry in the datalist.
         attributes: attributes of the person for the datalist; None if it is not known.
         slices: numbers of the slices to list, each as an entry; None if the file is listed as one entry.
         shared: whether every site has the image, whose file is then written once.
         fold: number of the cross-validation's fold that tests the image, from 0; None if the folds are drawn by site.
         attribute: attribute of the person (skin tone), for the test list ``test_<attribute>`` of a common test set.
-        text: text in which the patient's identifier is searched; empty: the name.
+        text: text in which the patient's identifier is searched; empty for the name.
         row: row of the table that names the image, for the person's attributes.
     """
 

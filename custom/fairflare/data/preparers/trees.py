@@ -388,7 +388,7 @@ def listed(
         attributes: attributes of people, as in :func:`fairflare.data.preparers.listed.columns_of`.
         classes: names of the classes, where they are given.
         pictures: whether the table names pictures, of any file type; else NIfTI volumes and DICOM series.
-        site: name of the site of the table; empty: each row names its site.
+        site: name of the site of the table; empty if each row names its site.
 
     Raises:
         DataError: the table, a column or an image does not exist, a label is missing, a split is unknown, a row is of

@@ -67,7 +67,7 @@ class Tested:
 
     @property
     def test(self) -> dict[str, dict[str, float]]:
-        """Return the test metrics, ``{site: {metric: value}}``; NaN: the site measured a value that is not finite."""
+        """Return the test metrics, ``{site: {metric: value}}``; NaN if the site measured a value that is not finite."""
         return {site: dict(values) for site, values in sorted(self.phase.good.items())}
 
     @property

@@ -86,7 +86,7 @@ class Influence:
 
         Args:
             values: a number of each site, finite, ``>= 0``.
-            name: name of the numbers for the warning; empty: no warning, as there may be thousands of numbers.
+            name: name of the numbers for the warning; empty for no warning, as there may be thousands of numbers.
             among: further numbers of the same kind, added for the median where fewer than three sites report one.
         """
         factor, kept = self.bounds.max_update_norm, dict(values)

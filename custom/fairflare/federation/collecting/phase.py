@@ -138,7 +138,7 @@ class Exchange:
         Args:
             name: name of the task.
             current_round: number of the round that the task belongs to.
-            state: the model; empty: none is sent.
+            state: the model; empty if none is sent.
             sites: names of the sites that are asked.
             timeout: seconds to wait for answers.
             use: see :meth:`fill`.

@@ -159,8 +159,8 @@ class InUse:
 
     Attributes:
         setting: the setting, whose default is the value in the quick job, also where a preset gives this value.
-        paper: the value in a run with ``--paper``, as text; empty: the same value as in the quick job.
-        needs: what the setting needs in order to act; empty: the setting always acts.
+        paper: the value in a run with ``--paper``, as text; empty for the same value as in the quick job.
+        needs: what the setting needs in order to act; empty if the setting always acts.
     """
 
     setting: Setting
@@ -173,7 +173,7 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
 
     Args:
         name: name of the method.
-        only: names of the settings to return; empty: all settings.
+        only: names of the settings to return; empty for all settings.
 
     Raises:
         ValueError: the method or a setting is unknown; the message suggests the nearest name.

@@ -33,7 +33,7 @@ from fairflare.methods.base.catalog import Method, Paper, get_method, method_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 
-#: Command-line option of each setting of the run that ``--set`` does not take, by the setting's name; empty: only a
+#: Command-line option of each setting of the run that ``--set`` does not take, by the setting's name; empty if only a
 #: recipe has the setting. The error about such a setting after ``--set`` names the option.
 OPTIONS = {"sites": "--sites", "phase_timeout": "--timeout"} | {
     name: "".join(of.flags[:1]).strip(" /") + f" of `fairflare {of.only}`" * bool(of.only)

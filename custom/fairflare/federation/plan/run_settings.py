@@ -37,13 +37,13 @@ class ByOption:
     """Describe how commands and recipes take a setting of the run that ``--set`` does not take.
 
     Args:
-        flags: flags of the command line's option; empty: only a recipe has the setting.
-        help: help text of the option; empty: the option is for several settings.
+        flags: flags of the command line's option; empty if only a recipe has the setting.
+        help: help text of the option; empty if the option is for several settings.
         metavar: placeholder of the value in the help text.
         panel: group of options in the help text; ``None`` for the group of the options that are used most.
         low: least value that the option accepts.
         default: default of commands and recipes, where it is not the class's; ``None`` for the method's own.
-        only: the one command that has the option; empty: all that take a run.
+        only: the one command that has the option; empty for all that take a run.
     """
 
     flags: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class RunSettings(Bounds):
         num_rounds: communication rounds.
         min_sites: usable results a round needs.
         seed: seed of the initial model and of every site's training.
-        experiment: id under which checkpoint and site state outlive the job; empty: no resume.
+        experiment: id under which checkpoint and site state outlive the job; empty for no resume.
         check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
         require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
             it, and it is in as soon as it can train, unless its data do not go together with those of most sites. A

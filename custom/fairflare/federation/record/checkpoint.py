@@ -90,7 +90,7 @@ class Head(BaseModel):
         next_round: the first round that is not done.
         files: checksums of the files of the model and of the rule's state, by name.
         memory: checksums of the files that the rule keeps on disk, by name.
-        best: checksum of the best model's file, by the file's name; empty: there is none.
+        best: checksum of the best model's file, by the file's name; empty if there is none.
         rounds: the part of the log of rounds that belongs to the checkpoint.
         results, config, extra: see :class:`Checkpoint`.
     """
@@ -312,7 +312,7 @@ def _model_file(number: int) -> str:
 
 
 def _best_file(extra: Mapping[str, Any]) -> str:
-    """Return the name of the best model's file; empty: there is none."""
+    """Return the name of the best model's file; empty if there is none."""
     number = extra.get("best_round")
     return "" if number is None else _model_file(number)
 

@@ -18,7 +18,7 @@ NO_CURVES = "no curves for TensorBoard: it is not installed (pip install 'fairfl
 
 
 class Curves(Listener):
-    """Write train losses, validation metric, its spread and weights of each round, and the final test.
+    """Write curves of each round's train losses, validation metric, its spread and weights, and of the final test.
 
     Args:
         directions: whether larger values are better, by metric, see :meth:`fairflare.base.task.Task.directions`.

@@ -41,7 +41,7 @@ class FirstModel:
         state: the tensors that are sent between server and sites; the sites build all others themselves.
         parameters: names of the tensors that are trained.
         frozen: names of the tensors that travel and that no training changes.
-        rest: fingerprint of the tensors that are not sent; empty: all tensors are sent.
+        rest: fingerprint of the tensors that are not sent; empty if all tensors are sent.
         at_home: describes the tensors that the method keeps at the sites.
         numbers, nbytes, tensors: size of the whole model, in floating-point numbers, bytes and tensors.
         still: names of the norms' statistics that do not travel.
@@ -60,7 +60,7 @@ class FirstModel:
     said: list[tuple[str, bool]] = field(default_factory=list)
 
     def note(self, run: RunSettings) -> dict[str, Any]:
-        """Return a note about the tensors that travel, for results and model files; empty: all tensors travel."""
+        """Return a note about the tensors that travel, for results and model files; empty if all tensors travel."""
         about = {"setting": run.exchange, "seed": run.seed, "sent": len(self.state), "tensors": self.tensors}
         about |= {"bytes": num_bytes(self.state), "fingerprint": self.rest}
         return {"exchange": about} if self.rest else {}

@@ -94,7 +94,7 @@ class SiteProcess:
 
     @property
     def site(self) -> str:
-        """Return the name of the site whose task is in progress; empty: no task is."""
+        """Return the name of the site whose task is in progress; empty if no task is."""
         return str(self._given[0]["site"]) if self.busy else ""
 
     @property

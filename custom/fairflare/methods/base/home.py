@@ -53,7 +53,7 @@ class Home:
         local_models: number of the last local models that the store holds.
     """
 
-    #: Description, for the log, of the model that each site has for itself; empty: sites have no model of their own.
+    #: Description, for the log, of the model that each site has for itself; empty if sites have no model of their own.
     model: ClassVar[str] = ""
 
     half: Any

@@ -63,8 +63,8 @@ class Field:
         same_length_as: name of another field; this vector or list of names must have as many entries as that field.
         required: whether a report without this value is refused.
         doc: description of the value in one phrase; every declared field has one, and ``docs/privacy.md`` lists them.
-        reveals: what the value may reveal about the site's data; empty: nothing beyond ``doc``.
-        keep: description of the setting with which the site withholds the value; empty: no setting withholds it.
+        reveals: what the value may reveal about the site's data; empty for nothing beyond ``doc``.
+        keep: description of the setting with which the site withholds the value; empty if no setting withholds it.
         of: the splits from whose images the value is computed; empty if it is computed from no images. Where one of
             them has fewer cases than the site's ``min_cases``, the value is withheld. ``None`` if the splits are not
             known: then it is withheld where any split has too few cases.

@@ -138,7 +138,7 @@ class Rule(ABC):
     report_fields: ClassVar[tuple[Field, ...]] = ()
     #: Description of each of the :meth:`directives`, and what it reveals about other sites; for ``docs/privacy.md``.
     directive_docs: ClassVar[dict[str, str]] = {}
-    #: Reason why the weighted mean of the models cannot be replaced (by ``aggregate=median``); empty: it can be.
+    #: Reason why the weighted mean of the models cannot be replaced (by ``aggregate=median``); empty if it can be.
     only_mean: ClassVar[str] = ""
     #: Reason why the server needs more of a single site than declared numbers (``secure=sums`` is refused); empty: no.
     reads_models: ClassVar[str] = ""
@@ -287,7 +287,7 @@ class MakesTensors(SeesModel):
 
     @abstractmethod
     def made(self) -> dict[str, torch.Tensor]:
-        """Return the next model's tensors that the server computed in :meth:`weigh`; empty: they do not change."""
+        """Return the next model's tensors that the server computed in :meth:`weigh`; empty if they do not change."""
 
 
 class SendsParts(SeesModel):
@@ -317,7 +317,7 @@ class SendsBeside(Rule):
 
     @abstractmethod
     def beside(self) -> State:
-        """Return the tensors, by name, that each site is sent with this round's model; empty: none."""
+        """Return the tensors, by name, that each site is sent with this round's model; empty for none."""
 
 
 @runtime_checkable

@@ -99,7 +99,7 @@ def hidden(run: SiteRun, attribute: str, split: str) -> frozenset[int]:
 
 
 def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str) -> Array:
-    """Return the counts TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN: a withheld count.
+    """Return the counts TP, FP, FN, TN of each known group and class, (groups, classes, 4); NaN for a withheld count.
 
     Raises:
         SiteError: the task does not assign a class to an image.
@@ -157,7 +157,7 @@ def losses_by_group(
         half: the site half whose criterion is the loss.
         run: the task at the site.
         model: the received model.
-        attribute: the attribute of people that defines the groups; empty: the table has only the row of all images.
+        attribute: the attribute of people that defines the groups; empty if the table has only the row of all images.
         classes: number of columns, one for each class; 1: one column for all classes.
 
     Returns:

@@ -76,7 +76,7 @@ class MuPolicy(Part):
         return {site: self._mu.get(site, INITIAL_MU) for site in asked}
 
     def accepts(self, site: str) -> str:
-        """Return the reason why a site's report cannot be used; empty: the report can be used."""
+        """Return the reason why a site's report cannot be used; empty if the report can be used."""
         return ""
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:

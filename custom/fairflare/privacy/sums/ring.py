@@ -95,7 +95,7 @@ class Layout:
 
     @classmethod
     def of(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> Layout:
-        """Return the layout of such tensors; ``owner`` names the layer of each, if layers have their own weights."""
+        """Return a layout of a model's tensors; ``owner`` names each one's layer, if layers have own weights."""
         owners = {name: owner[name] if owner is not None else "" for name in sorted(like)}
         layers = tuple(sorted(set(owners.values())))
         shapes = {name: tuple(like[name].shape) for name in owners}

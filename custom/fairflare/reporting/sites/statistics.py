@@ -104,7 +104,7 @@ Measured: TypeAlias = tuple[dict[str, int], dict[str, Histogram]]  # counts, and
 
 
 class Distances(_Part):
-    """Store the distances of a site from all other sites together; null: one of the two has no such figures.
+    """Store the distances of a site from all other sites together; null if one of the two has no such figures.
 
     Attributes:
         intensity_wasserstein: Wasserstein distance of the intensities, in shares of the intensity range, [0, 1].

@@ -83,7 +83,7 @@ class KeyMetric:
         channels = bundle.get("_meta_#network_data_format#outputs#pred#channel_def")
         names = [str(name) for name in class_names or (channels.values() if isinstance(channels, Mapping) else ())]
         fit = all(name.isprintable() and len(name) <= 60 for name in names)
-        #: Names of the structures that are measured; empty: not known.
+        #: Names of the structures that are measured; empty if not known.
         self.structures = names[not self.arguments.get("include_background", True) :] if fit else []
 
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:

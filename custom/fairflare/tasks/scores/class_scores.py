@@ -60,7 +60,7 @@ class MeasuresClasses(ABC):
         return torch.tensor([k for k in range(len(self.names())) if k not in (self.annotated or ())], dtype=torch.int64)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the cross-entropy, the mean over the samples."""
+        """Return the mean cross-entropy over the samples."""
         return self.sample_losses(outputs, targets).mean() if self.findings else self._entropy(outputs, targets)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

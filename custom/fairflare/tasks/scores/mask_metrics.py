@@ -38,7 +38,7 @@ class Offered:
     Attributes:
         doc: meaning of the metric.
         better: whether larger values are better.
-        unit: unit of a length, area or volume; empty: the metric is a share.
+        unit: unit of a length, area or volume; empty if the metric is a share.
         measured: whether the metric needs the size of a pixel.
     """
 
@@ -83,7 +83,7 @@ def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Seq
 
     Args:
         wanted, dims, tolerance: see :func:`offered`.
-        structures: names of the structures; empty: there is only one structure.
+        structures: names of the structures; empty if there is only one structure.
     """
     empty = "of a model that finds nothing it says how much of the structure a site's images have"
     for name, one in offered(wanted, dims, tolerance).items():

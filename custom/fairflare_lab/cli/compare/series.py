@@ -44,7 +44,7 @@ class Run:
     entry: Entry
     seed: int
     plan: Mapping[str, Any]
-    held_out: str = ""  # site that is left out of the run and tests its model; empty: none
+    held_out: str = ""  # site that is left out of the run and tests its model; empty for none
 
     @property
     def name(self) -> str:

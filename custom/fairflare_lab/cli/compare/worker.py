@@ -29,7 +29,7 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
         given: description of the run: ``plan`` (arguments of :func:`fairflare.federation.plan.plan.make_plan`),
             ``workspace``, ``local`` (content of ``local/fairflare.json``), ``log``, ``output`` (file for printed
             output), ``simulator`` (number of the simulator's workers; ``None`` if the run is in this process), and
-            ``held_out`` (left-out site that tests the run's model in the end; empty: none).
+            ``held_out`` (left-out site that tests the run's model in the end; empty for none).
         parent: connection that is open as long as the parent process lives; the run ends when it is closed.
     """
     with Path(given["output"]).open("ab") as output:

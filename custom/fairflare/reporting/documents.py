@@ -226,7 +226,7 @@ class LastRounds(Part):
 
 
 class Units(Part):
-    """Describe the unit of a site's resampling draws, and the number of such units."""
+    """Describe what a site's bootstrap draws (patients, volumes or images), and how many of them the site has."""
 
     unit: Annotated[str, Field(pattern=f"^({'|'.join(UNITS)})$")]
     count: Annotated[Whole, Field(ge=1)]

@@ -165,12 +165,12 @@ def linked(results: Results, metric: str) -> bool:
 
 
 def rests_on(results: Results, metric: str) -> str:
-    """Return words for table heads on the structures that comparable figures are about; empty for plain figures."""
+    """Return words for table heads: over which structures the sites' figures are computed; empty for plain figures."""
     return in_brackets(results.footing.how, results.footing.shared) if compared(results, metric) else ""
 
 
 def compared(results: Results, metric: str) -> bool:
-    """Return whether a metric's values are comparable figures in place of means over each site's own structures."""
+    """Return whether a metric's values were made comparable between sites that annotate different structures."""
     return any(OWN + part in of for of in results.test.values() for part in parts_of(metric, results.test))
 
 

@@ -15,7 +15,7 @@ from fairflare.base.site_data import UNLABELLED, SiteData
 if TYPE_CHECKING:
     import torch
 
-#: Keys of a site's file, by what labels are (numbers of classes, or masks): which of them the site annotated.
+#: Key of a site's file that names what the site annotated: for labels that are class numbers (True), or masks (False).
 KEYS = {True: "classes", False: "structures"}
 WORDS = {True: ("label", "is", KEYS[True], "class_numbers"), False: ("mask", "marks", KEYS[False], "mask_values")}
 

@@ -33,7 +33,7 @@ SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures,
 
 
 def in_brackets(how: str, shared: Sequence[str]) -> str:
-    """Return words in brackets, to follow a metric's name, on the structures that comparable figures are about."""
+    """Return words in brackets, to follow a metric's name: over which structures the sites' figures are computed."""
     return f" ({f'over: {few(shared, MAX_NAMES)}' if how == SHARED else how})"
 
 
@@ -59,7 +59,7 @@ class Footing:
 
     @cached_property
     def shared(self) -> list[str]:
-        """Return the structures of all sites that have any structure; a comparable figure is the mean over them."""
+        """Return the structures that all sites with any structure have; sites are compared by the mean over these."""
         return sorted(frozenset.intersection(*([own for own in self.of.values() if own] or [frozenset()])))
 
     @cached_property
@@ -95,7 +95,7 @@ class Footing:
         }  # fmt: skip
 
     def compared(self, site: str) -> list[str]:
-        """Return the structures over which a site's comparable figure is computed."""
+        """Return the structures over which a site's figure is computed, to compare it with other sites' figures."""
         return self.shared if self.shared and self.of.get(site) else sorted(self.of.get(site, ()))
 
     def figures(self, cells: Cells) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Footing:
         return {site: found.get(site, math.nan) for site in cells}
 
     def on_one(self, metrics: Metrics) -> dict[str, dict[str, float]]:
-        """Return the sites' metrics with comparable figures in place of means over each site's own structures.
+        """Return the sites' metrics with figures that can be compared, not means over each site's own structures.
 
         The means over a site's own structures get the name ``own/<metric>``. If all sites have the same structures, the
         metrics are returned unchanged.

@@ -64,18 +64,18 @@ class RunSettings(Bounds):
 
     Args:
         num_rounds: communication rounds.
-        min_sites: usable results a round needs.
+        min_sites: number of usable results that a round needs.
         seed: seed of the initial model and of every site's training.
         experiment: id under which checkpoint and site state outlive the job; empty for no resume.
         check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
-        require_all_sites: a site whose data or settings fail that check ends the run; False: the run begins without
-            it, and it is in as soon as it can train, unless its data do not go together with those of most sites. A
-            silent site never ends the run while ``min_sites`` answer.
+        require_all_sites: a site whose data or settings fail the check before the first round ends the run; False: the
+            run begins without the site, which joins as soon as it can train, unless its data differ in kind from those
+            of most sites. A silent site never ends the run while ``min_sites`` answer.
         train_timeout, anchor_timeout, norms_timeout, validate_timeout: seconds a phase may take; a site may never
             answer.
         straggler_grace: seconds that late sites get once ``min_sites`` answered well; 0: the phase's whole timeout.
-        max_missed: a site without an answer in time in so many phases running is not asked again until it shows up,
-            and then after 2 rounds, 4, 8, ... while it stays late; the final test asks it all the same.
+        max_missed: number of phases in a row after which a site that did not answer in time is not asked again until
+            it shows up, and then after 2, 4, 8, ... rounds while it stays late; the final test asks every site.
         keep_local_models: leave each round's local models in the run directory (for audits; large).
         initial_ckpt: checkpoint that the federation starts from, at the server: a plain state dict or an
             ``FL_global_model.pt``, of exactly the task's network; empty: as the task says. An absolute path; a relative
@@ -83,30 +83,30 @@ class RunSettings(Bounds):
         label: what tables call this run; default: the class of the rule.
         best_by: what makes a model the best by the primary metric on the sites' validation splits: ``mean`` over the
             sites, the ``worst`` site, ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation, or
-            ``median``, which a few sites that say anything cannot decide.
-        best_lambda: see there.
-        test_last: of so many last models the test metrics are averaged in the results; each one more than the last
-            costs a ``validate``. The papers' settings have 5.
+            ``median``, which a few sites with false values cannot decide.
+        best_lambda: factor on the standard deviation in ``best_by="mean_minus_std"``.
+        test_last: number of last models whose test metrics are averaged in the results; each further model costs one
+            more test at every site. The papers' settings have 5.
         test_every: the model of every so many rounds is tested too, for the test metrics over the rounds; they decide
             nothing. 0: none.
-        bootstrap: in the final test every site measures the primary metric also on so many draws of its test images
-            with replacement, and sends these values, for the intervals of ``fairflare compare``; 0: none.
-        crt_rounds: of so many more rounds behind ``num_rounds`` the classifier alone is trained anew, on classes in
-            equal parts (cRT, ``docs/crt.md``); 0: none.
-        crt_epochs: epochs in each of these rounds; one is as many draws as the site has training images.
-        crt_weights: weights of the sites in these rounds: ``samples``, or those of the ``method`` in its last round.
-        crt_mask_absent: a site leaves the classifier's rows of classes that it does not have as they are.
+        bootstrap: number of random draws, with replacement, of a site's test images, on which the primary metric is
+            measured in the final test, for the intervals of ``fairflare compare``; the values are sent. 0: none.
+        crt_rounds: number of extra rounds after ``num_rounds`` in which only the classifier is trained anew, on classes
+            in equal parts (cRT, ``docs/crt.md``); 0: none.
+        crt_epochs: epochs in each round of ``crt_rounds``; an epoch is as many draws as the site has training images.
+        crt_weights: the sites' weights in ``crt_rounds``: by ``samples``, or those of the ``method`` in its last round.
+        crt_mask_absent: in ``crt_rounds`` a site does not change the classifier's rows of classes that it lacks.
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
-        min_cases: of a split, or of a class in it, with fewer cases nothing leaves a site but the update: no metric, no
-            loss, no number by class. A site's own setting holds where it is larger.
+        min_cases: smallest number of cases that a site reports on: of a split, or of a class in it, with fewer only the
+            update leaves, no metric, loss or number by class. A site's own setting holds where it is larger.
         groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
             of their groups too, from sums that leave the sites (``docs/groups.md``). By default nothing leaves.
-            ``everybody`` is of no attribute: calibration and ROC curve of all images, at each site.
+            ``everybody`` needs no attribute: it gives calibration and ROC curve of all images, at each site.
         group_bins: number of bins of the histograms of probabilities from which a group's AUC is computed.
         calibration_bins: number of bins of the predicted class's probability, for a group's calibration error.
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training
             can change), or a regular expression that finds their names; parameters that it does not find are frozen.
-            All others each site builds for itself, and has to have the server's, see ``docs/exchange.md``.
+            Each site builds all other tensors itself; they must equal the server's, see ``docs/exchange.md``.
         secure: ``"sums"``: no site's model leaves it; the server opens only weighted sums of all sites' updates, see
             ``docs/secure_sums.md``. No weight is then above 0.5. Empty: the server receives each site's update.
         recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if

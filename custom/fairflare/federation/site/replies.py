@@ -180,7 +180,7 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     Args:
         site: name of the site that sent the reply.
         meta: the reply's ``meta``.
-        primary: the primary metric, whose range is that of the values on draws; ``None`` if their range is [0, 1].
+        primary: the primary metric, whose range is that of its values on resampled test images; ``None`` for [0, 1].
 
     Raises:
         ReportError: a value of another kind (names site, field and value).

@@ -200,7 +200,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
 
 
 def _comparing(worker: SiteWorker, request: SiteTask, run: SiteRun, task: Task) -> Task:
-    """Return the task restricted to the structures of the site's comparable figure, or the task itself.
+    """Return the task restricted to the structures by which the site is compared with others, or the task itself.
 
     Of a single structure an interval would be a metric by class, so a site that withholds these has its own mean's.
     """

@@ -140,7 +140,7 @@ class Rule(ABC):
     directive_docs: ClassVar[dict[str, str]] = {}
     #: Reason why the weighted mean of the models cannot be replaced (by ``aggregate=median``); empty if it can be.
     only_mean: ClassVar[str] = ""
-    #: Reason why the server needs more of a single site than declared numbers (``secure=sums`` is refused); empty: no.
+    #: Reason why the server needs each site's model, so that ``secure=sums`` is refused; empty if it does not need it.
     reads_models: ClassVar[str] = ""
     #: Names, without underscore, of attributes that are saved after each round: plain values, tensors, dicts and lists.
     _outlive: ClassVar[tuple[str, ...]] = ()

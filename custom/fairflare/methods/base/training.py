@@ -41,9 +41,9 @@ class LocalTraining:
         momentum: momentum of SGD, with Nesterov's form when > 0.
         batch_size: images in a batch.
         local_epochs: passes over the training images in a round.
-        local_steps: so many optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
-            then stays 1): passes in new orders until they are done, the last one cut short; ``None`` for whole passes.
-        keep_optimizer_state: moments stay at the site between rounds (Fed-LWR's code); else a new optimizer a round.
+        local_steps: number of optimizer steps in a round, the same at every site, in place of ``local_epochs`` (which
+            then stays 1): passes in new orders, the last one cut short; ``None`` for whole passes.
+        keep_optimizer_state: keep the optimizer's moments between rounds (Fed-LWR's code), or use a new optimizer.
         max_grad_norm: gradients are clipped to this global norm; ``None`` for no clipping.
         augment: use the task's training augmentation.
         criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
@@ -54,20 +54,20 @@ class LocalTraining:
         lowest_rate: last rate of the cosine, ``> 0`` and at most ``learning_rate``; ``None`` for a thousandth of it.
         norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
-            training images; or ``"site"``: each site has its own, which stay there. What a norm learns is shared all
-            the same. See ``docs/norm_statistics.md``.
+            training images; or ``"site"``: each site has its own, which never leave it. Scale and shift of the
+            norms are shared in any case. See ``docs/norm_statistics.md``.
         personalise: models of the sites' own: ``"finetune"``, also ``finetune:head`` (the same), ``finetune:norms`` or
-            ``finetune:all``: behind the method's rounds each site trains this part of the common
-            model on; ``"keep:REGEX"``: tensors whose names the expression finds stay at the site in all rounds
+            ``finetune:all``: after the method's rounds each site trains this part of the common
+            model further; ``"keep:REGEX"``: tensors whose names the expression finds stay at the site in all rounds
             (FedPer). Empty: none. See ``docs/personal_models.md``.
         unlabelled: ``"consistency"``: learn from the site's list ``unlabelled`` too: segmentation by a mean teacher,
-            classification by FixMatch; also at sites without any label. Empty: not. See ``docs/unlabelled.md``.
-        precision: of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"``, ``"fp16"`` (with a
-            scaled loss). Weights, updates and losses stay float32. A site's own file goes first; so for the next three.
-        channels_last: another order of images and kernels in memory, faster for most convolutions.
-        compile: ``torch.compile`` of the network; takes minutes at first.
-        deterministic: on a GPU only operations that give the same bits every time, which are slower; a network that has
-            one without such a form is refused by name. On a CPU results are the same bits anyway.
+            classification by FixMatch; also at sites without any label. Empty: do not. See ``docs/unlabelled.md``.
+        precision: precision of training and evaluation: ``"fp32"``, or mixed (``torch.autocast``): ``"bf16"`` or
+            ``"fp16"`` (with a scaled loss). Weights, updates, losses stay float32. A site's file overrides the job.
+        channels_last: store images and kernels with the channels last in memory, faster for most convolutions.
+        compile: use ``torch.compile`` for the network, which takes minutes at first.
+        deterministic: on a GPU use only operations that give the same bits every time, which are slower; a network with
+            an operation that has no such form is refused by name. On a CPU results have the same bits in any case.
 
     Source:
         Defaults: Yan et al., MICCAI 2024, section 3.1 and the authors' code (betas, moments kept).

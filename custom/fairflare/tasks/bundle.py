@@ -144,14 +144,13 @@ class MonaiBundleTask(Task):
             BundleError: a part is missing or cannot be made (names file and key).
         """
         if self.bundle_text is not None:
-            return self.parts.check()
+            self.parts.check()
+            return
         with OwnedFolder("bundle") as place:
             carried = place.path / self._folder.name
             copy_bundle(self._folder, carried)
-            try:
-                self._parts_in(carried).check()
-            except BundleError as error:
-                models = f"{self.folder}/models/ (of which files are not carried by a job: take another folder) "
+            models = f"{self.folder}/models/ (of which files are not carried by a job: take another folder) "
+            for error in self._parts_in(carried).problems():
                 text = str(error).replace(f"{carried}/models/", models).replace(str(carried), str(self.folder))
                 raise BundleError(text) from error
 

@@ -106,11 +106,11 @@ class BundleData(PreparedData):
         sizes = sorted({tuple(item[self.keys[0]].shape) for item in items})
         if len(sizes) > 1:
             listed = ", ".join("x".join(map(str, size)) for size in sizes[:4])
-            public = f"site '{self.datalist.site}': images of '{split}' have different sizes behind the MONAI bundle's"
             raise DataError(
                 f"site '{self.datalist.site}': images of different sizes in one {split} batch ({listed}); let the "
                 "bundle's transforms cut or pad them to one, or set batch_size=1 (validation: in the bundle)",
-                f"{public} transforms; they need one, or batches of one image",
+                f"site '{self.datalist.site}': images of '{split}' have different sizes behind the MONAI bundle's "
+                "transforms; they need one, or batches of one image",
             )
         inputs, targets = (torch.stack([plain(item[key]) for item in items]) for key in self.keys)
         # MONAI's losses take numbers.

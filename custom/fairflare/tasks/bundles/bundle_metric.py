@@ -109,8 +109,7 @@ class KeyMetric:
                 scores = torch.tensor([apart.sum(), apart.shape[1] if apart.ndim > 1 else 1])
             else:
                 scores = (pair[0] == pair[1]).double().mean()
-        values: npt.NDArray[np.float64] = torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy()
-        return values
+        return np.asarray(torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy(), np.float64)
 
     @property
     def summed(self) -> bool:

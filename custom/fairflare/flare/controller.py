@@ -53,7 +53,7 @@ class RoundsController(RunSettings, ModelController):
     Args:
         task: what is learned; builds the initial model.
         rule: the method's server half.
-        training: the site half, told with each task where the sites' script has the training loop (FLARE's Client API);
+        training: the site half, which is sent with each task if the sites' own script trains (FLARE's Client API);
             ``None`` if the sites' executor has it.
         task_check_period: seconds between FLARE's looks at a task.
         disk_offload: replies wait on disk (in ``TMPDIR``) until they are taken, not in memory.

@@ -103,7 +103,7 @@ class FedCE(Rule):
         combine: ``"sum"`` or ``"multiply"``; ``None`` for the preset's (sum; FedISM: multiply).
         preset: ``"original"``: FLARE's; ``"fedism"``: no floor, and the coefficients' mean over the rounds is used.
         floor: least value of each estimate and of their combination; ``None`` for the preset's (1e-6; 0).
-        stale_ok: coefficients are told also to sites that missed the round before.
+        stale_ok: send coefficients also to sites that missed the round before.
 
     Source:
         Jiang et al., section 3; FLARE's ``FedCEModelAggregator``.

@@ -98,7 +98,7 @@ def unexplained(told: Mapping[str, Collection[str]], explained: Collection[str] 
     """Return, by site, the structures or classes that other sites report in their labels and this site does not.
 
     Args:
-        told: names that each site's labels are told to have.
+        told: names of the structures or classes that each site reports in its labels.
         explained: sites whose file says what was annotated.
     """
     everywhere = list(dict.fromkeys(name for own in told.values() for name in own))

@@ -37,7 +37,7 @@ def file_name(name: str) -> str:
 
 
 def unique(pairs: Iterable[tuple[str, Any]], why: str) -> dict[str, Any]:
-    """Return pairs of a key and a path, or a text, as a dict.
+    """Return pairs of a key and a value (a path or a text) as a dict; refuse a key that comes twice.
 
     Raises:
         DataError: two values have one key; the message names both values and ends with ``why``.

@@ -105,7 +105,7 @@ class FixedMu(MuPolicy):
     """Let sites use their own mu, except for sites whose mu is given.
 
     Args:
-        by_site: ``{site: mu}``, told to these sites instead of their own; the same in every round.
+        by_site: ``{site: mu}``, sent to these sites in place of their own mu; the same in every round.
     """
 
     kind: ClassVar[str] = "fixed"

@@ -122,7 +122,7 @@ def test_a_loss_of_the_users_own_is_refused_by_name(tmp_path: Path) -> None:
 
     task = Own(num_classes=2, **SMALL)
     block = masks_site(tmp_path / "a", (1,))
-    with pytest.raises(ValueError, match=r"structures does not name all, and the task \(Own\) has its own loss"):
+    with pytest.raises(ValueError, match=r"structures does not name all, and task \(Own\) has its own loss"):
         task.open_site("a", {**block, "structures": [1]})
     assert task.open_site("a", {**block, "structures": "all"}).annotated == (0, 1)
 

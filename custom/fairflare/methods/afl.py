@@ -31,7 +31,7 @@ class AFL(Rule):
     Args:
         afl_mode: ``"projected"``, as above; ``"argmax"`` (FedISM's code): the model of the site with the largest F
             alone, the first by name of several.
-        afl_rate: gamma, step of lambda.
+        afl_rate: gamma, step size of the weights lambda.
 
     Source:
         Mohri et al., section 4; gamma and the order of the two steps as in the code of Li et al. (q-FedAvg).

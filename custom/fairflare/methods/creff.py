@@ -37,11 +37,11 @@ class CReFF(MakesTensors):
     r"""Average as FedAvg does, and train a second classifier anew in each round on federated features (CReFF).
 
     Args:
-        num_features: n, of each class; they begin as N(0, 1) and are kept from round to round.
-        feature_steps, feature_rate: of SGD that turns their gradients into the directions of the sites' (the mean over
-            the sites that have the class, each counting alike).
+        num_features: n, features of each class; they begin as N(0, 1) and are kept from round to round.
+        feature_steps, feature_rate: steps and rate of SGD that turns the features' gradients into the directions of the
+            sites' (the mean over the sites that have the class, each counting alike).
         classifier_epochs, classifier_rate, classifier_batch: settings of the classifier's training from scratch.
-        feature_seed: seed of both; ``None`` for the run's.
+        feature_seed: seed of the features and the classifier; ``None`` for the run's.
 
     Source:
         Shang et al., IJCAI 2022, section 3.3 and code.

@@ -27,7 +27,8 @@ class ClassifierAverage(Rule):
     Args:
         weights: ``"samples"``: by number of training samples; ``"method"``: the weights of the method's last round
             (those of the layer ``head``, where they are by layer); a site without one has the mean of the others.
-        epochs, mask_absent, seed: what the sites are told, see :mod:`fairflare.methods.parts.classifier_retraining`.
+        epochs, mask_absent, seed: settings that are sent to the sites, see
+            :mod:`fairflare.methods.parts.classifier_retraining`.
         first_round: first round of the re-training, from 0.
     """
 

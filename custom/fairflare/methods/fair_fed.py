@@ -86,7 +86,7 @@ class FairFed(Rule):
         fairfed_mode: ``"original"``: as above, a site far from the mean loses weight, also the worst one; ``"fedism"``:
             the sum over j is missing as in FedISM's code, so that good sites lose weight; the first round is by
             samples.
-        fairfed_beta: beta, ``>= 0``.
+        fairfed_beta: beta, how fast the weights move, ``>= 0``.
         fairfed_attribute: attribute of people: the gap between its groups replaces A (``fairfed_mode="original"``);
             :math:`\Delta_k = \lvert F - F_k \rvert` with F made of the counts of all sites, as in the paper. A site
             whose gap is not defined (a group without images, counts that stay there) goes by its accuracy.

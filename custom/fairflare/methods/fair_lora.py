@@ -107,8 +107,9 @@ class FairLoRA(Rule):
     reports are averaged by samples, too.
 
     Args:
-        fairlora_ema: beta; t is the round from 0, T the number of rounds. It holds for all that is trained.
-        fairlora_shared: the first half of the singular values is the same for all groups: the mean of theirs.
+        fairlora_ema: beta of the moving average; t is the round from 0, T the number of rounds. It holds for all that
+            is trained.
+        fairlora_shared: set the first half of the singular values to their mean over the groups.
 
     Source:
         Li et al., IEEE TMI 2025; weights by group, beta and the shared half as in the authors' code and scripts.

@@ -53,7 +53,7 @@ class FedAWA(Rule):
 
     Args:
         awa_steps: steps of Adam in a round.
-        awa_rate: its rate, about how much a step changes the logarithm of a weight.
+        awa_rate: learning rate of Adam, about how much a step changes the logarithm of a weight.
 
     Source:
         Shi et al. and the authors' code.

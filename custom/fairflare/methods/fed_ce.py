@@ -40,8 +40,8 @@ class MinusModel(ReportsScore, LocalTraining):
     Args:
         preset: ``"original"``: accuracy (else the primary metric: Dice) on the validation images; ``"fedism"``:
             balanced accuracy on the training images.
-        stale_ok: a site that missed the round before takes its last own model.
-        include_round0: the mean has a 0 for the first round, as in FLARE's example.
+        stale_ok: let a site that missed the round before use its last own model.
+        include_round0: count 0 for the first round in the mean, as in FLARE's example.
 
     Source:
         Jiang et al., section 3; FLARE's ``PTFedCEHelper``.

@@ -57,10 +57,10 @@ class FedGA(Rule):
         fedga_mode: ``"fedism"``: d_r = 0.05 / K (T - r) / T; ``"original"``: d_r = 0.2 / K (1 - (r - 2) / T), r from 0
             and no gap in the first round: the authors' loop, in which the weights of a round are moved at the end of
             the one before, so that its first step is a little above 0.2 / K.
-        ga_step: in place of 0.05 or 0.2.
+        ga_step: step size in place of 0.05 or 0.2.
         centred: subtract the mean gap (the paper); False: the authors' code.
-        shrinking: False: d_r = 0.05 / K (or 0.2 / K) in every round, also under a stock controller, which does not say
-            how many rounds there are.
+        shrinking: let the step shrink over the rounds; False: d_r = 0.05 / K (or 0.2 / K) in every round, also under a
+            stock controller, which does not say how many rounds there are.
 
     Source:
         Zhang et al., section 4; FedISM's code for ``"fedism"``.

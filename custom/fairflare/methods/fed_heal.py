@@ -52,7 +52,7 @@ class ConsistentTraining(LocalTraining):
     before. The history stays at the site.
 
     Args:
-        heal_tau: tau, in [0, 1).
+        heal_tau: tau, share of earlier rounds with the same direction that a change must exceed to be sent, in [0, 1).
 
     Source:
         Chen et al., section 3.2; the default is the authors' code's.
@@ -79,7 +79,7 @@ class FedHEAL(Rule):
     mean of the sites that changed it, with weights in proportion to p. Batch norm's statistics are weighed by p.
 
     Args:
-        heal_beta: beta, in [0, 1).
+        heal_beta: beta, share of this round in the moving average, in [0, 1).
 
     Source:
         Chen et al., section 3.3 and the authors' code.

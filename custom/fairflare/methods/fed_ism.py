@@ -65,7 +65,7 @@ class SharpnessReport(LocalTraining):
 
     Args:
         rho: distance, or the last round's where ``tau`` is set; finite, ``>= 0``. 0: plain steps, S = 0. The server
-            half's value comes with each round and goes before this one.
+            half's value comes with each round and overrides this one.
         tau: exponent of the growth of ``rho`` over the rounds, ``> 0``; ``None`` for a fixed ``rho``.
         probe_loss: loss in the report: ``"ce"`` (the task's loss, as the authors' code), or ``"la"`` (the criterion).
 
@@ -160,11 +160,12 @@ class FedISM(Rule):
     is absent. The weights of a round are normalised over its sites. If all values are at the floor, weights are equal.
 
     Args:
-        variant: ``"S"`` or ``"L"``.
-        q: exponent, ``>= 0``.
+        variant: weights by sharpness (``"S"``) or by perturbed loss (``"L"``).
+        q: exponent of the weights, ``>= 0``.
         beta: share of this round in the moving average, in (0, 1].
-        rho, tau: search distance that the sites are told, as in :class:`SharpnessAwareTraining`.
-        saga: False: weights by number of samples (ablation: SALT only); the reports are then not asked for.
+        rho, tau: search distance that is sent to the sites, as in :class:`SharpnessAwareTraining`.
+        saga: weight by sharpness; False: weights by number of samples (ablation: SALT only); the reports are then not
+            asked for.
 
     Source:
         Wu et al., section III-C, Eq. (12) for the distance.

@@ -56,7 +56,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         preset: ``"paper"``, ``"authors"`` (clip to [1e-4, 0.99]) or ``"stable"`` (ours); fills the settings below that
             are ``None``, and those of the site half.
         clip_min, clip_max: bounds of delta before Eq. 5.
-        warmup_rounds: so many first rounds are plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 10.
+        warmup_rounds: number of first rounds with plain averages (Eq. 1), without a second phase; 0, ``"stable"`` 10.
         mix: share of uniform weights, 0 (none) to 1 (plain averaging, measured all the same); 0, ``"stable"`` 0.75.
         only_layer: ablation v2: one weight a site, from this layer's score. A name like ``"down_3"`` means the last
             layer inside that block.

@@ -72,7 +72,7 @@ class RescueTraining(LocalTraining):
         lambda_f: weight of the distance in the loss, finite and ``>= 0``. 0 without ``mas`` at the server: no prior.
         prior: checkpoint of the prior network, unless the site's own file names one with ``"prior"``; ``None`` for the
             packaged one (for ``prior_network="embedded"``).
-        prior_network: its architecture, see :func:`fairflare.tasks.priors.load_prior`.
+        prior_network: architecture of the prior network, see :func:`fairflare.tasks.priors.load_prior`.
         prior_image_size: size to which images are resized for the prior; ``None`` for the task's size.
         rf_mode: ``"paper"`` (Eq. 3), ``"code"`` (both divergences normalised first) or ``"class_mean"``.
         rf_source: ``"prior"``, or ``"supervised"``: RF of the criterion's losses (the authors' ``lambda_f=0``).
@@ -201,7 +201,8 @@ class FedMAS(Rule):
     weights are equal.
 
     Args:
-        mas: False: weights by number of samples ("BSM with KD", Table 2); rescue factors are then not asked for.
+        mas: weight by rescue factors; False: weights by number of samples ("BSM with KD", Table 2); rescue factors are
+            then not asked for.
 
     Source:
         Elbatel et al., Eq. (5).

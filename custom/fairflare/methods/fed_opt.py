@@ -54,8 +54,8 @@ class FedOpt(FedAvg):
             :math:`v \leftarrow v - (1 - \beta_2) D^2 \, \mathrm{sign}(v - D^2)`; ``"adagrad"``:
             :math:`v \leftarrow v + D^2`.
         server_rate: eta: about how far an entry with \|D\| much above tau moves in a round.
-        beta1: of m; nothing: 0.9, with ``"adagrad"`` 0.
-        beta2: of v.
+        beta1: decay rate of m; without a value 0.9, with ``"adagrad"`` 0.
+        beta2: decay rate of v.
         server_tau: tau: entries with \|D\| far below it move by :math:`\eta D / (2 \tau)` or less.
 
     Source:

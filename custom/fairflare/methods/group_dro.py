@@ -46,7 +46,8 @@ class GroupWeighted(LocalTraining):
     """Train with each image's loss multiplied by its group's weight, and report the losses by group (Group DRO).
 
     Args:
-        dro_attribute: whose groups; empty if the site is one group, and its loss is not weighed.
+        dro_attribute: attribute of people that defines the groups; empty if the site is one group, without weighted
+            loss.
     """
 
     dro_attribute: str = ""
@@ -91,9 +92,11 @@ class GroupDRO(Rule):
     samples. All q start equal. A value that a site withholds has no effect.
 
     Args:
-        dro_attribute: whose groups; empty if each site is one group, and q are the weights of the models.
-        dro_over: ``"groups"``: of all sites together; ``"site_groups"``: each group of each site by itself.
-        dro_rate: eta.
+        dro_attribute: attribute of people that defines the groups; empty if each site is one group, and q weights
+            models.
+        dro_over: groups that have a weight: ``"groups"`` of all sites together; ``"site_groups"``: each group of each
+            site by itself.
+        dro_rate: eta, step size of the group weights.
         dro_adjustment: C, in units of the loss: a small group, which generalises worse, is taken to have a higher one.
 
     Source:

@@ -55,8 +55,8 @@ class ContrastiveTraining(LocalTraining):
     repeated round starts as it did the first time. Three networks are in memory during the training.
 
     Args:
-        mu: weight of the term, finite and ``>= 0``; 0 is FedAvg and costs nothing.
-        temperature: T of the loss.
+        mu: weight of the contrastive term, finite and ``>= 0``; 0 is FedAvg and costs nothing.
+        temperature: temperature T of the contrastive term.
 
     Source:
         Li et al., CVPR 2021, Eq. (3). The published code leaves the two constant models in training mode.

@@ -41,7 +41,7 @@ class QFedAvg(Steps):
     1 / (1 + q) of the mean change, and no step is shorter.
 
     Args:
-        q: exponent, ``>= 0``.
+        q: exponent of the loss, ``>= 0``.
         q_form: ``"delta_h"``, as above; ``"weighted"``: :math:`w \leftarrow \sum_k a_k w_k` with a_k in proportion
             to F_k^q (FedISM's code), whose step does not depend on L.
         learning_rate: learning rate of the sites' training, for ``lipschitz="rate"``.

@@ -177,7 +177,7 @@ class ImageTask(Intensities, Fitted, Task):
             return self
         if self._of_user("loss", "sample_losses", "evaluate"):
             raise ValueError(
-                f"{KEYS[self.class_labels]} does not name all, and the task ({type(self).__name__}) has its own loss or "
+                f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has its own loss or "
                 "metrics, which may take them for what is not there; leave the site out"
             )
         own = copy.copy(self)

@@ -45,7 +45,7 @@ class Bounds:
         aggregate: what is made of the sites' models with the method's weights, number by number: their ``mean``, or,
             where a few sites may be wrong in any way, the weighted ``median`` or ``trimmed_mean``; not with methods
             whose sites get models of their own, or whose server makes tensors or steps.
-        trim: of ``trimmed_mean``: so much of the weight is left out at either end; nothing: 0.25.
+        trim: share of the weight that ``trimmed_mean`` leaves out at either end; without a value 0.25.
     """
 
     max_weight: Share | Literal["auto"] | None = None

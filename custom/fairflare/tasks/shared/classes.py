@@ -88,7 +88,7 @@ class ClassTask(MeasuresClasses, ImageTask):
             none.
         classifier: ``"linear"``, or ``"cosine"``: ``cosine_scale`` times the cosine of features and class vector
             (LDAM).
-        cosine_scale: see there.
+        cosine_scale: scale of the cosine classifier.
         retrained_head: a second classifier beside it, trained by the server and used in evaluation (CReFF).
         allow_phantom: a site whose file names no data, for itself or for others, trains on synthetic data; False: it is
             refused unless its own file says ``"phantom": true``.

@@ -53,7 +53,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         patches: number of patches of each volume in an epoch. Each patch counts as one training sample.
         foreground: share of the patches whose middle lies in a structure, where there is one.
         overlap: share of a window that overlaps with the next one in evaluation.
-        windows: that the network gets at once in evaluation.
+        windows: number of windows that the network gets at once in evaluation.
     """
 
     uncounted: ClassVar[bool] = True  # padding, up to a multiple of ``STEP``, does not count

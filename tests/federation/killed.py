@@ -1,6 +1,6 @@
 """Run a small federation that dies by SIGKILL at a chosen file operation; see ``test_kills.py``.
 
-    python -m tests.federation.killed METHOD FOLDER SEED KILLS
+    python -m tests.federation.killed METHOD FOLDER SEED KILLS ROUNDS
 
 Imports once and forks a process for each run. Prints a JSON object for each kill.
 """
@@ -26,7 +26,6 @@ from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_document
 from tests.tiny import FUNDUS, VOLUMES, without_times
 
-ROUNDS = 3
 IMAGES = {**FUNDUS, "phantom_sites": 3, "batch_size": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fed_lwr": VOLUMES,
@@ -79,7 +78,7 @@ class Dying:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run(method: str, folder: Path, dies_at: int = 0) -> int:
+def run(method: str, folder: Path, rounds: int, dies_at: int = 0) -> int:
     """Do a run in a process of its own, and return its number of file operations; 0: the process was killed."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -87,7 +86,7 @@ def run(method: str, folder: Path, dies_at: int = 0) -> int:
         code = 1
         try:
             dying = Dying(dies_at)
-            plan = make_plan(method, sites=3, settings=SETTINGS[method], num_rounds=ROUNDS, experiment="e")
+            plan = make_plan(method, sites=3, settings=SETTINGS[method], num_rounds=rounds, experiment="e")
             run_local(plan, folder)
             os.write(writer, str(dying.count).encode())
             code = 0
@@ -105,6 +104,14 @@ def run(method: str, folder: Path, dies_at: int = 0) -> int:
     return int(said)
 
 
+def warm_up(method: str) -> None:
+    """Import what a run imports late, MONAI's networks and PyTorch's compiler among it, once for all processes."""
+    task = make_plan(method, sites=3, settings=SETTINGS[method]).task
+    torch.optim.SGD(task.build_model().parameters(), lr=0.1).zero_grad()
+    images = task.open_site("site-1", {"phantom": True}).batches("test", batch_size=8)
+    task.evaluate(task.build_model(), images, torch.device("cpu"))
+
+
 def outcome(folder: Path) -> dict[str, Any]:
     """Return the facts of a run that must be the same whether or not it was killed."""
     place = folder / "server" / "simulate_job"
@@ -120,23 +127,24 @@ def outcome(folder: Path) -> dict[str, Any]:
     return {"models": models} | {key: without_times(document[key]) for key in kept}
 
 
-def main(method: str, folder: Path, seed: int, kills: int) -> None:
+def main(method: str, folder: Path, seed: int, kills: int, rounds: int) -> None:
     torch.set_num_threads(1)
+    warm_up(method)
     choose = random.Random(f"{seed}/{method}")
-    operations = run(method, folder / "whole")
+    operations = run(method, folder / "whole", rounds)
     wanted = outcome(folder / "whole")
     for number in range(kills):
         place, died = folder / str(number), []
         # One in three is killed again while it goes on.
         for _ in range(choose.choice((1, 1, 2))):
             died.append(choose.randint(1, operations))
-            if run(method, place, died[-1]):
+            if run(method, place, rounds, died[-1]):
                 break  # less was left to do
-        run(method, place)
+        run(method, place, rounds)
         found = outcome(place)
         differing = [key for key in wanted if found[key] != wanted[key]]
         print(json.dumps({"method": method, "of": operations, "died": died, "differing": differing}), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

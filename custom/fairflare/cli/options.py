@@ -298,6 +298,6 @@ def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
         if not equals or not key:
             raise ValueError(f"--set wants KEY=VALUE, got {item!r}")
         if key in found:
-            raise ValueError(f"--set gives {key!r} twice")
+            raise ValueError(f"--set gives {key!r} twice; give it once")
         found[key] = value_of(text)
     return found

@@ -16,7 +16,7 @@ SOURCES = "fairflare.sources"
 
 @cache
 def source(kind: str) -> Any:
-    """Load the module that draws synthetic images of this kind, as an installed package names it.
+    """Load the module that draws synthetic images of a kind, which an installed package provides by an entry point.
 
     Raises:
         DataError: no installed package offers this kind.

@@ -162,7 +162,7 @@ class _StagedState(LazyState):
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
             self.layout = {n: (getattr(torch, DTYPES[e["dtype"]]), tuple(e["shape"])) for n, e in self._entries.items()}
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata is one entry
-                raise StagingError("the header does not describe this site")
+                raise StagingError("its header is of another site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
 

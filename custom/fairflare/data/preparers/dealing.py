@@ -126,7 +126,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
         ValueError: these images cannot be partitioned in this way.
     """
     if not items:
-        raise DataError("no images were found")
+        raise DataError("no images were found; give the folder that holds them")
     dealt = dealing.partition != "site"
     alike = dealing.global_test and len({item.name.lower() for item in items}) < len(items)
     if dealt or dealing.common_test or alike:

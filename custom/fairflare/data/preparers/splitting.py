@@ -85,7 +85,10 @@ def assign(
     given = {split for item in items for split in item.splits}
     if folds:
         if given:
-            raise DataError(f"site '{site}': its data say which images are for the test, so there are no folds to draw")
+            raise DataError(
+                f"site '{site}': its data say which images are for the test, so "
+                "there are no folds to draw; leave --folds out"
+            )
         tested = {item.group: item.fold for item in items}
         if None in tested.values():
             tested = dict(drawn_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
@@ -118,7 +121,7 @@ def drawn_folds(items: Sequence[Item], folds: int, whose: str, seed: int) -> dic
     """
     names, labels = group_labels(items)
     if len(names) < max(folds, 3):
-        raise DataError(f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds")
+        raise DataError(f"{whose}: {len(names)} patient(s) or image(s) are too few for {folds} folds; use fewer")
     if max(Counter(labels).values()) < folds:  # no class has a group for each fold, so classes are ignored
         labels = [0] * len(labels)
     with warnings.catch_warnings():  # scikit-learn warns of classes with fewer samples than folds

@@ -24,7 +24,7 @@ from .server import NotSent, decoded, encoded
 
 SUMS = "sums"
 BAD = "site-2"
-BY_DESIGN = ("nobody can say which", "nobody who refuses")  # of a message that is well formed
+BY_DESIGN = ("nobody can say which", "none of which refuses")  # of a message that is well formed
 
 
 def attack_sums(folder: Path, method: str, phase: str, seed: int, cases: Any = (), *, replies: int = 0) -> Any:

@@ -80,7 +80,8 @@ class Tested:
 
         Args:
             name: the field. ``RESAMPLED``: the primary metric on draws of the test patients or images; ``SAID``: how
-                far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``; ``CLINICAL``.
+                far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``; ``CLINICAL``:
+                clinical figures.
         """
         found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}

@@ -40,7 +40,7 @@ class Influence:
         self._states: tuple[list[str], dict[str, State]] | None = None
 
     def samples(self, claimed: Mapping[str, float]) -> dict[str, float]:
-        """Return the sites' sample counts within the bounds, as rules may see them; warn of each that was cut."""
+        """Return the sites' sample counts, limited to the bounds, for aggregation rules; warn of each that is cut."""
         used: dict[str, float] = {}
         for site, count in sorted(claimed.items()):
             has, most = self.known.get(site, math.inf), self.bounds.max_samples or math.inf

@@ -35,7 +35,7 @@ class HalvesDiffer(ValueError):
 
 
 def training_by_task(kind: str, method: Method) -> dict[str, Any]:
-    """Return the local training of a quick job on this kind of task, without what is part of the method."""
+    """Return a quick job's settings of local training for a kind of task, without those that belong to the method."""
     found = {**ANY_TASK, **TRAINING_BY_TASK.get(kind, {})}
     return {name: value for name, value in found.items() if name not in (*method.keeps, *method.site)}
 

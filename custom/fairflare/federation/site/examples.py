@@ -23,7 +23,7 @@ EXAMPLES = "examples_folder"  # name of the site's setting for the folder, in lo
 
 
 def examples_folder(site: str, settings: Mapping[str, Any]) -> Path | None:
-    """Return the site's setting ``examples_folder``; ``None``, the default: the site wants no pictures of its images.
+    """Return the site's setting ``examples_folder``; ``None``, the default, for no pictures of its images.
 
     Raises:
         SiteError: the setting is no absolute path (its value is not sent to the server).

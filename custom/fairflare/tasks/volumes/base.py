@@ -51,7 +51,7 @@ class VolumeSettings(ImageTask):
 
     @abstractmethod
     def fitted(self, image: MetaTensor) -> MetaTensor:
-        """Return a volume (channels, x, y, z), already in the task's orientation and spacing, in the network's size."""
+        """Return a volume (channels, x, y, z) of the task's orientation and spacing, brought to the network's size."""
 
     def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
         """Return a volume as (1, x, y, z) float32 in [0, 1], in the task's orientation, spacing and size.

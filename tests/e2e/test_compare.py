@@ -12,8 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fairflare.cli.commands import app
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -27,9 +32,15 @@ def command(folder: Path, rows: list[str], *options: str) -> list[str]:
 
 
 def compare(folder: Path, rows: list[str], *options: str, code: int = 0) -> str:
-    done = subprocess.run(command(folder, rows, *options), capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    """Compare in this process, whose imports are done; the runs have processes of their own."""
+    return called(command(folder, rows, *options)[3:], code).output
+
+
+def called(words: list[str], code: int = 0) -> Result:
+    with mock.patch.object(sys, "argv", ["fairflare", *words]):
+        done = CliRunner().invoke(app, words)
+    assert done.exit_code == code, done.output
+    return done
 
 
 def processes_of(folder: Path) -> list[int]:
@@ -49,6 +60,7 @@ def processes_of(folder: Path) -> list[int]:
 def test_a_comparison(tmp_path: Path) -> None:
     folder = tmp_path / "c"
     text = compare(folder, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1")
+    assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in text
     assert text.index("2 runs to do, ") < text.index("1/2 fed_")
     assert "2/2 fed_" in text
     assert "fed_prox (mu=0.5)" in text
@@ -69,31 +81,51 @@ def test_a_comparison(tmp_path: Path) -> None:
     # And the same draws of the same test images.
     assert {len(values) for one in results.values() for values in one["resampled"].values()} == {200}
     assert not list(folder.rglob("fairflare_state")), "what is needed to go on is gone once a run is done"
-    # Again: nothing is repeated; another row and seed are added.
+    # One run after the other gives the same figures; the later --jobs counts.
+    one = compare(tmp_path / "one", ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1", "--jobs", "1")
+    assert "2 runs to do, 1 at once" in one
+    assert re.search(r"^fed_avg-seed0: begun, log: .*run\.log$", one, re.MULTILINE)
+    for metric in ("dice", "loss"):
+        for place in (folder, tmp_path / "one"):
+            text = compare(place, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1", "--metric", metric)
+            assert "2 of 2 runs are done already" in text
+        for name in ("table.csv", "differences.csv"):
+            assert (folder / name).read_bytes() == (tmp_path / "one" / name).read_bytes()
+    # Again, as JSON: nothing is repeated; a row is added, and another that fails, which is named.
     times = {path: path.stat().st_mtime for path in folder.rglob("results.json")}
-    text = compare(folder, ["fed_avg", "fed_prox:mu=0.5", "fed_prox:mu=1"], "--seeds", "1")
-    assert "2 of 3 runs are done already" in text
-    assert "1/1" not in text
+    rows = ["fed_avg", "fed_prox:mu=0.5", "fed_prox:mu=1", "fed_prox:learning_rate=1e30"]
+    done = called(command(folder, rows, "--seeds", "1", "--json")[3:], code=1)
+    assert "2 of 4 runs are done already" in done.stderr
+    assert [number for number in range(1, 5) if f"{number}/4 fed_" in done.stderr] == [3, 4]
     assert all(path.stat().st_mtime == before for path, before in times.items())
     sessions = json.loads((folder / "provenance.json").read_text())["sessions"]
-    assert [one["runs"] for one in sessions] == [session["runs"], ["fed_prox_mu_1-seed0"]]
+    added = ["fed_prox_mu_1-seed0", "fed_prox_learning_rate_1e_30-seed0"]
+    assert [one["runs"] for one in sessions] == [session["runs"], added]
+    assert f"{added[1]}: failed" in done.stderr
+    assert "lower learning_rate" in done.stderr
+    assert (folder / "table.md").read_text().count("| fed_") == 3
+    found = json.loads(done.stdout)
+    assert {*found} == {"version", "folder", "runs", "comparison"}
+    assert [(run["name"], run["state"]) for run in found["runs"]] == [
+        ("fed_avg-seed0", "completed"), ("fed_prox_mu_0.5-seed0", "completed"),
+        (added[0], "completed"), (added[1], "failed"),
+    ]  # fmt: skip
+    assert [bool(run["reason"]) for run in found["runs"]] == [False, False, False, True]
+    table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
+    for row, line in zip(found["comparison"]["rows"], table, strict=True):
+        assert (row["label"], row["average"]["mean"]) == (line["method"], pytest.approx(float(line["average mean"])))
+    *_, last = found["comparison"]["rows"]
+    figure = rf"{added[0]}: completed in \d+ s, dice {last['average']['mean']:.3f} on average"
+    assert re.search(figure, done.stderr), "its figure as it came"
     # Other settings under the same name are not taken for these.
     text = compare(folder, ["fed_avg"], "--seeds", "1", "--set", "batch_size=3", code=2)
     assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text
 
 
-def test_a_run_that_fails_is_named_and_the_others_are_compared(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    text = compare(folder, ["fed_avg", "fed_prox:learning_rate=1e30"], "--seeds", "1", code=1)
-    assert "fed_prox_learning_rate_1e_30-seed0: failed" in text
-    assert "lower learning_rate" in text
-    assert (folder / "table.md").read_text().count("| fed_") == 1
-
-
 def test_a_comparison_in_the_simulator_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     """Check the resume: FLARE empties the simulator's folder at its start, so state for the resume is beside it."""
     folder = tmp_path / "c"
-    options = ["--seeds", "1", "--rounds", "4", "--simulator", "2"]
+    options = ["--seeds", "1", "--rounds", "3", "--simulator", "2"]
     place = folder / "runs" / "fed_avg-seed0"
     run_folder = place / "simulator" / "server" / "simulate_job" / "fairflare"
     kill(folder, ["fed_avg"], options, lambda: '"round_done"' in read(run_folder / "progress.jsonl"))
@@ -101,7 +133,7 @@ def test_a_comparison_in_the_simulator_goes_on_where_it_was_killed(tmp_path: Pat
     compare(folder, ["fed_avg"], *options)
     results = json.loads((run_folder / "results.json").read_text())
     assert results["resumed"], "it began again"
-    assert len(results["rounds"]) == 4
+    assert len(results["rounds"]) == 3
     assert "1 of 1 runs are done already" in compare(folder, ["fed_avg"], *options)
     text = compare(folder, ["fed_avg"], *options, "--set", "batch_size=3", code=2)
     assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text
@@ -163,15 +195,12 @@ MINIATURES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("preset", list(MINIATURES))
-def test_a_papers_table_ends_in_its_columns(preset: str, tmp_path: Path) -> None:
+def test_a_papers_table_ends_in_its_columns(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     methods, settings, columns = MINIATURES[preset]
     more = [part for name, value in settings.items() for part in ("--set", f"{name}={json.dumps(value)}")]
     short = ["--rounds", "2", "--seeds", "1", "--sites", "2", "--bootstrap", "0", "--set", "local_epochs=1"]
-    told = ["compare", *methods, "--preset", preset, *short, *more, "--out", "out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "fairflare.cli", *told], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = called(["compare", *methods, "--preset", preset, *short, *more, "--out", "out"])
     table = (tmp_path / "out" / "paper_table.md").read_text(encoding="utf-8")
     head, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("|")]
     assert [cell.strip() for cell in head] == ["method", *columns]
@@ -179,33 +208,3 @@ def test_a_papers_table_ends_in_its_columns(preset: str, tmp_path: Path) -> None
     assert "ABSENT" not in table
     assert all(re.match(r"\d+\.\d\d", cell.strip()) for row in rows for cell in row[1:]), table
     assert columns[-1] in done.stdout
-
-
-def test_a_comparison_as_json(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    started = command(folder, ["fed_avg", "fed_prox"], "--seeds", "1", "--json")
-    done = subprocess.run(started, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert {*found} == {"version", "folder", "runs", "comparison"}
-    assert found["runs"] == [
-        {"name": name, "state": "completed", "reason": ""} for name in ("fed_avg-seed0", "fed_prox-seed0")
-    ]
-    table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
-    for row, line in zip(found["comparison"]["rows"], table, strict=True):
-        assert (row["label"], row["average"]["mean"]) == (line["method"], pytest.approx(float(line["average mean"])))
-        figure = rf"{row['label']}-seed0: completed in \d+ s, dice {row['average']['mean']:.3f} on average"
-        assert re.search(figure, done.stderr), "its figure as it came"
-    assert "2 rows x 1 seed: 2 runs to do, 2 at once, in " in done.stderr
-
-
-def test_runs_at_a_time_give_the_figures_of_one_after_the_other(tmp_path: Path) -> None:
-    texts = {}
-    for jobs in ("1", "2"):  # the later --jobs counts
-        texts[jobs] = compare(
-            tmp_path / jobs, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1", "--metric", "loss", "--jobs", jobs
-        )
-        assert f"2 runs to do, {jobs} at once" in texts[jobs]
-        assert re.search(r"^fed_avg-seed0: begun, log: .*run\.log$", texts[jobs], re.MULTILINE)
-    for name in ("table.csv", "differences.csv"):
-        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()

@@ -65,35 +65,37 @@ def start(folder: Path, mark: str, out: str, **given: Any) -> subprocess.Popen[b
         )  # fmt: skip
 
 
-def same(folder: Path) -> bool:
-    whole, broken = (torch.load(folder / name, weights_only=True) for name in ("whole", "broken"))
+def same(whole_file: Path, broken_file: Path) -> bool:
+    whole, broken = (torch.load(file, weights_only=True) for file in (whole_file, broken_file))
     assert (whole["metrics"], whole["losses"]) == (broken["metrics"], broken["losses"])
     return all(torch.equal(tensor, broken["update"][name]) for name, tensor in whole["update"].items())
 
 
-@pytest.mark.parametrize("isolate", [False, True], ids=["the site's process", "the process of its task"])
-def test_killed_within_an_epoch(isolate: bool, tmp_path: Path) -> None:
+def test_killed_within_an_epoch(tmp_path: Path) -> None:
+    """Kill the site's process, then the process of its task, and compare with a training that nobody interrupted."""
     mark = uuid.uuid4().hex
-    hold = {"folder": str(tmp_path), "batch": 4}
     try:
-        whole = start(tmp_path, mark, "whole", settings={}, state=str(tmp_path / "other"))
+        whole = start(tmp_path, mark, "whole", settings={})
         assert whole.wait(240) == 0, (tmp_path / "log").read_text()[-2000:]
-        settings = {"save_seconds": 1e-9, "wait": hold}
-        first = start(tmp_path, mark, "broken", settings=settings, isolate=isolate)
-        wait_for("the fourth batch", (tmp_path / "reached").exists, 240)
-        assert list((tmp_path / "state").rglob("half_done.000000.pt"))
-        killed = int((tmp_path / "reached").read_text())
-        assert (killed == first.pid) != isolate
-        os.kill(killed, signal.SIGKILL)
-        if isolate:  # the next child goes on by itself
-            assert first.wait(240) == 0, (tmp_path / "log").read_text()[-2000:]
-        else:
-            assert first.wait(60) == -signal.SIGKILL
-            again = start(tmp_path, mark, "broken", settings=settings)
-            assert again.wait(240) == 0, (tmp_path / "log").read_text()[-2000:]
-        assert same(tmp_path)
-        # Keeping takes at most a fiftieth of the time, so not every step is kept.
-        assert re.search(r"round 0 goes on behind [1-4] of its steps", (tmp_path / "log").read_text())
+        for isolate in (False, True):
+            place = tmp_path / f"isolated {isolate}"
+            place.mkdir()
+            settings = {"save_seconds": 1e-9, "wait": {"folder": str(place), "batch": 4}}
+            first = start(place, mark, "broken", settings=settings, isolate=isolate)
+            wait_for("the fourth batch", (place / "reached").exists, 240)
+            assert list((place / "state").rglob("half_done.000000.pt"))
+            killed = int((place / "reached").read_text())
+            assert (killed == first.pid) != isolate
+            os.kill(killed, signal.SIGKILL)
+            if isolate:  # the next child goes on by itself
+                assert first.wait(240) == 0, (place / "log").read_text()[-2000:]
+            else:
+                assert first.wait(60) == -signal.SIGKILL
+                again = start(place, mark, "broken", settings=settings)
+                assert again.wait(240) == 0, (place / "log").read_text()[-2000:]
+            assert same(tmp_path / "whole", place / "broken")
+            # Keeping takes at most a fiftieth of the time, so not every step is kept.
+            assert re.search(r"round 0 goes on behind [1-4] of its steps", (place / "log").read_text())
     finally:
         end_processes(mark)
 

@@ -18,6 +18,7 @@ from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
 from fairflare.data.preparers import prepare_folders, prepare_images, prepare_masks, prepare_volumes
 from fairflare.data.preparers.contents import contents
+from fairflare.data.preparers.looking import look_at_picture
 from fairflare.data.reading import read_image
 from tests.unit.dicom_files import dicom, series
 
@@ -327,6 +328,23 @@ def test_masks_that_are_none_are_found_by_prepare(tmp_path: Path, kind: str, wor
     assert "'A/images/p0.png'" in line or kind == "swapped"
     assert " and 4 more" in line
     assert not (tmp_path / "out").exists()
+
+
+def test_palettes_and_single_bits_of_masks_are_said(tmp_path: Path) -> None:
+    """Check that two palettes, by which one index is two structures, make two notes."""
+    save(tmp_path / "image.png", np.zeros((12, 14), np.uint8))
+    for name, colours in {"red": [0, 0, 0, 255, 0, 0], "green": [0, 0, 0, 0, 255, 0]}.items():
+        drawn = Image.fromarray(mask_of(1) != 0).convert("P")
+        drawn.putpalette(colours)
+        drawn.save(tmp_path / f"{name}.png")
+    Image.fromarray(mask_of(1) != 0).save(tmp_path / "bit.png")
+    said = {
+        name: look_at_picture(tmp_path / "image.png", tmp_path / f"{name}.png").notes
+        for name in ("red", "green", "bit")
+    }
+    for name, colour in (("red", "#ff0000"), ("green", "#00ff00")):
+        assert f"mask: its palette's indices are the labels (0, 1, ... are #000000 {colour} ...)" in said[name]
+    assert "mask: its one bit is read as 0 and 1, not as 0 and 255" in said["bit"]
 
 
 def test_photographs_in_the_place_of_masks_look_swapped(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ def decoded(path: Path) -> np.ndarray:
         (GREY.astype(np.uint16) * 200, {"imagej": True}),
         (GREY.astype(np.uint16) * 200, {"tile": (16, 16), "compression": "zlib"}),
         (GREY.astype(">i2"), {"byteorder": ">"}),
+        (GREY.astype(np.int8), {}),  # Pillow takes it for unsigned
+        (GREY.astype(np.uint32) << 24, {}),  # Pillow takes it for signed
     ],
 )
 def test_the_values_are_those_that_were_written(tmp_path: Path, array: Any, options: dict[str, Any]) -> None:
@@ -86,6 +88,15 @@ def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     stack, other = tmp_path / "stack.tif", tmp_path / "other.tif"
     tifffile.imwrite(stack, np.zeros((5, 20, 24), np.uint16), imagej=True)
     with pytest.raises(DataError, match=r"it holds 5 pictures \(pages\); save each as a file of its own"):
+        read_image(Sample(stack, 0), site="a", split="test")
+    tifffile.imwrite(stack, np.zeros((5, 20, 24), np.uint16), imagej=True, truncate=True)  # lists the first page alone
+    assert len(tifffile.TiffFile(stack).pages) == 1
+    with pytest.raises(DataError, match=r"it holds 5 pictures"):
+        read_image(Sample(stack, 0), site="a", split="test")
+    tifffile.imwrite(
+        stack, np.zeros((5, 20, 24), np.uint16), volumetric=True, tile=(16, 16, 16)
+    )  # one page of 5 slices
+    with pytest.raises(DataError, match=r"it holds 5 pictures"):
         read_image(Sample(stack, 0), site="a", split="test")
     tifffile.imwrite(other, COLOURS, **MATLAB)
     size = COLOURS.nbytes

@@ -567,6 +567,19 @@ def test_a_coloured_mask_shows_its_colours(tmp_path: Path) -> None:
     assert "a colour image of 3 colours ((0, 0, 0), (255, 0, 0), (0, 9, 0))" in said
 
 
+@pytest.mark.parametrize("format", ["JPEG", "MPO"])
+def test_a_picture_that_ends_in_zeros_is_refused(tmp_path: Path, format: str) -> None:
+    """Check what a broken copy leaves: Pillow itself reads it, and makes up the lower half."""
+    drawn = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3)).astype(np.uint8))
+    more = {"save_all": True, "append_images": [drawn]} if format == "MPO" else {}
+    drawn.save(tmp_path / "a.jpg", format=format, **more)
+    whole = (tmp_path / "a.jpg").read_bytes()
+    image(tmp_path / "a.jpg")
+    half = len(whole) // (4 if more else 2)
+    (tmp_path / "a.jpg").write_bytes(whole[:half] + bytes(len(whole) - half))
+    assert "its end is missing, zeros are in its place" in refusal(tmp_path / "a.jpg")
+
+
 # --- said once --------------------------------------------------------------------------------------------
 
 
@@ -597,6 +610,8 @@ def test_check_data_says_it_once_with_the_number_of_files(tmp_path: Path) -> Non
         "test1.dcm, test2.dcm and 9 more)" in said
     )
     assert "2 image(s): an ICC profile is not applied (training0.dcm, training1.dcm)" in said
-    assert "1 mask(s): its palette's indices are the labels (training3_m.png)" in said
+    assert (
+        "1 mask(s): its palette's indices are the labels (0, 1, ... are #000000 #ff0000 ...) (training3_m.png)" in said
+    )
     assert "1 image(s) of 'training' have a mask with nothing in it" in said
     assert "1 image(s) of 'training' have a mask of which one structure covers all" in said

@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, has_dicom_mark
 from fairflare.data.picture_values import (
+    check_end,
     check_mask,
     check_opaque,
     in_rgb,
+    is_misread,
     is_reduced,
     min_is_white,
+    pictures_in,
     plain_mode,
-    smaller_pages,
     white_high,
 )
 
@@ -47,10 +49,8 @@ SUFFIXES = (*PICTURES, *ARRAYS, *VOLUMES, *DICOM)
 #: 4 GiB at most.
 MAX_IMAGE_BYTES = 2**30
 ALPHA = (1, 2)  # kinds of a TIFF's extra samples that are an alpha channel, premultiplied and not
-SUB_PAGES = 330  # TIFF tag that lists sub-pages
 INVERTED_BY_PILLOW = ("1", "L")  # picture modes that Pillow inverts itself where the lowest value is white
 CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
-BY_PALETTE = "its palette's indices are the labels"
 PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # TIFF tags of orientation (also in EXIF), height and width
 SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
@@ -149,7 +149,7 @@ class ImageFile(ABC):
 
 
 class Picture(ImageFile):
-    """Read a picture by Pillow; read a TIFF that Pillow cannot (several samples a pixel, 64 bits) by tifffile."""
+    """Read a picture by Pillow; read a TIFF that Pillow cannot, or not rightly, by tifffile (64 bits, signed 8)."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np
@@ -168,6 +168,7 @@ class Picture(ImageFile):
             _check(picture.width * picture.height * max(sizes), limit)
             reduced = is_reduced(picture)  # whether values were reduced cannot be known after decoding
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow itself rotates TIFFs by their tag
+            check_end(picture)
             with reading_as("picture"):
                 # A mask's palette indices are its values, so transparency of the palette does not matter.
                 clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
@@ -183,8 +184,10 @@ class Picture(ImageFile):
         with self.opened() as picture:
             if picture is None:
                 return ()
+            colours = bytes(((picture.mode == "P" and picture.getpalette()) or [])[:12]).hex("#", 3).replace("#", " #")
             said = {
-                BY_PALETTE: is_mask and picture.mode == "P",
+                f"its palette's indices are the labels (0, 1, ... are #{colours} ...)": is_mask and picture.mode == "P",
+                "its one bit is read as 0 and 1, not as 0 and 255": is_mask and picture.mode == "1",
                 f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
                 "its 16 bits are read with 8": not is_mask and is_reduced(picture),
                 "its lowest value is white, and it is inverted": min_is_white(picture),
@@ -205,9 +208,8 @@ class Picture(ImageFile):
                 stored: Any = getattr(picture, "tag_v2", None)  # for a TIFF, Pillow 13 returns the size after rotation
                 if stored is not None:
                     height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
-        strange = tag is not None and tag not in range(1, 9)
-        note = "an orientation tag that is none of 1 to 8 counts as 1" if strange else ""
-        tag = 1 if strange else tag
+        known = tag in (None, *range(1, 9))
+        tag, note = (tag, "") if known else (1, "an orientation tag that is none of 1 to 8 counts as 1")
         sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
         return Facts(Grid((*sizes, 1), tag=tag, note=note))
 
@@ -223,15 +225,14 @@ class Picture(ImageFile):
             with reading_as("picture"):
                 try:
                     picture = files.enter_context(Image.open(file))
-                    pages = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
-                    if picture.format == "TIFF":
-                        pages += smaller_pages(picture.tag_v2.get(SUB_PAGES))  # type: ignore[attr-defined, operator]
+                    listed = 1 if picture.format == "MPO" else getattr(picture, "n_frames", 1)
+                    pages = pictures_in(listed, getattr(picture, "tag_v2", {}).get)
                 except UnidentifiedImageError:
                     if suffix_of(self.path) not in TIFFS:
                         raise
             if picture is not None:
                 _check_pages(pages)
-            yield picture
+            yield None if picture is None or is_misread(picture) else picture
 
 
 class Unknown(Picture):
@@ -465,7 +466,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         with reading_as("TIFF"):
             tiff = files.enter_context(tifffile.TiffFile(path))
             page = tiff.pages.first
-            pages = len(tiff.pages) + smaller_pages(page.tags.valueof(SUB_PAGES))
+            pages = pictures_in(len(tiff.pages), page.tags.valueof)
         _check_pages(pages)
         white_low = page.photometric == 0
         if page.photometric not in (0, 1, 2) or (

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
-PHOTOMETRIC = 262  # number of the TIFF tag PhotometricInterpretation
+# Numbers of TIFF tags; the sub-pages are the steps of a pyramid, or a preview.
+PHOTOMETRIC, DESCRIPTION, SUB_PAGES, SAMPLE_FORMAT, DEPTH = 262, 270, 330, 339, 32997
 
 
-def smaller_pages(tag: Any) -> int:
-    """Return the number of sub-pages that a TIFF's tag SubIFDs names, such as the steps of a pyramid or a preview."""
-    return len(tag) if isinstance(tag, tuple) else int(tag is not None)
+def pictures_in(pages: int, tag: Any) -> int:
+    """Return the number of pictures in a TIFF, with sub-pages, and with slices that are no pages of their own.
+
+    Args:
+        pages: number of pages that the file lists; of a long stack ImageJ lists the first alone.
+        tag: function that returns the value of a tag of the first page by its number; ``None``: there is none.
+    """
+    smaller, stack = tag(SUB_PAGES), re.match(r"(?s)ImageJ=.*\nimages=(\d+)", str(tag(DESCRIPTION)))
+    listed = max(pages, int(tag(DEPTH) or 1), int(stack[1]) if stack else 1)
+    return listed + (len(smaller) if isinstance(smaller, tuple) else int(smaller is not None))
+
+
+def is_misread(picture: Any) -> bool:
+    """Return whether Pillow takes values of a TIFF for others: 8 bits with a sign, or 32 bits without one."""
+    form = picture.tag_v2.get(SAMPLE_FORMAT, (1,))[0] if picture.format == "TIFF" else 0
+    return (picture.mode, form) in (("L", 2), ("I", 1))
+
+
+def check_end(picture: Any) -> None:
+    """Raise ``ValueError`` for an opened JPEG that ends in zeros, as broken copies do: Pillow makes up its rows."""
+    if (
+        picture.format in ("JPEG", "MPO")
+        and b"\xff\xd9" not in (rest := picture.fp.read())
+        and rest.endswith(bytes(16))
+    ):
+        raise ValueError("it is damaged: its end is missing, zeros are in its place; copy it again")
 
 
 def min_is_white(picture: Image.Image) -> bool:
@@ -28,9 +53,9 @@ def white_high(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         raise ValueError(
             "its lowest value is white (MinIsWhite), in floats without an end; save it with the lowest black"
         )
-    if array.dtype.kind == "u" and array.dtype.itemsize > 2:
-        return np.asarray(array.max() - array)  # float32 is more exact near 0 than near 2^32
-    return np.invert(array)  # unsigned values become (highest - value), signed values become (-1 - value)
+    # Inverted, unsigned values become (highest - value), signed ones (-1 - value). Float32 is more exact near 0 than
+    # near 2^32.
+    return np.asarray(array.max() - array) if array.dtype.kind == "u" and array.dtype.itemsize > 2 else np.invert(array)
 
 
 def is_reduced(picture: Image.Image) -> bool:
@@ -41,13 +66,12 @@ def is_reduced(picture: Image.Image) -> bool:
 def check_opaque(clear: npt.NDArray[Any], array: npt.NDArray[Any], is_mask: bool) -> None:
     """Raise ``ValueError`` if a picture has transparent pixels; ``clear`` is 0 where a pixel is opaque."""
     share = float((clear != 0).mean())
-    if not share:
-        return
-    if is_mask and (array == array[:1, :1]).all():
+    if share and is_mask and (array == array[:1, :1]).all():
         raise ValueError(
             "its labels are in its transparency, all colours are alike; save that channel as a grey picture"
         )
-    raise ValueError(f"{100 * share:.3g} % of its pixels are transparent; save it without transparency")
+    if share:
+        raise ValueError(f"{100 * share:.3g} % of its pixels are transparent; save it without transparency")
 
 
 def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> None:
@@ -89,6 +113,5 @@ def plain_mode(mode: str, is_mask: bool) -> str:
 
     Grey pictures keep their mode. Palette indices of a mask are its labels, and are kept too.
     """
-    if mode in ("P", "PA", "RGBA", "CMYK", "YCbCr") and not is_mask:
-        return "RGB"
-    return {"LA": "L", "RGBA": "RGB", "PA": "P"}.get(mode, mode)
+    in_colours = ("P", "PA", "RGBA", "CMYK", "YCbCr")
+    return "RGB" if mode in in_colours and not is_mask else {"LA": "L", "RGBA": "RGB", "PA": "P"}.get(mode, mode)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, fit
 from fairflare.data.image_file import (
-    BY_PALETTE,
     MAX_IMAGE_BYTES,
     Facts,
     ImageFile,
@@ -72,23 +72,21 @@ class ValueNotes:
     """
 
     def __init__(self) -> None:
-        self._files: dict[tuple[str, str], set[Path]] = {}
-        self._seen: dict[str, set[Path]] = {"image": set(), "mask": set()}
+        self._notes: dict[tuple[str, Path], tuple[str, ...]] = {}
 
     def add(self, sample: Sample) -> None:
         """Collect the notes on the image and the mask of a sample that could be read; each file counts once."""
         for what, path in (("image", sample.image), ("mask", sample.label)):
-            if isinstance(path, Path) and path not in self._seen[what]:
-                self._seen[what].add(path)
-                for note in image_file(path).notes(what == "mask"):
-                    self._files.setdefault((what, note), set()).add(path)
+            if isinstance(path, Path) and (what, path) not in self._notes:
+                self._notes[what, path] = image_file(path).notes(what == "mask")
 
     def lines(self) -> list[str]:
         """Return a line for each kind of change, with the number of files and the names of the first ones."""
+        every = sorted((what, note, path.name) for (what, path), notes in self._notes.items() for note in notes)
         return [
-            f"{len(files)} {what}(s): {note} ({few(sorted(path.name for path in files), NAMES_SHOWN)})"
-            for (what, note), files in sorted(self._files.items())
-            if note != BY_PALETTE or len(files) < len(self._seen["mask"])  # report palettes if only some masks have one
+            f"{len(files)} {what}(s): {note} ({few(files, NAMES_SHOWN)})"
+            for (what, note), group in groupby(every, lambda one: one[:2])
+            for files in [[name for *_, name in group]]
         ]
 
 

@@ -117,7 +117,9 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
             raise
         if len(values) > 2 and (odd := odd_pair(image, mask)):
             raise ValueError(odd)
-    return Look(values, tuple(notes_on(sample, how)))
+    return Look(
+        values, (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
+    )
 
 
 def look_at_volume(

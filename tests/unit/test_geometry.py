@@ -197,6 +197,8 @@ def test_what_else_is_no_stack() -> None:
     series = axial([0, 2, 4])
     partly = [*series[:2], Plane("'z'", None, AXIAL, SPACING)]
     refused(stack(partly), "2 of 3 files have a usable ImagePositionPatient")
+    unscaled = [replace(plane, intercept=None if k else -1024.0) for k, plane in enumerate(series)]
+    refused(stack(unscaled), "1 of 3 files have a usable RescaleIntercept")
     scout = [*series[:2], Plane("'z'", (0, 0, 9.0), SAGITTAL, SPACING)]
     refused(stack(scout), "'a.dcm' and 'z' differ in ImageOrientationPatient", "90.0 degrees apart: a localiser")
     wider = [*series[:2], Plane("'z'", (0, 0, 4.0), AXIAL, (0.5, 0.7501))]

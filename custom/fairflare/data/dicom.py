@@ -336,6 +336,7 @@ def _place(places: Sequence[Any]) -> dict[str, Any]:
         "across": _numbers(_first(places, "ImageOrientationPatient", None), 6),
         "spacing": _numbers(_first(places, "PixelSpacing", None), 2),
         "decimals": max((_decimals(value) for value in position or ()), default=0),
+        "intercept": _first(places, "RescaleIntercept", None),
     }
 
 

@@ -42,6 +42,7 @@ class Plane:
         tilt: GantryDetectorTilt in degrees. The value is nominal (PS3.3, C.8.2.1) and used only if the header has no
             position.
         modality: modality of the image, such as ``"CT"``.
+        intercept: RescaleIntercept; ``None``: the header states none.
         alike: attributes, as text, that must agree in all planes of a stack.
         apart: attributes that distinguish planes at one position.
     """
@@ -54,6 +55,7 @@ class Plane:
     number: int | None = None
     tilt: float = 0.0
     modality: str = ""
+    intercept: Any = None
     alike: Mapping[str, str] = field(default_factory=dict)
     apart: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,11 +89,13 @@ def stack(
         Misfit: the planes form no stack.
     """
     _check_alike(planes, what)
-    for name, said in (("ImagePositionPatient", "position"), ("ImageOrientationPatient", "across")):
+    for name, said in (
+        ("ImagePositionPatient", "position"), ("ImageOrientationPatient", "across"), ("RescaleIntercept", "intercept"),
+    ):  # fmt: skip
         has = sum(getattr(plane, said) is not None for plane in planes)
         if 0 < has < len(planes):
             raise Misfit(
-                "some slices do not say where they lie",
+                f"some slices do not say {'what they measure' if said == 'intercept' else 'where they lie'}",
                 f"{has} of {len(planes)} {what} have a usable {name}",
                 WHOLE_SERIES,
             )
@@ -198,8 +202,7 @@ def _unplaced(planes: Sequence[Plane], what: str) -> Stack:
     """Order planes whose headers state no position: frames as in their file, files by their InstanceNumber."""
     if len(planes) == 1:
         return Stack((0,))
-    tilt = next((plane.tilt for plane in planes if plane.tilt), 0.0)
-    if tilt:
+    if tilt := next((plane.tilt for plane in planes if plane.tilt), 0.0):
         raise Misfit(
             "a tilted gantry without positions",
             f"its slices do not say where they lie, and were taken with a tilted gantry ({tilt:g} degrees)",

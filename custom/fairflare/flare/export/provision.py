@@ -18,7 +18,7 @@ EVERY_SITE = "*"
 PREFIX = "fairflare."
 RESOURCES = ("resources.json", "resources.json.default")  # FLARE reads the first of these files that exists
 MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # as text, since mlflow may not be installed where kits are made
-# What a private file has unless site_settings says otherwise: the floor, and the list of a sealed bundle's classes.
+# Default content of a private file: ``min_cases``, and the list of classes that a sealed bundle may use.
 SITE_FILE: dict[str, Any] = {"min_cases": 5, "bundle_classes": ["default"]}
 # Default rights of each role at a site; a project file may define others. No role may bring code or open a shell. The
 # right to read a job's log is in none of FLARE's categories, so it is named.

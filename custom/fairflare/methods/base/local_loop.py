@@ -87,7 +87,7 @@ def make_optimizer(
     params = [parameter for parameter in parameters if parameter.requires_grad]
     if half.optimizer == "task":
         if task is None:
-            raise ValueError("optimizer='task' needs the task")
+            raise ValueError("optimizer='task' needs the task, whose optimizer it stands for: pass task")
         return task.make_optimizer(params)
     common: dict[str, Any] = {"lr": half.learning_rate, "weight_decay": half.weight_decay}
     if half.optimizer == "sgd":

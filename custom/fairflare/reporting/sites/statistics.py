@@ -183,7 +183,7 @@ def check(site: str, counts: Mapping[str, int], histograms: Mapping[str, Histogr
         except (ValueError, OverflowError) as error:
             raise ValueError(f"site {site!r}: {axis}: {error}") from error
         if len(set(numbers)) != len(numbers) or ends != numbers:
-            raise ValueError(f"site {site!r}: {axis}: its bins are not those of {AXES[axis].width:g} each, once each")
+            raise ValueError(f"site {site!r}: {axis}: its bins must be {AXES[axis].width:g} wide, each once")
         if histogram.suppressed < 0:
             raise ValueError(f"site {site!r}: {axis}: the bins hold more than its {histogram.records} records")
 

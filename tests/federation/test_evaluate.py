@@ -79,7 +79,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     local = json.loads((pictures(root / "data") / "fairflare.json").read_text())
     for name, rate in (("one", 1e-3), ("two", 3e-2)):
         plan = make_plan(
-            "fed_avg", task="classification", sites=["north", "south"], num_rounds=2, bootstrap=200,
+            "fed_avg", task="classification", sites=["north", "south"], num_rounds=2, bootstrap=50,
             settings={**SETTINGS, "learning_rate": rate},
         )  # fmt: skip
         run_local(plan, root / name, local)
@@ -91,8 +91,9 @@ def tested(runs: Path) -> dict[str, Any]:
     """Return the document that ``--json`` prints about both models; results are in ``evaluated``."""
     out = runs / "evaluated"
     ran = evaluate(
-        runs / "one", runs / "two", "--last", "-d", runs / "data", "-o", out, "--set", 'groups=["sex"]', "--json"
-    )
+        runs / "one", runs / "two", "--last", "-d", runs / "data", "-o", out, "--set", 'groups=["sex"]',
+        "--set", "bootstrap=50", "--json",
+    )  # fmt: skip
     assert ran.exit_code == 0, ran.output
     found: dict[str, Any] = json.loads(ran.stdout)
     return found

@@ -128,9 +128,9 @@ MRL: Variants = {
     "FedProx 0.1": ("fed_prox", {"mu": 0.1}),
     "FedProx 0.4": ("fed_prox", {"mu": 0.4}),
     # Twelve rounds give ten transitions: the agents learn from the third on, not after ten as by default.
-    "FedMRL": ("fed_mrl", {"mu_policy.warmup": 3}),
-    "FedMRL, no fairness loss": ("fed_mrl", {"mu_policy.warmup": 3, "use_fair": False}),
-    "FedMRL, no map": ("fed_mrl", {"mu_policy.warmup": 3, "weighting": "samples"}),
+    "FedMRL": ("fed_mrl", {"mu_policy": "qmix"}),
+    "FedMRL, no fairness loss": ("fed_mrl", {"mu_policy": "qmix", "use_fair": False}),
+    "FedMRL, no map": ("fed_mrl", {"mu_policy": "qmix", "weighting": "samples"}),
     "FedMRL, fixed mu": ("fed_mrl", {"mu_policy": "fixed"}),
     "FedMRL, random mu": ("fed_mrl", {"mu_policy": "random"}),
 }

@@ -29,7 +29,7 @@ from tests.tiny import FUNDUS, VOLUMES, without_times
 IMAGES = {**FUNDUS, "phantom_sites": 3, "batch_size": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fed_lwr": VOLUMES,
-    "fed_mrl": {**IMAGES, "weighting.grid": [2, 2], "mu_policy.warmup": 1},
+    "fed_mrl": {**IMAGES, "weighting.grid": [2, 2], "mu_policy": "qmix"},
     "fed_ism_plus_s": IMAGES,
     "fed_bn": IMAGES,
     "ditto": VOLUMES,

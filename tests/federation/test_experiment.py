@@ -192,7 +192,7 @@ def test_other_sites_and_more_rounds_are_said(tmp_path: Path) -> None:
     ("options", "names"),
     [
         ({"rule": FedISM(rho=0.1, tau=0.5)}, r"rule\.tau"),
-        ({"rule": FedMRL()}, r"rule\.mu_policy\.explore"),
+        ({"rule": FedMRL()}, r"rule\.mu_policy"),
         ({"site_half": {"path": "fairflare.methods.base.training.LocalTraining", "args": {"schedule": "cosine"}}},
          r"training\.schedule"),
         ({"site_half": {"path": "fairflare.methods.fed_ism.SharpnessAwareTraining", "args": {"tau": 0.5}}},

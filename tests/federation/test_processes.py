@@ -24,7 +24,7 @@ from tests.tiny import RESULTS, VOLUMES, document, model_in, without_times
 from .slow_task import SlowTask
 from .test_local import TINY
 
-AGENTS: dict[str, Any] = {**TINY, "mu_policy.warmup": 1}
+AGENTS: dict[str, Any] = {**TINY, "mu_policy": "qmix"}
 
 
 def made(method: str, **more: Any) -> Plan:

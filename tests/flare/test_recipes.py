@@ -133,7 +133,7 @@ def without_nothing(values: Any) -> Any:
 
 
 def test_parts_are_nested_and_built_back(tmp_path, build):
-    settings = {"mu_policy": "vdn", "mu_policy.actions": [0.0, 0.5], "mu_policy.warmup": 3, "weighting.grid": [2, 3]}
+    settings = {"mu_policy": "vdn", "mu_policy.actions": [0.0, 0.5], "mu_policy.gamma": 0.5, "weighting.grid": [2, 3]}
     recipe = FairRecipe("fed_mrl", settings={**settings, "weighting.init": "uniform", "mean_loss": "weighted"})
     recipe.export(str(tmp_path))
     server, _ = configs(tmp_path / "fed_mrl")
@@ -142,8 +142,10 @@ def test_parts_are_nested_and_built_back(tmp_path, build):
     assert sorted(rule["args"]) == ["fair_mean", "mean_loss", "mu_policy", "weighting"]
     assert rule["args"]["mu_policy"]["path"] == "fairflare.methods.parts.mu_policy.VdnMu"
     assert rule["args"]["mu_policy"]["args"]["actions"] == [0.0, 0.5]
-    assert rule["args"]["mu_policy"]["args"]["warmup"] == 3
-    assert rule["args"]["mu_policy"]["args"]["gamma"] == 0.99  # defaults are written too: the folder is there to edit
+    assert rule["args"]["mu_policy"]["args"]["gamma"] == 0.5
+    assert (
+        rule["args"]["mu_policy"]["args"]["learning_rate"] == 0.001
+    )  # defaults are written too: the folder is there to edit
     assert rule["args"]["weighting"]["path"] == "fairflare.methods.parts.weightings.BySom"
     assert rule["args"]["weighting"]["args"]["grid"] == [2, 3]
     assert rule == without_nothing(json.loads(json.dumps(values_of(recipe.plan.rule))))

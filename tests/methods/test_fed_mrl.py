@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fairflare.base.described import described
-from fairflare.base.settings import build, values_of
+from fairflare.base.settings import build, choices, values_of
 from fairflare.cli.options import parse_settings
 from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import MU_GRID
@@ -42,7 +42,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_mrl import FairProximalTraining, FedMRL, winsorised
 from fairflare.methods.fed_prox import ProximalTraining
-from fairflare.methods.parts.mu_policy import FixedMu, QMixMu, RandomMu, VdnMu
+from fairflare.methods.parts.mu_policy import BanditMu, FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
 from fairflare.methods.parts.weightings import BySamples, BySom, Uniform
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -53,7 +53,7 @@ from .support import net_state
 pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ("a", "b", "c")
 DOCS = Path(__file__).parents[2] / "docs" / "fed_mrl.md"
-LEARN: dict[str, Any] = {"mu_policy.warmup": 2, "mu_policy.updates": 2, "mu_policy.explore": 0.5}
+LEARN: dict[str, Any] = {"mu_policy": "qmix"}
 
 
 def report(**own: Any) -> dict[str, Any]:
@@ -273,9 +273,10 @@ CONFIGURATIONS: list[tuple[dict[str, Any], type, type]] = [
     ({}, QMixMu, BySom),
     ({"mu_policy": "qmix", "weighting": "som"}, QMixMu, BySom),
     ({"mu_policy.gamma": 0.9, "weighting.grid": [4, 3]}, QMixMu, BySom),
-    ({"mu_policy": "vdn", "mu_policy.hidden": 8}, VdnMu, BySom),
+    ({"mu_policy": "vdn", "mu_policy.gamma": 0.5}, VdnMu, BySom),
     ({"mu_policy": "random", "mu_policy.actions": [0.0, 0.5], "mu_policy.seed": 3}, RandomMu, BySom),
     ({"mu_policy": "fixed"}, FixedMu, BySom),
+    ({"mu_policy": "bandit", "mu_policy.actions": [0.0, 0.5], "mu_policy.seed": 3}, BanditMu, BySom),
     ({"weighting": "samples"}, QMixMu, BySamples),
     ({"weighting": "uniform"}, QMixMu, Uniform),
     ({"weighting.init": "uniform"}, QMixMu, BySom),
@@ -317,7 +318,7 @@ def test_the_quick_job_does_not_ask_agents_to_learn_in_five_rounds():
     assert (quick.run.num_rounds, type(quick.rule.mu_policy)) == (5, FixedMu)  # type: ignore[attr-defined]
     assert (quick.training.fair_weight, FairProximalTraining().fair_weight) == (0.03, 1.0)  # type: ignore[attr-defined]
     assert quick.training.mu == make_plan("fed_prox").training.mu == 0.1  # type: ignore[attr-defined]
-    for settings in ({"mu_policy": "qmix"}, {"mu_policy.warmup": 3}):
+    for settings in ({"mu_policy": "qmix"}, {"mu_policy.gamma": 0.9}):
         assert type(make_plan("fed_mrl", settings=settings).rule.mu_policy) is QMixMu  # type: ignore[attr-defined]
 
 
@@ -383,7 +384,8 @@ def test_commands_and_settings_of_the_docs():
 
 
 @pytest.mark.parametrize(
-    ("weighting", "policy"), [(BySom(), QMixMu()), (BySom(seed=1), RandomMu(seed=3)), (BySamples(), FixedMu())]
+    ("weighting", "policy"),
+    [(BySom(), QMixMu()), (BySom(seed=1), RandomMu(seed=3)), (BySamples(), FixedMu()), (Uniform(), BanditMu(seed=3))],
 )
 def test_the_rule_is_its_parts(weighting, policy):
     """Check that weights are the weighting's and values the policy's on the same inputs, with F beside them."""
@@ -578,7 +580,7 @@ def test_a_bad_report_leaves_the_site_out(bad, message):
     assert set(server.told(1)["mu"]) == set(SITES)  # an agent for it all the same
 
 
-@pytest.mark.parametrize("policy", [QMixMu, VdnMu, RandomMu, FixedMu])
+@pytest.mark.parametrize("policy", choices(MuPolicy).values())
 def test_site_that_joins_later(policy):
     """Check that fixed agents refuse the site by name, and that rules without agents accept it."""
     server = Server(FedMRL(mu_policy=policy()))
@@ -592,7 +594,7 @@ def test_site_that_joins_later(policy):
     else:
         assert server.rejected == {}
         assert set(weighing.sites) == set(SITES)
-        assert told.get("mu", {}).get("c") == (1e-5 if policy is RandomMu else None)
+        assert told.get("mu", {}).get("c") == (1e-5 if policy().tells else None)
 
 
 def test_stock_controllers_cannot_tell_the_sites():
@@ -851,7 +853,7 @@ def test_all_parts_off_is_fed_avg_and_each_part_alone_is_not(tmp_path, monkeypat
 
 @pytest.mark.long
 @pytest.mark.many
-@pytest.mark.parametrize("policy", ["random", "qmix"])
+@pytest.mark.parametrize("policy", ["random", "bandit", "qmix"])
 def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
     """Check that repetitions are independent; a seed of their own fixes the draws."""
 

@@ -21,9 +21,9 @@ RANGES: dict[str, str] = {
     """,
     "an integer >= 1": """
         adapters.rank awa_steps batch_size cka_batch_size classifier_batch classifier_epochs crt_epochs
-        gradient_images gradient_repeats local_epochs max_missed min_cases min_sites mu_policy.hidden
-        mu_policy.updates num_classes num_features num_rounds patch_size patches phantom_own_test
-        phantom_samples phantom_sites phantom_test test_last weighting.epochs windows
+        gradient_images gradient_repeats local_epochs max_missed min_cases min_sites num_classes
+        num_features num_rounds patch_size patches phantom_own_test phantom_samples phantom_sites phantom_test test_last
+        weighting.epochs windows
     """,
     "a number > 0": """
         adapters.alpha afl_rate anchor_timeout awa_rate bound_gap cffl_alpha cgsv_beta cgsv_gamma
@@ -37,8 +37,8 @@ RANGES: dict[str, str] = {
         lambda_f max_margin mu q rho straggler_grace weight_decay weighting.kappa
     """,
     "a number in [0, 1]": """
-        attribute_noise attribute_prevalence drw_start eta foreground label_noise mu_policy.explore
-        mu_policy.gamma mu_policy.zeta phantom_min_share reach
+        attribute_noise attribute_prevalence drw_start eta foreground label_noise mu_policy.gamma
+        mu_policy.zeta phantom_min_share reach
     """,
     "an integer >= 0": "cka_memory corrupted_sites crt_rounds feature_steps label_noise_sites phantom_seed test_every",
     "an integer >= 1 or nothing": "cka_passes local_steps max_samples neck_dim personal_epochs projector_dim width",
@@ -83,7 +83,6 @@ RANGES: dict[str, str] = {
     "an integer": "seed",
     "an integer >= 32 or nothing": "prior_image_size",
     "an integer in [0, 10000]": "bootstrap",
-    "an integer in [1, 1000]": "mu_policy.warmup",
     "an integer in [1, 5]": "severity",
     "an integer in [2, 100]": "calibration_bins",
     "an integer or nothing": "feature_seed",

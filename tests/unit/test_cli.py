@@ -181,7 +181,10 @@ def test_describe_is_readable_at_80_columns(name: str) -> None:
 
 def test_describe_fed_mrl() -> None:
     text = " ".join(fairflare("describe", "fed_mrl").stdout.split())
-    assert "mu_policy one of 'fixed', 'random', 'qmix', 'vdn'; default fixed (--paper: qmix) who chooses mu" in text
+    assert (
+        "mu_policy one of 'fixed', 'random', 'bandit', 'qmix', 'vdn'; default fixed (--paper: qmix) who chooses mu"
+        in text
+    )
     gamma = "mu_policy.gamma a number in [0, 1]; default 0.99 discount of later rewards. only with mu_policy=qmix, vdn"
     assert gamma in text
     assert "mu_policy.seed an integer >= 0 or nothing; default null a draw depends on it" in text
@@ -264,7 +267,7 @@ WRONG = [
     ("fed_mrl", ["wieghting.grid=[2,2]"], "has no setting 'wieghting.grid'; did you mean 'weighting.grid' or "),
     ("fed_mrl", ["weighting.gird=[2,2]"], "weighting=som: BySom has no setting 'gird'; did you mean 'grid'?"),
     ("fed_mrl", ["weighting=somm"], "must be one of 'samples', 'uniform', 'som', got 'somm'; did you mean 'som'?"),
-    ("fed_mrl", ["mu_policy=5"], "mu_policy must be one of 'fixed', 'random', 'qmix', 'vdn', got 5"),
+    ("fed_mrl", ["mu_policy=5"], "mu_policy must be one of 'fixed', 'random', 'bandit', 'qmix', 'vdn', got 5"),
     ("fed_mrl", ["weighting=samples", "weighting.grid=[2,2]"], "BySamples has no setting 'grid'; it has none"),
     ("fed_mrl", ["mu_policy=random", "mu_policy.gamma=0.9"], "RandomMu has no setting 'gamma'; Available: actions, s"),
     ("fed_mrl", ["mean_loss.x=1"], "FedMRL has no part 'mean_loss'"),

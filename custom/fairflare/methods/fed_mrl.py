@@ -59,8 +59,8 @@ class FedMRL(Rule):
     r"""Weight sites by a map of their models, and choose mu for each site with agents (FedMRL, parts B and C).
 
     Args:
-        mu_policy: who chooses mu: ``"qmix"``, ``"vdn"`` (Q_tot is a plain sum, the paper's Eq. 4), ``"fixed"`` (the
-            sites' own mu) or ``"random"`` (a control).
+        mu_policy: who chooses mu: ``"qmix"``, ``"vdn"`` (Q_tot is a plain sum, the paper's Eq. 4), ``"bandit"`` (ours:
+            Thompson sampling by site), ``"fixed"`` (the sites' own mu) or ``"random"`` (a control).
         weighting: how the models are weighed: ``"som"``, ``"samples"`` or ``"uniform"``.
         mean_loss: F of the fairness term: ``"mean"`` over the sites, ``"weighted"`` by samples, or ``"sum"`` (the text
             after Eq. 9; not a fairness term any more).
@@ -122,7 +122,7 @@ class FedMRL(Rule):
         self._mean: float | None = None
 
     def follows_num_rounds(self) -> list[str]:
-        return [f"mu_policy.{name}" for name in self.mu_policy.follows_num_rounds()]
+        return ["mu_policy"] if self.mu_policy.follows_num_rounds else []
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told: dict[str, Any] = {} if self._mean is None else {"mean_loss": self._mean}

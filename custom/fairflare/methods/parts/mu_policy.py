@@ -1,4 +1,4 @@
-"""Choose the proximal coefficient mu of each site: fixed, at random, or by learning agents (FedMRL's part C).
+"""Choose the proximal coefficient mu of each site: fixed, at random, by a bandit or by agents (FedMRL's part C).
 
 A rule holds a policy as a part. Before a round the rule sends the policy's directives to the sites, and when the rule
 computes the weights, it lets the policy choose mu for the next round.
@@ -6,9 +6,9 @@ computes the weights, it lets the policy choose mu for the next round.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
+from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fairflare.base.checks import listed
-from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, PositiveInt, settings
+from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, settings
 from fairflare.core.agents.mu_rewards import (
     CAPACITY,
     INITIAL_MU,
@@ -27,12 +27,12 @@ from fairflare.core.agents.mu_rewards import (
     reward,
     warmup_in,
 )
+from fairflare.core.agents.thompson import standardised, thompson
 from fairflare.methods.base.rule import RoundInputs
 
 if TYPE_CHECKING:
     from fairflare.core.qmix import QMix
 
-log = logging.getLogger(__name__)
 SHOWN = 8  # largest number of names that a message lists
 FEWEST = 20  # number of learning rounds below which a warning says that the agents hardly learn
 
@@ -59,8 +59,11 @@ class MuPolicy(Part):
     """Define a policy that chooses mu of each site before a round; ``_mu`` stores the chosen mu by site.
 
     Attributes:
+        follows_num_rounds: whether what it does in a round depends on the number of rounds of the run.
         warnings: texts for the log and the results; the rule that reads them empties the list.
     """
+
+    follows_num_rounds: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._mu: dict[str, float] = {}
@@ -87,10 +90,6 @@ class MuPolicy(Part):
         """
         return {}
 
-    def follows_num_rounds(self) -> list[str]:
-        """Return the settings whose effect in a round depends on the number of rounds of the run."""
-        return []
-
     def state_dict(self) -> dict[str, Any]:
         """Return the policy's state to save after a round: plain values and tensors."""
         return {"mu": dict(self._mu)}
@@ -98,6 +97,16 @@ class MuPolicy(Part):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self._mu = {site: float(mu) for site, mu in state["mu"].items()}
+
+
+def _accuracy(inputs: RoundInputs) -> float | None:
+    """Return the received model's accuracy over all sites' validation images; ``None``: no site measured it."""
+    reports = {site: inputs.reports[site] for site in inputs.sites}
+    counts = {site: report["num_validation"] for site, report in reports.items()}  # a withheld count is NaN
+    return global_accuracy(
+        {site: report["global_accuracy"] for site, report in reports.items()},
+        {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
+    )
 
 
 @settings
@@ -121,8 +130,6 @@ class FixedMu(MuPolicy):
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
         if inputs.current_round == 0 and (absent := sorted(self.by_site.keys() - inputs.asked)):
             self.warnings.append(f"mu_policy.by_site names sites that are not in this round: {', '.join(absent)}")
-        if inputs.current_round == 0 and inputs.num_rounds >= QMixMu().enough:
-            log.info("mu is fixed; in %d rounds agents can learn to choose it: mu_policy=qmix", inputs.num_rounds)
         return {}
 
 
@@ -147,6 +154,50 @@ class RandomMu(MuPolicy):
 
 
 @settings
+class BanditMu(MuPolicy):
+    """Choose mu of each site by Thompson sampling, from the agents' reward; the sites learn apart from each other.
+
+    A site's mu of round r is credited with the reward of the model that the sites receive in round r + 1. The rewards
+    of all rounds are standardised, so their scale does not matter.
+
+    Args:
+        actions: mu to choose from, ascending.
+        seed: a draw depends on it, the site, the round and the rewards alone; ``None`` for the run's.
+    """
+
+    kind: ClassVar[str] = "bandit"
+    actions: Actions = MU_GRID
+    seed: NonNegativeInt | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._used: dict[str, float] = {}  # mu of the sites that took part in the round before
+        self._past: deque[tuple[float, dict[str, float]]] = deque(maxlen=CAPACITY)  # a reward, and mu by site before it
+
+    def choose(self, inputs: RoundInputs) -> dict[str, float]:
+        accuracy = _accuracy(inputs)
+        values = {} if accuracy is None else {"reward": reward(accuracy)}
+        if self._used and values:
+            self._past.append((values["reward"], self._used))
+        self._used = self.directives(inputs.sites)
+        gains = standardised([earned for earned, _ in self._past])
+        seed = inputs.seed if self.seed is None else self.seed
+        for site in inputs.sites:
+            used = [mu.get(site) for _, mu in self._past]
+            earned = [[gain for gain, mu in zip(gains, used, strict=True) if mu == action] for action in self.actions]
+            draws = random.Random(f"{seed}/{site}/{inputs.current_round}")
+            self._mu[site] = self.actions[thompson(earned, draws)]
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "used": dict(self._used), "past": list(self._past)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._used, self._past = dict(state["used"]), deque(state["past"], maxlen=CAPACITY)
+
+
+@settings
 class QMixMu(MuPolicy):
     """Choose mu with one agent per site; QMIX trains the agents together, on the accuracy of the global model.
 
@@ -158,12 +209,13 @@ class QMixMu(MuPolicy):
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
         gamma: discount of later rewards.
         learning_rate: learning rate of the agents.
-        hidden: width of an agent's two layers.
+        seed: seed of everything random in the agents; ``None`` for the run's.
+
+    Attributes:
         warmup: transitions (one a round from the third round on) before the first update; a quarter of the rounds
             where that is less.
         updates: gradient steps after each transition.
         explore: share of the rounds in which, after the warm-up, random actions fall from all to 5 %.
-        seed: seed of everything random in the agents; ``None`` for the run's.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.1; Rashid et al., ICML 2018 (QMIX).
@@ -174,11 +226,11 @@ class QMixMu(MuPolicy):
     zeta: Zeta = 0.95
     gamma: Fraction = 0.99
     learning_rate: Positive = 1e-3
-    hidden: PositiveInt = 64
-    warmup: Annotated[PositiveInt, Field(le=CAPACITY)] = 10
-    updates: PositiveInt = 8
-    explore: Fraction = 0.3
     seed: NonNegativeInt | None = None
+    follows_num_rounds: ClassVar[bool] = True  # so does the agents' training: it knows which round is the last
+    warmup: ClassVar[int] = 10
+    updates: ClassVar[int] = 8
+    explore: ClassVar[float] = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,9 +239,6 @@ class QMixMu(MuPolicy):
         self._warmup = self.warmup  # number of transitions in the warm-up, limited by the length of this run
         self._entropy: dict[str, float] = {}  # last reported label entropy, by site
         self._classes = 1
-
-    def follows_num_rounds(self) -> list[str]:
-        return ["explore"]  # the agents' training also depends on which round is the last
 
     def accepts(self, site: str) -> str:
         if self._agents is None or site in self._agents.agents:
@@ -205,12 +254,7 @@ class QMixMu(MuPolicy):
             self._warmup = warmup_in(inputs.num_rounds, self.warmup)
             self._agents = self._new_agents({*inputs.asked, *inputs.sites}, inputs.seed)
             self._warn(inputs.num_rounds)
-        reports = {site: inputs.reports[site] for site in inputs.sites}
-        counts = {site: report["num_validation"] for site, report in reports.items()}  # a withheld count is NaN
-        accuracy = global_accuracy(
-            {site: report["global_accuracy"] for site, report in reports.items()},
-            {site: 0.0 if math.isnan(count) else count for site, count in counts.items()},
-        )
+        accuracy = _accuracy(inputs)
         earned = None if accuracy is None else reward(accuracy, self.zeta)
         values: dict[str, float | None] = {"reward": earned, "epsilon": self._agents.epsilon}
         done = inputs.current_round == inputs.num_rounds - 1
@@ -238,8 +282,8 @@ class QMixMu(MuPolicy):
 
         return QMix(
             names, actions=MU_GRID if self.actions is None else self.actions,
-            mixer=self.kind, gamma=self.gamma, lr=self.learning_rate, hidden=self.hidden, warmup=self._warmup,
-            updates=self.updates, eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
+            mixer=self.kind, gamma=self.gamma, lr=self.learning_rate, warmup=self._warmup, updates=self.updates,
+            eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
         )  # fmt: skip
 
     @property
@@ -248,15 +292,13 @@ class QMixMu(MuPolicy):
         return next(rounds for rounds in count(1) if learning_rounds(rounds, self.warmup) >= FEWEST)
 
     def _warn(self, num_rounds: int) -> None:
-        if self._warmup < self.warmup:
-            log.info("warm-up of %d instead of %d transitions, a quarter of the rounds", self._warmup, self.warmup)
         rounds = learning_rounds(num_rounds, self.warmup)
         if rounds < FEWEST:
             self.warnings.append(
                 f"the agents that choose mu can learn in {rounds} of {num_rounds} rounds ({rounds * self.updates} "
                 f"updates; each round from the third on gives a transition, the first update needs {self._warmup} of "
-                f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy that "
-                "does not learn ('fixed', 'random')"
+                f"them), so they hardly do better than chance; take at least {self.enough} rounds, or a policy "
+                "without agents ('bandit', 'fixed', 'random')"
             )
 
     def state_dict(self) -> dict[str, Any]:

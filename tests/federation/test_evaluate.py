@@ -19,7 +19,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import Place, WithoutTraining
 from fairflare.federation.transports.local import run_local
 from tests.bundles import train_config, two_sites, write_bundle
-from tests.tiny import RESULTS, document, model_in
+from tests.tiny import RESULTS, VOLUMES, document, model_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -196,7 +196,7 @@ def test_sites_that_do_not_fit_the_model(wrong: str, runs: Path, tmp_path: Path)
 
 
 def test_no_model_is_tested_where_one_does_not_fit_the_sites(runs: Path, tmp_path: Path) -> None:
-    plan = make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings={"image_size": [32, 32]})
+    plan = make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings=VOLUMES)
     run_local(plan, tmp_path / "masks")
     said = refused(runs / "one", tmp_path / "masks", "-d", runs / "data", "-o", tmp_path / "out")
     assert said.startswith("site 'north': ")

@@ -33,6 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fed_ism_plus_s": IMAGES,
     "fed_bn": IMAGES,
     "ditto": VOLUMES,
+    "fed_avg": {**VOLUMES, "secure": "sums"},
     "fed_mas": IMAGES,
 }
 

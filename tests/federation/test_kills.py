@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-METHODS = ["fed_lwr", "fed_mrl", "fed_ism_plus_s", "fed_mas", "fed_bn", "ditto"]
+METHODS = ["fed_lwr", "fed_mrl", "fed_ism_plus_s", "fed_mas", "fed_bn", "ditto", "fed_avg"]
 ROOT = Path(__file__).parents[2]
 
 

@@ -28,12 +28,16 @@ from fairflare.flare.stock_tasks import NotServed, metrics_of
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_heal import ConsistentTraining
+from fairflare.methods.fed_ism import SharpnessAwareTraining
 from fairflare.methods.fed_prox import ProximalTraining
+from fairflare.methods.parts.anchor_report import LayerSimilarityReport
+from fairflare.methods.parts.probes import LossProbe
 from fairflare.privacy import ledger, policy
 from fairflare.privacy.ledger import BOOKS, LEDGER
 from fairflare.privacy.policy import declares
 from fairflare.privacy.secret import SecretDraws
 from fairflare.privacy.training import PrivateLoop, Units
+from fairflare.reporting.layout import number as printed
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
@@ -267,15 +271,23 @@ class Same(LocalTraining):
     """Represent a site half that changes nothing."""
 
 
+COUNTED = {
+    LocalTraining, ProximalTraining, ConsistentTraining, LossProbe, SharpnessAwareTraining, LayerSimilarityReport,
+}  # fmt: skip
+
+
 def test_a_new_method_is_refused_until_it_says_what_it_is() -> None:
     assert declares(LocalTraining)
     assert declares(Same)
     assert not declares(Changed)
     assert not declares(type("Begun", (LocalTraining,), {"__init__": lambda self: None}))
     told = {method.training for method in all_methods().values() if declares(method.training)}
-    assert told == {LocalTraining, ProximalTraining, ConsistentTraining}
-    for half in told:  # the loop calls none of these
-        assert (half.step, half.train, half.report) == (LocalTraining.step, LocalTraining.train, LocalTraining.report)
+    assert told == COUNTED
+    assert {half for half in told if half.step is not LocalTraining.step} == {SharpnessAwareTraining}
+    assert {half for half in told if half.report is not LocalTraining.report} == {SharpnessAwareTraining, LossProbe}
+    assert {half.train for half in told} == {LocalTraining.train}  # which is never called
+    for own in ({"step": Changed.loss}, {"report": Changed.loss}, {"train": Changed.loss}):  # nobody counts these
+        assert not policy.counted(type("Own", (LocalTraining,), {"under_dp": True, **own}))
 
 
 @pytest.mark.many
@@ -284,7 +296,7 @@ def test_every_other_method_is_refused_by_name(name: str, tmp_path: Path) -> Non
     method = all_methods()[name]
     half = method.training(**method.site)
     reply = site(tmp_path, half).perform(request("check", {}))
-    if type(half) in (LocalTraining, ProximalTraining, ConsistentTraining) and half.criterion == "task":
+    if type(half) in COUNTED and half.criterion == "task":
         assert reply.status == "ok"
     else:
         assert reply.status == "skipped"
@@ -447,7 +459,8 @@ def test_nothing_but_the_update_depends_on_an_image_or_a_label(tmp_path: Path) -
     assert check["report"] == {
         "splits": ["training", "validation", "test", "test_dark"], "images": [12, 6, 6, 4], "synthetic": False,
         "device": "cpu", "class_names": list("abcde"), "personal": False,
-        "privacy": "epsilon at most 100, delta at most 1e-05, unit patient; DP-SGD, noise 1, clip 1",
+        "privacy": ["patient", "DP-SGD, noise 1, clip 1", "updates; reports and metrics stay at home"],
+        "budget": [100.0, 1e-5, 0.0],
     }  # fmt: skip
     assert (train["num_samples"], train["num_steps"]) == (12, 1)
     assert train["stats"].keys() == {"synthetic", "suppressed", "epsilon"}
@@ -533,9 +546,12 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert results.rounds[1].train["site-1"]["epsilon"] == 2 * results.rounds[1].train["site-1"]["num_steps"]
     assert results.rounds[1].train["site-1"]["loss"] is None or math.isnan(results.rounds[1].train["site-1"]["loss"])
     assert results.test["site-1"] == {}
-    first = run_notes(results)[0]
-    unit = "image" if task == "classification" else "patient"
-    assert first.startswith("Differential privacy at site-1 (epsilon at most 100, delta at most 1e-05, unit " + unit)
-    assert "their metrics and reports stay at home" in first
-    assert first.endswith("Updates, metrics and reports of site-2 are not covered.")
+    first, unit = run_notes(results)[0], "image" if task == "classification" else "patient"
+    spent = 2 * results.rounds[1].train["site-1"]["num_steps"]
+    assert first.startswith(
+        f"Differential privacy at site-1 (epsilon {printed(spent)} of at most 100, delta 1e-05, unit "
+    )
+    assert f"unit {unit}; DP-SGD, noise 2, clip 1; covers updates; reports and metrics stay at home)" in first
+    assert first.endswith("Updates, metrics and reports of site-2 are in the clear.")
+    assert (results.info.privacy["site-1"]["epsilon"], [*results.info.privacy]) == (spent, ["site-1"])
     assert any("site-1 (suppressed: differential privacy)" in note for note in run_notes(results))

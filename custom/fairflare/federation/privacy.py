@@ -21,6 +21,7 @@ from fairflare.methods.base.catalog import Method, all_methods
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import SendsBeside, anchor_fields
 from fairflare.methods.crt import ClassifierAverage
+from fairflare.methods.fed_avg import WithoutReports
 from fairflare.methods.parts.fine_tuning import DIRECTIVE
 from fairflare.privacy.policy import EPSILON
 
@@ -230,6 +231,7 @@ def _directives() -> list[Row]:
     own = "each site fine-tunes a model of its own, and tests it"
     return [
         *rows,
+        *(("any, instead of its own", f"`{name}`", doc) for name, doc in WithoutReports.directive_docs.items()),
         *(("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()),
         ("any, with `personalise=finetune`", f"`{DIRECTIVE}`", own),
     ]

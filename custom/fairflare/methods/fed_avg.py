@@ -6,10 +6,12 @@ authors' code weight all sites equally. This module has both.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from fairflare.base.settings import settings
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import STAY
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining
 
@@ -28,6 +30,15 @@ class FedAvg(Rule):
         if self.weighting == "uniform":
             return Weighing(sites=dict.fromkeys(inputs.sites, 1.0 / len(inputs.sites)))
         return Weighing(sites=sample_weights(inputs))
+
+
+class WithoutReports(FedAvg):
+    """Take a method's place where sites under differential privacy keep its reports at home."""
+
+    directive_docs: ClassVar[dict[str, str]] = {STAY: "sites under differential privacy make no report in this run"}
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        return {STAY: True}
 
 
 METHODS = [

@@ -88,7 +88,7 @@ class SharpnessReport(LocalTraining):
         told = run.directives.get("search_distance")
         own = distance(run.current_round, run.num_rounds, self.rho, self.tau)
         run.own = _Salt(own if told is None else float(told))
-        if told is not None:  # the server weights sites by the report
+        if told is not None and not run.private:  # the server weights sites by the report
             run.own.report = self._probe(run, model)
 
     def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -111,6 +111,11 @@ class SharpnessReport(LocalTraining):
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own.report)
 
+    def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
+        """Return at which distances from the received model the report's mean losses are, for noise: L_p, or S."""
+        told, wanted = run.directives.get("search_distance"), VARIANTS[run.directives.get("variant", "S")]
+        return {} if told is None else {wanted: (float(told), 0.0) if wanted == "sharpness" else (float(told),)}
+
 
 @settings
 class SharpnessAwareTraining(SharpnessReport):
@@ -121,10 +126,16 @@ class SharpnessAwareTraining(SharpnessReport):
         gsam_alpha: weight of GSAM's gap, ``>= 0``; 0 is SAM. The authors' code has 0.1, the paper is silent.
     """
 
+    under_dp: ClassVar[bool] = True
     acts: ClassVar[dict[str, OnlyWith | None]] = {"gsam_alpha": only_with("salt")}
 
     salt: Flag = True
     gsam_alpha: NonNegative = 0.1
+
+    @property
+    def gradients(self) -> int:
+        """Return how many gradients of its batch a step takes."""
+        return 1 + self.salt
 
     def step(
         self,
@@ -207,6 +218,11 @@ class FedISM(Rule):
     @property
     def weighs(self) -> bool:
         return self.saga
+
+    @property
+    def noisy_from(self) -> float:
+        """Return the number of patients times epsilon below which noisy reports make weights of chance."""
+        return 1000.0 if self.variant == "S" else 100.0
 
     def follows_num_rounds(self) -> list[str]:
         return ["tau"] if self.saga and self.tau is not None else []

@@ -85,6 +85,7 @@ class Spending:
         z, q, steps: noise multiplier, chance of a unit to be drawn, and steps.
         sensitivity: norm that a unit's gradient is clipped to.
         target, delta: the largest epsilon at this delta.
+        also: costs of the round's noisy report.
     """
 
     kind: str
@@ -96,6 +97,7 @@ class Spending:
     sensitivity: float
     target: float
     delta: float
+    also: tuple[Cost, ...] = ()
 
 
 class Ledger:
@@ -139,8 +141,9 @@ class Ledger:
         keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
         past = list(map(json.loads, lines))
         shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
-        history = [(line["z"], line["q"], line["steps"]) for line in past if shares[line["cases"]]]
-        after, accountant = epsilon([*history, (spending.z, spending.q, spending.steps)], spending.delta)
+        counted = [*(line for line in past if shares[line["cases"]]), vars(spending)]
+        history = [cost for of in counted for cost in ((of["z"], of["q"], of["steps"]), *of["also"])]
+        after, accountant = epsilon(history, spending.delta)
         if not after <= spending.target:
             raise Refused(
                 self.site,

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fairflare.base.settings import BelowOne, Positive, PositiveInt, settings
+from fairflare.base.task import LOSS
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import (
     STATUS_FAILED,
@@ -19,6 +22,7 @@ from fairflare.exchange.messages import (
     TASK_CHECK,
     TASK_NORMS,
     TASK_TRAIN,
+    TASK_VALIDATE,
     SiteReply,
     SiteTask,
 )
@@ -26,12 +30,15 @@ from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.methods.base.site_run import SiteError, SiteRun
 from fairflare.methods.base.training import LocalTraining
-from fairflare.privacy.ledger import Ledger, Refused, Spending
+from fairflare.privacy.ledger import Cost, Ledger, Refused, Spending
+from fairflare.privacy.reports import LOSS_BOUND, by_unit, losses_at, noisy_mean, one_release
 from fairflare.privacy.training import PrivateLoop, Units
 
 log = logging.getLogger(__name__)
 
 PRIVACY = "privacy"  # name of the site's setting, and of the fact that a site reports
+BUDGET = "budget"  # name of the fact with target, delta, and units times epsilon of a noisy number
+LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are lots
 EPSILON = "epsilon"  # name of the value in the stats of a round
 SAYS = "under_dp"  # attribute by which a class says whether its training may be differentially private
 #: Facts about a site's lists that are sent: none depends on what is in an image or a label.
@@ -43,7 +50,7 @@ PUBLIC = (
 PLAIN = {
     "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__",
     "__abstractmethods__", "__annotate_func__", "__annotations_cache__", "__orig_bases__", "__parameters__",
-    "_abc_impl",
+    "_abc_impl", "__slotnames__",  # the last one by copy.copy
 }  # fmt: skip
 
 
@@ -57,6 +64,7 @@ class PrivacySettings:
         noise: noise multiplier z.
         clip: norm that the gradient of a patient (or image) is clipped to.
         images: largest number of images of a drawn patient that are used in a step.
+        reports: noise multiplier of each reported loss and metric; ``None`` if they stay at home.
     """
 
     epsilon: Positive
@@ -64,6 +72,7 @@ class PrivacySettings:
     noise: Positive = 1.0
     clip: Positive = 1.0
     images: PositiveInt = 1
+    reports: Positive | None = None
 
 
 def declares(kind: type) -> bool:
@@ -89,9 +98,14 @@ WANTED: dict[str, tuple[Any, str]] = {
 
 
 def counted(kind: type) -> bool:
-    """Return whether differential privacy can account for a site half: it declares this, and adds no step or report."""
-    plain = ("train", "step", "report")
-    return declares(kind) and all(getattr(kind, n, None) is getattr(LocalTraining, n) for n in plain)
+    """Return whether differential privacy can account for a site half.
+
+    It declares this, and has no loop, step or report of its own; but a step for which it says how many ``gradients`` of
+    a batch it takes, and a report that it has ``released`` as mean losses (name: distances from the received model).
+    """
+    known = {"train": "", "step": "gradients", "report": "released"}
+    own = [name for name in known if getattr(kind, name, None) is not getattr(LocalTraining, name)]
+    return declares(kind) and all(hasattr(kind, known[name]) for name in own)
 
 
 def misfits(half: Any) -> Iterator[tuple[str, Any, str]]:
@@ -113,6 +127,9 @@ class Private:
         self.ledger = Ledger(site, root)
         self._after: dict[int, float] = {}
         self._public: set[str] = set()  # reasons that may leave
+        self._names: dict[str, Any] = {}  # of job, experiment and round
+        self._asked: dict[str, tuple[float, ...]] = {}  # what is reported: name, and distances from the received model
+        self._noisy: list[tuple[str, float]] = []  # the numbers that may leave, with noise and counted
 
     @classmethod
     def of(cls, site: str, given: Mapping[str, Any]) -> Private | None:
@@ -155,19 +172,68 @@ class Private:
         self.check(half, run, model)
         units, own = Units.of(run.data), self.own
         rate, steps = units.plan(half)
-        spending = Spending(
-            TASK_TRAIN, units.kind, len(units.members), own.noise, rate, steps, own.clip, own.epsilon,
-            self._delta(units),
-        )  # fmt: skip
-        names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
-        try:
-            after = self.ledger.reserve(run.data.identities("training"), spending, names)
-        except Refused as error:
-            self._public.add(error.public)
-            raise
+        self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
+        also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
+        # Several gradients of one batch are one with noise that is smaller by the root of their number.
+        cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
+        after = self._reserve(TASK_TRAIN, units, run.data.identities("training"), cost, own.clip, also)
         self._after[request.current_round] = after
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, own.epsilon)
         return PrivateLoop(half, run, model, own.noise, own.clip, own.images).train(units)
+
+    def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Return the report of a round that was trained, with noise: mean losses, or how far apart two of them are."""
+        units, found = Units.of(run.data), {}
+        for name, distances in self._asked.items():
+            values, *base = (losses_at(run, units, model, received, distance) for distance in distances)
+            rise = [there - here for there, here in zip(values, *base, strict=True)] if base else values
+            found[name] = self._released(name, rise, -LOSS_BOUND if base else 0.0, LOSS_BOUND)
+        return found
+
+    def measured(self, run: SiteRun, model: torch.nn.Module, split: str) -> dict[str, float]:
+        """Return one metric of a model on a split with noise, the others as NaN; NaN too where the budget is spent.
+
+        It is the primary one if it is a mean of images, else the first that is.
+        """
+        found = dict.fromkeys((run.task.primary_metric, LOSS.name), math.nan)
+        means = [of for of in run.task.declared_metrics() if of.mean_of_images and not of.by_class]
+        if self.own.reports is None or not means or not run.data.num_samples(split):
+            return found
+        shown = min(means, key=lambda of: of.name != run.task.primary_metric)
+        units = Units.of(run.data, split)
+        try:
+            self._reserve(
+                TASK_VALIDATE, units, run.data.identities(split), (self.own.reports, 1.0, 1), 1 / len(units.members)
+            )
+        except Refused as error:
+            log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
+            return found
+        each = by_unit(run, units, split, partial(run.task.evaluate, model, device=run.device), found)
+        values = [own.get(shown.name, math.nan) for own in each]
+        return found | {shown.name: self._released(shown.name, values, shown.low, shown.high)}
+
+    def _released(self, name: str, values: list[float], low: float, high: float) -> float:
+        noisy = noisy_mean(values, low, high, self.own.reports or math.inf)
+        self._noisy.append((name, noisy))
+        return noisy
+
+    def _reserve(
+        self,
+        kind: str,
+        units: Units,
+        cases: Iterable[Hashable],
+        cost: Cost,
+        sensitivity: float,
+        also: tuple[Cost, ...] = (),
+    ) -> float:
+        spending = Spending(
+            kind, units.kind, len(units.members), *cost, sensitivity, self.own.epsilon, self._delta(units), also
+        )
+        try:
+            return self.ledger.reserve(cases, spending, self._names)
+        except Refused as error:
+            self._public.add(error.public)
+            raise
 
     def _delta(self, units: Units) -> float:
         many = len(units.members)
@@ -205,44 +271,53 @@ class Private:
 
     # -- what may leave
 
-    def refuse_task(self, name: str) -> None:
-        """Refuse a task of the server whose answer the privacy ledger does not count.
+    def begin(self, request: SiteTask) -> None:
+        """Begin a task of the server; refuse one whose answer the privacy ledger does not count.
 
         Raises:
             Refused: the task is one about images, and no training.
         """
-        if name in (TASK_ANCHOR, TASK_NORMS):
+        self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
+        if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
             raise self._refused(
                 f"answers to {name!r} are not counted in its privacy ledger; choose a method and settings that do not "
                 "ask for them"
             )
 
-    def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], unit: str) -> SiteReply:
+    def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: Units | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
 
         Args:
             request: the server's request.
             reply: the site's answer.
-            metrics: names of the task's declared metrics, all of which stay at home.
-            unit: whom the guarantee is about.
+            metrics: names of the task's declared metrics, of which those without noise stay at home.
+            units: whom the guarantee is about; ``None``: the data were not opened.
         """
         if reply.status != STATUS_OK:
             if reply.reason in self._public:
                 return SiteReply(reply.status, reason=reply.reason)
             return SiteReply(STATUS_FAILED, reason=f"site {self.site!r}: {request.name} failed; its own log says why")
         stats: dict[str, Any] = {"synthetic": reply.stats["synthetic"]} if "synthetic" in reply.stats else {}
-        report: dict[str, Any] = {}
+        numbers = {name: value for name, value in reply.metrics.items() if (name, value) in self._noisy}
+        report = {name: value for name, value in reply.report.items() if (name, value) in self._noisy}
         if request.name == TASK_CHECK:
-            report = {name: fact for name, fact in reply.report.items() if name in PUBLIC} | {PRIVACY: self.words(unit)}
+            report = {name: fact for name, fact in reply.report.items() if name in PUBLIC}
+            report |= {} if units is None else self.facts(units)
         else:
-            stats[SUPPRESSED] = sorted(f"metrics/{name}" for name in metrics)
-        if request.name == TASK_TRAIN:
+            stats[SUPPRESSED] = sorted(f"metrics/{name}" for name in metrics if name not in numbers)
+        if request.name == TASK_TRAIN and request.current_round in self._after:
             stats[EPSILON] = self._after[request.current_round]
-        return replace(reply, metrics={}, report=report, stats=stats)
+        return replace(reply, metrics=numbers, report=report, stats=stats)
 
-    def words(self, unit: str) -> str:
-        """Return the guarantee of differential privacy in words, for the results."""
-        own = self.own
-        delta = "at most 1e-05" if own.delta is None else f"{own.delta:g}"
+    def facts(self, units: Units) -> dict[str, Any]:
+        """Return the guarantee of differential privacy, for the results.
+
+        It has unit, mechanism and what it covers; then target, delta, and the number of units times the epsilon of one
+        noisy number, which is 0 where none leaves.
+        """
+        own, delta = self.own, self._delta(units)
+        worth = 0.0 if own.reports is None else len(units.members) * one_release(own.reports, delta)
+        covers = "updates; reports and metrics stay at home" if own.reports is None else "updates, reports and metrics"
         how = f"DP-SGD, noise {own.noise:g}, clip {own.clip:g}"
-        return f"epsilon at most {own.epsilon:g}, delta {delta}, unit {unit}; {how}"
+        how += f"; Gaussian, noise {own.reports:g}" if own.reports else ""
+        return {PRIVACY: [units.kind, how, covers], BUDGET: [own.epsilon, delta, worth]}

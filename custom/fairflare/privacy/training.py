@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -95,8 +96,10 @@ class PrivateLoop:
         chance, steps = units.plan(half)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for _ in range(steps):
-            self._set_gradients(trained, units, chance)
-            optimizer.step()
+            draws = self.draws()
+            drawn = draws.drawn(len(units.members), chance)
+            most = iter(range(getattr(half, "gradients", 1)))  # a step that took more would not be counted
+            half.step(run, model, optimizer, partial(self._set_gradients, trained, units, chance, drawn, draws, most))
         names = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
         for name, tensor in model.state_dict().items():  # statistics of norms and the like hold images without noise
             if name not in names:
@@ -106,11 +109,23 @@ class PrivateLoop:
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
         return Trained([], steps, run.data.num_samples("training"))
 
-    def _set_gradients(self, trained: Sequence[torch.nn.Parameter], units: Units, chance: float) -> None:
-        """Set each parameter's gradient: clipped ones of the drawn units, summed, noised, over the expected number."""
-        draws = self.draws()
+    def _set_gradients(
+        self,
+        trained: Sequence[torch.nn.Parameter],
+        units: Units,
+        chance: float,
+        drawn: Sequence[int],
+        draws: SecretDraws,
+        most: Iterator[int],
+    ) -> torch.Tensor:
+        """Set each parameter's gradient: clipped ones of the drawn units, summed, noised, over the expected number.
+
+        Returns:
+            0 in place of the loss, which is not measured.
+        """
+        next(most)
         total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in trained]
-        for number in draws.drawn(len(units.members), chance):
+        for number in drawn:
             try:
                 own = self._of_unit(trained, draws.some(units.members[number], self.images), draws)
             except ValueError as error:  # an unreadable image; that a round fails would tell of one patient
@@ -125,6 +140,7 @@ class PrivateLoop:
             noise = torch.from_numpy(draws.noise(parameter.numel())).view(parameter.shape).to(parameter.device)
             noised = summed + self.noise * self.clip * noise
             parameter.grad = (noised / (len(units.members) * chance)).to(parameter.dtype)
+        return torch.zeros(())
 
     def _of_unit(
         self, trained: Sequence[torch.nn.Parameter], images: Sequence[int], draws: SecretDraws

@@ -197,6 +197,7 @@ class Info(Part):
     bounds: dict[str, Any] = {}
     versions: dict[str, Any] = {}
     said: dict[str, dict[str, Any]] = {}
+    privacy: dict[str, dict[str, Any]] = {}
     task_file: dict[str, Any] = {}
     output_rows: dict[str, list[str]] = {}
     synthetic: Flag = False

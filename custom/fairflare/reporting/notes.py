@@ -11,7 +11,7 @@ from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.sites.own_models import personal_notes
 from fairflare.reporting.standing import who_is_behind
-from fairflare.reporting.values import by_site_of, declared_direction, metrics_of, private_at, suppressed_of
+from fairflare.reporting.values import by_site_of, declared_direction, metrics_of, suppressed_of
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_HEADING = 32
@@ -55,12 +55,14 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
 
 def private_notes(results: Results) -> list[str]:
     """Return a sentence on the sites with differential privacy: target epsilon, spent epsilon, and what it covers."""
-    spent = {site: of["epsilon"] for record in results.rounds for site, of in record.train.items() if "epsilon" in of}
-    told = [f"{s} ({private_at(results, s)}; spent: {number(e)})" for s, e in sorted(spent.items())]
-    open_ = sorted({site for record in results.rounds for site in record.train} - {*spent})
-    clear = f" Updates, metrics and reports of {', '.join(open_)} are not covered." if open_ else ""
-    covered = "It covers their updates; their metrics and reports stay at home."
-    return [f"Differential privacy at {', '.join(told)}. {covered}{clear}"] if told else []
+    told = [
+        f"{site} (epsilon {number(of.get('epsilon'))} of at most {of['target']:g}, delta {of['delta']:g}, "
+        f"unit {of['unit']}; {of['mechanism']}; covers {of['covers']})"
+        for site, of in sorted(results.info.privacy.items())
+    ]
+    open_ = sorted({site for record in results.rounds for site in record.train} - {*results.info.privacy})
+    clear = f" Updates, metrics and reports of {', '.join(open_)} are in the clear." if open_ else ""
+    return [f"Differential privacy at {', '.join(told)}.{clear}"] if told else []
 
 
 def attendance(results: Results) -> list[str]:
@@ -178,7 +180,7 @@ def _missing(results: Results, metrics: Sequence[str], heading: str, test: Metri
 def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
     """Return the reason why a site has no value of a metric."""
     if site in suppressed_of(results, metric):
-        if private_at(results, site):
+        if site in results.info.privacy:
             return f"{SUPPRESSED}: differential privacy"
         min_cases = results.info.said.get(site, {}).get("min_cases") or "its min_cases"
         return f"{SUPPRESSED}: fewer than {min_cases} cases"

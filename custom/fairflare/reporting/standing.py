@@ -25,7 +25,7 @@ from fairflare.core.statistics.inequality import (
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
 from fairflare.reporting.layout import number, p_value
-from fairflare.reporting.values import compared, private_at
+from fairflare.reporting.values import compared
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
@@ -216,7 +216,7 @@ def who_is_behind(results: Results) -> list[str]:
     if not found:
         metric = results.info.primary_metric
         home = sorted(site for site, names in results.suppressed.items() if metric in names)
-        private = any(private_at(results, site) for site in home)
+        private = any(site in results.info.privacy for site in home)
         how = "some under differential privacy" if private else "with fewer cases than min_cases"
         why = (
             f"{metric} stays at {', '.join(home)}, {how}"

@@ -142,11 +142,6 @@ def global_metrics(results: Results, metric: str) -> list[str]:
     return [*first, *(name for name in results.info.shown_metrics if name in known and name != metric)]
 
 
-def private_at(results: Results, site: str) -> str:
-    """Return what a site reported about its differential privacy; empty if it has none."""
-    return str(results.info.said.get(site, {}).get("privacy") or "")
-
-
 def suppressed_of(results: Results, metric: str) -> set[str]:
     """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
     parts = {*parts_of(metric, results.test)}

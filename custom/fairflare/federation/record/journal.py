@@ -69,7 +69,13 @@ class Journal:
 
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
-        self.store.update_info(**directions_of(metrics), said={site: dict(facts[site]) for site in sorted(facts)})
+        said = {site: {**facts[site]} for site in sorted(facts)}
+        spent, private = (
+            self.info.get(PRIVACY, {}),
+            {site: of.pop(PRIVACY) for site, of in said.items() if PRIVACY in of},
+        )
+        told = {PRIVACY: {site: {**spent.get(site, {}), **of} for site, of in private.items()}} if private else {}
+        self.store.update_info(**directions_of(metrics), said=said, **told)
         if self.info.get("measured") is None:  # the server does not know the settings of the sites' training
             own = sum(bool(found["personal"]) for found in facts.values())  # the majority decides, not one site
             self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
@@ -85,7 +91,7 @@ class Journal:
             self._note_synthetic()
 
     def _why(self, site: str) -> str:
-        return TOO_FEW if not self.info.get("said", {}).get(site, {}).get(PRIVACY) else "differential privacy"
+        return "differential privacy" if site in self.info.get(PRIVACY, {}) else TOO_FEW
 
     def _note_synthetic(self) -> None:
         if not self.synthetic:
@@ -100,6 +106,9 @@ class Journal:
         record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
         record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
+        if private := self.info.get(PRIVACY):
+            now = {site: {EPSILON: of[EPSILON]} for site, of in record.train.items() if EPSILON in of}
+            self.store.update_info(privacy={site: {**of, **now.get(site, {})} for site, of in private.items()})
         record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
         for note in record.notes:
             self.say(f"round {record.current_round}, {note}")
@@ -297,7 +306,7 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
         "SYNTHETIC": found["synthetic"],
         f"{found['num_classes']} classes": found["num_classes"] is not None,
         f"prior {found['prior']}": found["prior"],
-        f"differential privacy: {found.get(PRIVACY)}": found.get(PRIVACY),
+        f"differential privacy ({', '.join(f'{k} {v}' for k, v in found.get(PRIVACY, {}).items())})": PRIVACY in found,
         **{str(found[key]): found[key] for key in ("device", "computing")},
     }
     return ", ".join(text for text, there in told.items() if there)

@@ -26,9 +26,9 @@ from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARK
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
-from fairflare.methods.base.reports import Field, ReportError, read_report
+from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
-from fairflare.privacy.policy import PRIVACY
+from fairflare.privacy.policy import BUDGET, PRIVACY
 
 NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
 MAX_LISTS = 100  # largest number of lists of images that a site may have
@@ -103,7 +103,15 @@ FIELDS = (
         MARKED_CASES, "vector", low=0, high=MAX_SAMPLES, same_length_as=MARKED, required=False,
         doc="number of cases with each of these", reveals="how often each occurs at the site", keep="as `marked`",
     ),
-    Field(PRIVACY, "text", required=False, doc=f"target, unit and noise of the site's `{PRIVACY}`, where it has one"),
+    Field(
+        PRIVACY, "names", required=False,
+        doc=f"where the site's file has `{PRIVACY}`: unit, mechanism, and what it covers", of=NO_IMAGES,
+    ),
+    Field(
+        BUDGET, "vector", low=0, same_length_as=PRIVACY, required=False,
+        doc="beside it: target epsilon, delta, and the number of units times the epsilon of one noisy report (0: none)",
+        reveals="the number of patients", of=NO_IMAGES,
+    ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
@@ -128,15 +136,20 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
             lists > MAX_LISTS or max(map(len, of_classes)) > MOST_CLASSES,
         f"the names in its report have {size} characters, more than {MAX_WORDS}": size > MAX_WORDS,
+        f"{PRIVACY!r} and {BUDGET!r} have three parts each":
+            found[PRIVACY] is not None and (found[BUDGET] is None or len(found[PRIVACY]) != 3),
     })  # fmt: skip
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
-    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY)
+    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET)
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
+    if PRIVACY in found:
+        parts = ("unit", "mechanism", "covers", "target", "delta", "worth")
+        found[PRIVACY] = dict(zip(parts, [*found[PRIVACY], *(found.pop(BUDGET) or ())], strict=False))
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
 

@@ -27,6 +27,7 @@ class Retraining:
 
     def __init__(self, rule: Rule, run: RunSettings) -> None:
         self.rule, self.run = rule, run
+        self.own = rule  # leads the method's rounds; another one where the reports that it needs stay at home
         self.classifier = ClassifierAverage(
             weights=run.crt_weights,
             epochs=run.crt_epochs,
@@ -51,21 +52,21 @@ class Retraining:
     def rule_at(self, current_round: int) -> Rule:
         """Return the rule (server half) of a round; for the final test the method's rule."""
         behind = self.run.num_rounds <= current_round < self.run.rounds_in_all
-        return self.classifier if behind else self.rule
+        return self.classifier if behind else self.own
 
     def trained(self, state: State, current_round: int) -> State:
         """Begin a round with the global model, and return those of its tensors that the sites train in the round."""
         rule = self.rule_at(current_round)
         if isinstance(rule, SeesModel):
             rule.begin_round(state)
-        if rule is self.rule:
+        if rule is self.own:
             made = rule.makes if isinstance(rule, MakesTensors) else ()
             return {name: tensor for name, tensor in state.items() if not name.startswith(made)}
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
         """Store the weights that the method gave the sites in one of its own rounds, for ``crt_weights="method"``."""
-        if self.rule_at(current_round) is self.rule:
+        if self.rule_at(current_round) is self.own:
             self.classifier.remember(weighing)
 
     # -- state of both rules that is saved in checkpoints

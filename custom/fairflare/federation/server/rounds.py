@@ -8,6 +8,7 @@ results. Fewer than ``min_sites`` usable answers, or a fault of the server itsel
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -53,6 +54,8 @@ from fairflare.federation.server.sums import SecureSums, SitesLost
 from fairflare.federation.site.replies import reasons
 from fairflare.federation.site.sums import RUN
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
+from fairflare.methods.fed_avg import WithoutReports
+from fairflare.privacy.policy import LOTTERY, PRIVACY
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.keys import FEWEST
 from fairflare.reporting.global_test import global_test
@@ -123,6 +126,7 @@ class Rounds:
             self.check.run(current_round)
             self.collector.said, self.test.facts = self.check.said, self.check.facts
             self._say_unused()
+            self._weigh_without_reports()
             self.collector.footing = self.test.footing = self.check.footing
             self._average_rows()
             while current_round < self.settings.rounds_in_all + 1:
@@ -148,6 +152,24 @@ class Rounds:
         half, unused = self.place.site_half, sum(of.get(UNLABELLED, 0) for of in self.check.said.values())
         if unused and half is not None and not half.get("args", {}).get("unlabelled"):
             self.transport.say(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
+
+    def _weigh_without_reports(self) -> None:
+        """Take FedAvg for a rule whose reports a site keeps at home, or whose weights their noise would make lots."""
+        rule, own = self.rule, self.check.facts.items()
+        # No noise bounds what a patient does to a comparison with the anchor.
+        least = math.inf if isinstance(rule, TwoPhase) else float(getattr(rule, "noisy_from", LOTTERY))
+        worth = {
+            site: said[PRIVACY]["worth"] for site, said in own if PRIVACY in said and said[PRIVACY]["worth"] < least
+        }
+        if worth and rule.weighs and (rule.report_fields or isinstance(rule, TwoPhase)):
+            told = ", ".join(
+                f"{site} {f'has {n:.3g}' if n and least < math.inf else 'sends none'}" for site, n in worth.items()
+            )
+            needs = f" (weights are lots below {least:g} patients times epsilon)" * (least < math.inf)
+            why = f"{type(rule).__name__} falls back to FedAvg: of its reports under differential privacy {told}{needs}"
+            self.retraining.own = WithoutReports()
+            self.journal.store.update_info(without=why)
+            self.transport.say(why, warning=True)
 
     def _average_rows(self) -> None:
         """Average output rows over the sites that annotate them, where sites annotate different structures."""
@@ -292,9 +314,9 @@ class Rounds:
         next_state: State = clean_state({**received, **state})  # a round may train only some of the tensors
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
-        last = record.current_round == self.settings.num_rounds - 1 and self.rule.weighs
+        last = record.current_round == self.settings.num_rounds - 1 and self.retraining.own.weighs
         self.journal.weighed(weighing, record, self.collector.warnings, last=last)
-        if self.collector.rule is self.rule:
+        if self.collector.rule is self.retraining.own:
             # Only in the method's own rounds: in the classifier retraining after them the encoder is frozen.
             next_state = self.recalibration(next_state, record)
         for listener in self.listeners:

@@ -105,7 +105,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         trained.check_moved(run, model, received)
         local = clean_state(model.state_dict())
         worker.network.check_unchanged(received, local)
-        report = {} if private is not None else training.report(run, model)
+        report = training.report(run, model) if private is None else private.report(run, model, received)
         stats = {**trained.losses(), "synthetic": bool(run.data.synthetic)}
         store.save(LOCAL_MODEL, request.current_round, worker.network.part(local), kept=home.local_models)
         update = worker.network.part(home.finish(run, model, received, local))
@@ -167,7 +167,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if not request.as_sent:
         model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
     metrics = worker.evaluate(model, run, "test")
-    if worker.private is not None:  # nothing is measured: it is not counted
+    if worker.private is not None:  # what is measured beside it is not counted
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     splits = [split for split in run.data.test_splits if split not in (SPLIT_TEST, SPLIT_GLOBAL)]
     further = {f"{split.removeprefix('test_')}/": split for split in splits}

@@ -73,6 +73,8 @@ OF_A_LIST = (
     "num_cases",
     "class_cases",
     "order",
+    "identities",
+    "chosen",
     "fingerprint",
     "batches",
     "marks",
@@ -164,9 +166,9 @@ class SiteWorker:
         """Return the part of an answer that is sent: with differential privacy only counted or public values."""
         if self.private is None or request.name in OF_SUMS:
             return reply
-        unit = Units.of(self._data).kind if self._data is not None else ""
+        units = Units.of(self._data) if self._data is not None else None
         metrics = [metric.name for metric in self.task.declared_metrics()]
-        return self.private.told(request, reply, metrics, unit)
+        return self.private.told(request, reply, metrics, units)
 
     def _answer(self, request: SiteTask, should_stop: Callable[[], bool]) -> SiteReply:
         started = time.monotonic()
@@ -225,7 +227,7 @@ class SiteWorker:
             raise SiteError(f"site {self.site!r}: unknown task {request.name!r}, known: {sorted(TASKS)}")
         do = TASKS[request.name]
         if self.private is not None:
-            self.private.refuse_task(request.name)
+            self.private.begin(request)
         if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self.has_its_own(request)):
             return do(self, request, self.state.store(request.run))  # without a lock: this task saves nothing
         with self.state.opened(request) as store:
@@ -257,8 +259,10 @@ class SiteWorker:
 
         Metrics that the server would refuse after a round of training are refused here, before the training.
         """
-        # A site without labels has nothing to measure; the gate says so. What is not counted is not even measured.
-        if self.private is not None or (UNLABELLED in run.data.lists and not run.data.num_samples(split)):
+        if self.private is not None:
+            return self.private.measured(run, model, split)
+        # A site without labels has nothing to measure; the gate says so.
+        if UNLABELLED in run.data.lists and not run.data.num_samples(split):
             return dict.fromkeys((self.task.primary_metric, LOSS.name), math.nan)
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, run.task_on(split).evaluate(model, batches, self.device))
@@ -319,6 +323,7 @@ class SiteWorker:
             num_rounds=request.num_rounds,
             seed=round_seed(request.seed, self.site, request.current_round),
             directives=request.directives,
+            private=self.private is not None,
             beside=request.beside,
             store=store,
             scratch=store.scratch,

@@ -187,6 +187,7 @@ class SiteRun:
     sent: SentTensors | None = None  # tensors of the model that the site sends; ``None`` if all tensors
     min_cases: int = 1  # least number of cases of a split or class whose values are reported
     beside: Mapping[str, torch.Tensor] = field(default_factory=dict)  # tensors that the server sent beside the model
+    private: bool = False  # whether the site is under differential privacy: no report is measured without noise
     save_seconds: float = 0  # seconds between two saves of the half-done training; 0: it is not saved
 
     def task_on(self, split: str) -> Task:

@@ -97,6 +97,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
     """
 
+    under_dp: ClassVar[bool] = True  # its steps are FedAvg's, and under privacy nobody asks about the anchor
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "cka_estimator": only_with("similarity", "cka"),
         "cka_passes": only_with("cka_estimator", "minibatch_biased", "minibatch_unbiased"),

@@ -16,7 +16,7 @@ import torch
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import settings
 from fairflare.base.task import evaluating
-from fairflare.methods.base.reports import TRAINING, Field
+from fairflare.methods.base.reports import STAY, TRAINING, Field
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 
 if TYPE_CHECKING:
@@ -93,11 +93,17 @@ class LossProbe(LocalTraining):
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "probe_loss": only_with("criterion", "logit_adjusted", "balanced_softmax", "fedlc", when=["la"])
     }
+    under_dp: ClassVar[bool] = True
 
     probe_loss: Literal["ce", "la"] = "ce"
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        run.own = {"probe_loss": mean_loss(self, run, model, plain=self.probe_loss == "ce")}
+        plain = self.probe_loss == "ce"
+        run.own = {} if run.private else {"probe_loss": mean_loss(self, run, model, plain=plain)}
+
+    def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
+        """Return at which distances from the received model the report's mean losses are, for noise."""
+        return {} if STAY in run.directives else {"probe_loss": (0.0,)}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own)

@@ -1,0 +1,94 @@
+"""Release means over a site's patients with noise: clipped, by the Gaussian mechanism, from the site's secret draws."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fairflare.base.task import evaluating
+from fairflare.methods.base.site_run import SiteRun
+from fairflare.privacy.secret import SecretDraws
+from fairflare.privacy.training import Units
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+LOSS_BOUND = 4.0  # losses are clipped to it: the loss of guessing among 55 classes
+
+
+def noisy_mean(
+    values: Sequence[float], low: float, high: float, z: float, draws: Callable[[], SecretDraws] = SecretDraws
+) -> float:
+    """Return the mean of values, one of each unit, clipped to [low, high], with noise, and clipped again.
+
+    A unit moves the mean by at most (high - low) / n, of which ``z`` times is the noise's standard deviation. A value
+    that is not a number counts as ``high``.
+    """
+    clipped = [high if math.isnan(value) else min(max(value, low), high) for value in values]
+    noise = z * (high - low) / len(values) * float(draws().noise(1)[0])
+    return min(max(math.fsum(clipped) / len(values) + noise, low), high)
+
+
+def one_release(z: float, delta: float) -> float:
+    """Return the exact epsilon of one number with noise ``z`` times what a unit can move it by.
+
+    Source:
+        Balle and Wang, ICML 2018, Theorem 8.
+    """
+
+    def beyond(epsilon: float) -> float:
+        tail = float(norm.logcdf(-1 / (2 * z) - epsilon * z))
+        return float(norm.cdf(1 / (2 * z) - epsilon * z)) - math.exp(epsilon + tail) - delta
+
+    most = 1 / (2 * z * z) + math.sqrt(2 * math.log(1 / delta)) / z  # of the concentrated kind, which is above
+    return 0.0 if beyond(0.0) <= 0 else float(brentq(beyond, 0.0, most))
+
+
+def by_unit(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
+    """Return what ``measure`` makes of each unit's batches; ``unread`` for one with an image that cannot be read."""
+    found = []
+    for numbers in units.members:
+        try:
+            found.append(measure(list(run.data.chosen(split, numbers, 0, False))))
+        except ValueError as error:
+            log.warning("site %s: a %s counts as one without a value: %s", run.site, units.kind, error)
+            found.append(unread)
+    return found
+
+
+def losses_at(
+    run: SiteRun, units: Units, model: torch.nn.Module, received: Mapping[str, torch.Tensor], distance: float
+) -> list[float]:
+    """Return each unit's mean loss at a distance from the received model, away from where the training went.
+
+    The direction is the opposite of the update, which has its noise already: no patient moves it without being counted.
+
+    Args:
+        run: the task at the site.
+        units: the training list's units.
+        model: the trained network, which is as before afterwards.
+        received: the received model.
+        distance: 2-norm over all trained tensors; 0: at the received model.
+    """
+    trained = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    way = {n: received[n].double() - trained[n].double() for n, p in model.named_parameters() if p.requires_grad}
+    length = math.sqrt(sum(float(by.square().sum()) for by in way.values())) or 1.0
+
+    def loss(batches: Any) -> float:
+        own = [
+            run.task.sample_losses(model(run.on_device(inputs)), run.on_device(targets)) for inputs, targets in batches
+        ]
+        return float(torch.cat(own).double().mean())
+
+    moved = {name: (received[name] + by * (distance / length)).to(received[name].dtype) for name, by in way.items()}
+    try:
+        model.load_state_dict({**received, **moved})
+        with torch.random.fork_rng(devices=[]), evaluating(model):
+            return by_unit(run, units, "training", loss, math.nan)
+    finally:
+        model.load_state_dict(trained)

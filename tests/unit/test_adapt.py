@@ -14,7 +14,7 @@ from fairflare.cli import commands as cli
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.prediction.predictor import load_predictor
-from fairflare.prediction.saved_model import read_model
+from fairflare.prediction.saved_model import find_model, read_model
 
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3}
 COUNT = 11  # not a multiple of the batch size
@@ -118,6 +118,33 @@ def test_a_model_whose_statistics_stayed_at_the_sites_becomes_whole(
     assert "fairflare adapt measures the statistics on images of your own" in refused.stderr
     assert fairflare("adapt", of_sites, images, "--out", tmp_path / "a.pt").exit_code == 0
     assert fairflare("predict", tmp_path / "a.pt", images, "--out", tmp_path / "masks").exit_code == 0
+
+
+def test_of_fed_rdn_the_input_alone_is_measured(images: Path, tmp_path: Path) -> None:
+    """Compare with NumPy over all pixels; the other norms keep what the sites have averaged, as at a site."""
+    place, out = run(tmp_path / "run", "fed_rdn"), tmp_path / "a.pt"
+    assert "fairflare adapt measures" in fairflare("predict", place, images, "--out", tmp_path / "masks").stderr
+    result = fairflare("adapt", place, images, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert f"1 batch norms measured on {COUNT} pictures" in result.stdout
+    assert "as they were" not in result.output
+    pixels = np.stack([np.asarray(Image.open(file)) for file in images.iterdir()]) / 255
+    before, after = read_model(find_model(place)).state, read_model(out).state
+    assert {name for name in after if not torch.equal(after[name], before[name])} == {
+        "input_norm.running_mean", "input_norm.running_var",
+    }  # fmt: skip
+    assert after["input_norm.running_mean"].item() == pytest.approx(pixels.mean(), rel=1e-5)
+    assert after["input_norm.running_var"].item() == pytest.approx(pixels.var(ddof=1), rel=1e-5)
+    again = fairflare("adapt", out, images, "--out", tmp_path / "b.pt")  # a model that was adapted is whole
+    assert "1 batch norms measured" in again.stdout
+    assert fairflare("predict", tmp_path / "b.pt", images, "--out", tmp_path / "masks").exit_code == 0
+
+
+def test_fed_rdn_takes_no_images_with_an_edge(images: Path, tmp_path: Path) -> None:
+    place = run(tmp_path / "run", "fed_rdn", resize="pad")
+    result = fairflare("adapt", place, images, "--out", tmp_path / "a.pt")
+    assert result.exit_code == 2
+    assert "resize=pad puts an edge around them" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("method", ["fed_bn", "solo"])

@@ -225,6 +225,13 @@ def test_markdown_is_a_table_of_every_setting(name: str) -> None:
     assert all(row[1].strip() and row[3].strip() for row in cells)
 
 
+def test_describe_answers_the_name_of_a_form_with_its_method() -> None:
+    found = " ".join(fairflare("describe", "fed_eba_plus", "form", "tilt").stdout.split())
+    assert found.startswith("fed_eba_plus is loss_weights with --set form=fed_eba_plus Loss weights, at the server")
+    assert "default fed_eba_plus" in found
+    assert "default term" in fairflare("describe", "loss_weights", "form").stdout
+
+
 def test_describe_suggests_the_method() -> None:
     assert "unknown method 'fedmrl'; did you mean 'fed_mrl' or " in one_line(fairflare("describe", "fedmrl"))
     assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'; `fairflare list` has all ")

@@ -72,12 +72,17 @@ def describe(
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning."""
+    """Show settings of a method, for --set: type and range, the value that a run has (and a paper's), meaning.
+
+    A method's form, such as term, is described as its method with this form.
+    """
     from fairflare.federation.plan.describe import in_lines, in_use, page, quick_job
+    from fairflare.methods.base.catalog import owner_of
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
-        found = in_use(method, settings or ())
+        form = {"form": method} if (owner := owner_of(method)) else {}
+        found = in_use(method := owner or method, settings or (), form)
         if as_json:
             groups = [{"title": title, "settings": list(map(_as_json, group))} for title, group in found.items()]
             put(method=method, groups=groups, quick_job=quick_job(method))
@@ -85,6 +90,8 @@ def describe(
     if markdown:
         typer.echo(page(method))
         return
+    if form:
+        console.print(f"{form['form']} is {method} with --set form={form['form']}\n", highlight=False)
     for title, group in found.items():
         table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
         table.columns[0].overflow = "fold"

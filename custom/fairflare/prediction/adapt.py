@@ -27,7 +27,7 @@ from fairflare.core.features.batch_norms import (
 )
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
-from fairflare.prediction.predictor import BATCH, Predictor
+from fairflare.prediction.predictor import BATCH, Predictor, to_measure
 from fairflare.prediction.saved_model import SavedModel, read_model
 
 LEAST = 2  # least number of pictures; statistics of a single picture would only describe that picture
@@ -62,7 +62,8 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     .. math:: v = \frac{1}{N - 1} \sum_i (x_i - m)^2
 
     Both are computed in float64. A norm is measured after the norms in front of it have their new statistics, as with
-    ``norm_statistics=recalibrated`` in a federation. No label is read, and no weight changes.
+    ``norm_statistics=recalibrated`` in a federation. No label is read, and no weight changes. Of FedRDN's model only
+    the statistics of the input are measured: a site has no others of its own.
 
     Args:
         predictor: result of :func:`fairflare.prediction.predictor.load_predictor` with ``to_adapt``; its network is
@@ -104,14 +105,16 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
             read = [held[one] if one in held else task.read_input(*one) for one in chosen]
             yield torch.stack(read).to(predictor.device)
 
-    measured: list[str] = []
+    chosen, every = to_measure(predictor), registered_names(predictor.network)
+    measured = [name for name in every if name not in chosen]  # these stay as the sites trained them
+    of_run = len(measured)
     try:
         with torch.no_grad(), reused_memory(predictor.device.type):
             recalibrate(predictor.network, batches, measured=measured)
     except Unmeasurable as error:
         raise ValueError(f"{predictor.model.path}: {error} on these images") from error
-    left = [*(n for n in registered_names(predictor.network) if n not in measured), *other_running(predictor.network)]
-    return Adapted(predictor, measured, left, len(files) - len(unusable), len(pictures), unusable)
+    left = [*(n for n in every if n not in measured), *other_running(predictor.network)]
+    return Adapted(predictor, measured[of_run:], left, len(files) - len(unusable), len(pictures), unusable)
 
 
 def save(found: Adapted, out: Path) -> SavedModel:

@@ -19,6 +19,7 @@ import torch
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.task import evaluating
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, registered_names
+from fairflare.core.features.input_norm import NAME
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
 from fairflare.prediction.recall import Recalled, recall
@@ -162,20 +163,34 @@ def load_predictor(
     model = read_model(find_model(place, which)) if to_adapt else read_whole(place, which)
     found = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
     if to_adapt:
-        _check_statistics(found)
+        to_measure(found)
     return found
 
 
-def _check_statistics(found: Predictor) -> None:
-    """Raise ValueError if the network has no norm statistics to adapt, or other tensors stayed at the sites too."""
+def to_measure(found: Predictor) -> list[str]:
+    """Return the names of the norms whose statistics are to be those of new images: all; of FedRDN the input's alone.
+
+    Raises:
+        ValueError: the network has no norm statistics to adapt, other tensors stayed at the sites too, or the images
+            get an edge, which would count as a part of them.
+    """
     names, model = registered_names(found.network), found.model
     if not names:
         raise ValueError(
             f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; use "
             "fairflare predict instead, which takes the model unchanged"
         )
-    # A norm module used at several places has several names in the state dict; all of them are listed.
-    statistics = [f"{name}.{kind}" for by in names.values() for name in by for kind in (MEAN, VARIANCE, TRACKED)]
-    counted = [name for name in statistics if name in model.state]
-    if model.at_sites not in (0, len(counted), sum(not name.endswith(TRACKED) for name in counted)):
+    for norms in ([[NAME]] if NAME in names else []) + [[*names]]:
+        # A norm module used at several places has several names in the state dict; all of them are listed.
+        statistics = [f"{by}.{kind}" for name in norms for by in names[name] for kind in (MEAN, VARIANCE, TRACKED)]
+        counted = [name for name in statistics if name in model.state]
+        if model.at_sites in (0, len(counted), sum(not name.endswith(TRACKED) for name in counted)):
+            break
+    else:
         raise ValueError(not_whole(model))
+    if NAME in norms and getattr(found.task, "resize", "") == "pad":
+        raise ValueError(
+            f"{model.path} normalises images by their own statistics (FedRDN), and resize=pad puts an edge around "
+            "them, which cannot be told from the images here; train with resize=stretch or crop"
+        )
+    return norms

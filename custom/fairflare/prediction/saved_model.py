@@ -173,9 +173,10 @@ def not_whole(model: SavedModel) -> str:
     """Explain why a model that lacks tensors which stayed at the sites cannot be used, and what to do."""
     return (
         f"{model.path} is no model to use by itself: {model.at_sites} of its {len(model.state)} tensors are as "
-        "they were in the beginning, since the trained ones stay at the sites (FedBN, Solo, norm_statistics=site); "
-        "give a run that has one common model, such as fed_avg's or one with norm_statistics=recalibrated; with "
-        "norm_statistics=site, fairflare adapt measures the statistics on images of your own"
+        "they were in the beginning, since the trained ones stay at the sites (FedBN, FedRDN, Solo, "
+        "norm_statistics=site); give a run that has one common model, such as fed_avg's or one with "
+        "norm_statistics=recalibrated; with norm_statistics=site or FedRDN, fairflare adapt measures the statistics on "
+        "images of your own"
     )
 
 

@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from fairflare.base.acting import needs_of
 from fairflare.base.checks import unknown
 from fairflare.base.described import Setting, described, markdown, typed
@@ -56,7 +58,7 @@ class Listed:
         group: heading of its group, see :data:`fairflare.methods.base.catalog.GROUPS`.
         fair_to: ``"sites"``, ``"groups of people"``, ``"rare classes"`` or ``"nobody"`` (a control).
         model: ``"one"`` for all sites, or ``"own"``: sites have tensors or a model of their own.
-        traffic: bytes up and down in a round, FedAvg's are ``"1 / 1"``.
+        traffic: bytes up and down in a round, in whole models; FedAvg's are ``"1 / 1"``.
         passes: forward and backward passes of a training step, FedAvg's is ``"1"``.
         secure_sums: whether it is enough for the server to see sums of the sites' models.
         private: whether it can be trained with differential privacy.
@@ -89,7 +91,8 @@ def _listed(m: Method) -> Listed:
     home, more = half.home, issubclass(m.rule, (TwoPhase, SendsBeside))
     private = counted(m.training) and not any(misfits(half)) and not m.run.get("crt_rounds")
     own = bool(home.model) or home.named is not None
-    less = "1 / < 1" if issubclass(m.rule, SendsParts) else "< 1 / < 1" if home.named else "1 / 1"
+    keeps_all = home.named is not None and any(home.named(torch.nn.Linear(1, 1)))
+    less = "1 / up to 1" if issubclass(m.rule, SendsParts) else "0 / 1" if keeps_all else "1 / 1"
     return Listed(
         m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
         tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name), *GROUPS[m.group], "own" if own else "one",
@@ -168,12 +171,13 @@ class InUse:
     needs: str = ""
 
 
-def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
+def in_use(name: str, only: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> dict[str, list[InUse]]:
     """Return the settings of :func:`sections` with the values that a run uses.
 
     Args:
         name: name of the method.
         only: names of the settings to return; empty for all settings.
+        given: values that the run is given.
 
     Raises:
         ValueError: the method or a setting is unknown; the message suggests the nearest name.
@@ -184,8 +188,8 @@ def in_use(name: str, only: Sequence[str] = ()) -> dict[str, list[InUse]]:
         if wanted not in known:
             where = f"`fairflare describe {name}` has all {len(known)}"
             raise ValueError(f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}")
-    quick = make_plan(name, shown=True)
-    paper = make_plan(name, small=False, shown=True) if papers_of(get_method(name)) else quick
+    quick = make_plan(name, shown=True, settings=given)
+    paper = make_plan(name, small=False, shown=True, settings=given) if papers_of(get_method(name)) else quick
     found: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))

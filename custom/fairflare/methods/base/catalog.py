@@ -213,11 +213,15 @@ def get_method(name: str) -> Method:
     """
     methods = all_methods()
     if name not in methods:
-        for method in methods.values():
-            if name in get_args(hints_of(method.rule).get("form")):
-                raise ValueError(f"{name!r} is a form of the method {method.name!r}: take it with form={name}")
+        if owner := owner_of(name):
+            raise ValueError(f"{name!r} is a form of the method {owner!r}: take it with form={name}")
         raise ValueError(f"unknown method {name!r}{unknown(name, methods, f'`fairflare list` has all {len(methods)}')}")
     return methods[name]
+
+
+def owner_of(form: str) -> str | None:
+    """Return the name of the method that has such a ``form``; ``None``: no method has."""
+    return next((m.name for m in all_methods().values() if form in get_args(hints_of(m.rule).get("form"))), None)
 
 
 def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:

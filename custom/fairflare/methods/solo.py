@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fairflare.base.settings import settings
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.home import Home
+from fairflare.methods.base.home import Home, every_tensor
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 
@@ -19,7 +19,7 @@ class SoloTraining(LocalTraining):
     @property
     def home(self) -> Home:
         doc = "the whole model: no update is sent, only metrics and counts"
-        return Home(self, lambda model: model.state_dict(), doc)
+        return Home(self, every_tensor, doc)
 
 
 METHODS = [

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from fairflare.base.task import evaluating
 from fairflare.methods.base.site_run import SiteRun
@@ -40,6 +38,9 @@ def one_release(z: float, delta: float) -> float:
     Source:
         Balle and Wang, ICML 2018, Theorem 8.
     """
+
+    from scipy.optimize import brentq
+    from scipy.stats import norm
 
     def beyond(epsilon: float) -> float:
         tail = float(norm.logcdf(-1 / (2 * z) - epsilon * z))

@@ -7,8 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from fairflare.base.acting import needs_of
 from fairflare.base.checks import unknown
 from fairflare.base.described import Setting, described, markdown, typed
@@ -21,6 +19,7 @@ from fairflare.federation.plan.run_settings import LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import training_by_task
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, dealt_to, load_task_class
 from fairflare.methods.base.catalog import GROUPS, Method, all_methods, get_method, page_of, sums_of
+from fairflare.methods.base.home import every_tensor
 from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import SendsBeside, SendsParts, TwoPhase
 from fairflare.methods.fed_ga import STEPS
@@ -91,8 +90,7 @@ def _listed(m: Method) -> Listed:
     home, more = half.home, issubclass(m.rule, (TwoPhase, SendsBeside))
     private = counted(m.training) and not any(misfits(half)) and not m.run.get("crt_rounds")
     own = bool(home.model) or home.named is not None
-    keeps_all = home.named is not None and any(home.named(torch.nn.Linear(1, 1)))
-    less = "1 / up to 1" if issubclass(m.rule, SendsParts) else "0 / 1" if keeps_all else "1 / 1"
+    less = "1 / up to 1" if issubclass(m.rule, SendsParts) else "0 / 1" if home.named is every_tensor else "1 / 1"
     return Listed(
         m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
         tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name), *GROUPS[m.group], "own" if own else "one",

@@ -36,6 +36,11 @@ KEEP, FINETUNE = "keep:", "finetune"  # beginnings of the setting ``personalise`
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
 
 
+def every_tensor(model: torch.nn.Module) -> Iterable[str]:
+    """Return the names of all tensors of a network, for :attr:`Home.named` of a method that sends no model."""
+    return model.state_dict()
+
+
 @dataclass
 class Home:
     """Define which tensors of the model stay at a site, and store them there.

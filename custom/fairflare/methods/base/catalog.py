@@ -220,8 +220,9 @@ def get_method(name: str) -> Method:
 
 
 def owner_of(form: str) -> str | None:
-    """Return the name of the method that has such a ``form``; ``None``: no method has."""
-    return next((m.name for m in all_methods().values() if form in get_args(hints_of(m.rule).get("form"))), None)
+    """Return the name of the method that has such a ``form``; ``None`` if none has, or a method has this name."""
+    having = (m.name for m in all_methods().values() if form in get_args(hints_of(m.rule).get("form")))
+    return None if form in all_methods() else next(having, None)
 
 
 def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:

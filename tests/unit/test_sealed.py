@@ -473,6 +473,13 @@ def test_a_text_of_a_job_that_is_none() -> None:
             MonaiBundleTask(bundle_text=text)
 
 
+def test_a_number_too_long_to_be_printed_is_refused_by_key(tmp_path: Path) -> None:
+    text = sealed_settings(write_bundle(tmp_path / "b"), ["train"])["bundle_text"]
+    task = MonaiBundleTask(bundle_text=text.replace("$@network.parameters()", f"0x{'f' * 9000}"))
+    with pytest.raises(BundleError, match="key 'optimizer' must be of all the network's parameters"):
+        task.training_settings()
+
+
 def test_a_detectors_metric_says_that_detection_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"is 'IgniteCocoMetric', which is not one of .*; detection is not there"):
         with_metric(tmp_path, {"_target_": "scripts.evaluator.IgniteCocoMetric"})

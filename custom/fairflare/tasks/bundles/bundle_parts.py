@@ -89,7 +89,8 @@ class BundleParts:
         """
         key = self.bundle.place("optimizer")
         told = self.bundle.get(str(key))
-        if not isinstance(told, Mapping) or not PARAMETERS.fullmatch(str(told.get("params", ""))):
+        params = told.get("params") if isinstance(told, Mapping) else None
+        if not (isinstance(params, str) and PARAMETERS.fullmatch(params)):
             raise BundleError(
                 f"{self.bundle.name}: key {key!r} must be of all the network's parameters, in one group; set optimizer "
                 "and learning_rate to train with another one"

@@ -56,7 +56,8 @@ def place_of(mutant: Mutant, packages: Path) -> Path | None:
 def run(tests: Sequence[str], packages: Path, limit: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run tests against the packages in a folder."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    env = {**os.environ, "PYTHONPATH": str(packages)}
+    # A file changed within a second to one of the same length would be taken from the cache.
+    env = {**os.environ, "PYTHONPATH": str(packages), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=limit)
 
 

@@ -354,7 +354,7 @@ def test_a_task_of_ones_own_as_an_object(tmp_path: Path, monkeypatch: pytest.Mon
     assert server["workflows"][0]["args"]["task"]["path"] == "task.Task"
     assert server["workflows"][0]["args"]["task"]["args"]["image_size"] == [32, 32]
     assert (tmp_path / "jobs" / "fed_ism" / "app" / "custom" / "task.py").read_text() == text
-    with pytest.raises(ValueError, match="a task of your own is custom code"):
+    with pytest.raises(ValueError, match="your own task is custom code"):
         FairRecipe("fed_ism", task=Task(), packaging="preinstalled")
 
 

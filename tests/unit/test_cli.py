@@ -328,7 +328,7 @@ def test_wrong_values_are_one_line_that_names_the_setting(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is of the simulator"),
+        (["run", "fed_avg", "--in-process", "--threads", "2"], "--threads is an option of the simulator"),
         (["run", "fed_avg", "--in-process", "--sites", "a,a"], "sites must be one or more different names"),
         (["run", "fed_lwrr"], "did you mean 'fed_lwr'"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),

@@ -32,7 +32,7 @@ WHY = {
     "cgsv": "a model moves at most cgsv_gamma a round",
     "moon": "five rounds hardly train its projection head",
     "logit_adjustment": "at seed 0, not at seed 1",
-    "ldam": "at seeds 0 and 1; see docs/ldam.md",
+    "ldam": "at seeds 0 and 1, not by its margins or class weights; see docs/ldam.md",
     "fed_ga": "at seeds 0 and 1; see docs/fed_ga.md",
     "fed_lwr_last_layer": "at seed 0; the mean of seeds 0 to 2 is 0.95",
     "fed_avg_m": "the server's momentum has hardly begun in three rounds",

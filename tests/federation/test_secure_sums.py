@@ -240,11 +240,8 @@ def test_a_sum_that_cannot_be_opened_stops_the_run_and_is_opened_when_all_are_ba
     assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
 
 
-@pytest.mark.parametrize(("method", "sites"), [("fed_avg", 3), ("fed_lwr", 4)])
-def test_a_server_that_dies_between_release_and_checkpoint_goes_on(
-    method: str, sites: int, tmp_path: Path, monkeypatch: Any
-) -> None:
-    whole = Run(tmp_path / "whole", method, sites, experiment="e")()
+def dies_before_the_checkpoint(run: Run, monkeypatch: Any) -> None:
+    """Run until the server dies between the release of round 1 and its checkpoint."""
     save = Experiment.save
 
     def dies(self: Experiment, next_round: int, state: Any) -> None:
@@ -252,10 +249,18 @@ def test_a_server_that_dies_between_release_and_checkpoint_goes_on(
             raise KeyboardInterrupt
         save(self, next_round, state)
 
-    monkeypatch.setattr(Experiment, "save", dies)
-    with pytest.raises(KeyboardInterrupt):
-        Run(tmp_path, method, sites, experiment="e")()
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Experiment, "save", dies)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+
+
+@pytest.mark.parametrize(("method", "sites"), [("fed_avg", 3), ("fed_lwr", 4)])
+def test_a_server_that_dies_between_release_and_checkpoint_goes_on(
+    method: str, sites: int, tmp_path: Path, monkeypatch: Any
+) -> None:
+    whole = Run(tmp_path / "whole", method, sites, experiment="e")()
+    dies_before_the_checkpoint(Run(tmp_path, method, sites, experiment="e"), monkeypatch)
     again = Run(tmp_path, method, sites, experiment="e")()
     assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
     assert again.results["rounds"][1]["current_round"] == 1
@@ -263,18 +268,8 @@ def test_a_server_that_dies_between_release_and_checkpoint_goes_on(
 
 def test_a_site_answers_a_resumed_round_with_the_update_that_it_kept(tmp_path: Path, monkeypatch: Any) -> None:
     """Let every image change between two jobs: only the kept answers fit the sum that was opened before."""
-    whole = Run(tmp_path / "whole", experiment="e")()
-    save, drawn = Experiment.save, Drawn.batches
-
-    def dies(self: Experiment, next_round: int, state: Any) -> None:
-        if next_round == 2:
-            raise KeyboardInterrupt
-        save(self, next_round, state)
-
-    monkeypatch.setattr(Experiment, "save", dies)
-    with pytest.raises(KeyboardInterrupt):
-        Run(tmp_path, experiment="e")()
-    monkeypatch.undo()
+    whole, drawn = Run(tmp_path / "whole", experiment="e")(), Drawn.batches
+    dies_before_the_checkpoint(Run(tmp_path, experiment="e"), monkeypatch)
     monkeypatch.setattr(Drawn, "batches", lambda *args, **options: [(x + 1, y) for x, y in drawn(*args, **options)])
     again = Run(tmp_path, experiment="e")()
     assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())

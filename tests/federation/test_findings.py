@@ -273,7 +273,11 @@ def test_statistics_count_the_images_with_each_finding(tmp_path: Path) -> None:
     assert document.sites["a"].histograms["class"].records == 36
     assert "class" not in document.sites["c"].histograms
     assert [of.counts["images"] for of in document.sites.values()] == [24, 24, 24]
-    assert any("mix of findings differs most: mass is 33% of all there, 0% at" in line for line in document.sentences)
+    assert (
+        "Findings that not all sites report are not compared: mass." in document.sentences
+    )  # not known at b: not none
+    assert any("The sites' findings are mixed about alike" in line for line in document.sentences)
+    assert [of.classes_jensen_shannon for of in document.distances.values()] == [0.0, 0.0, None]
     assert not any("annotate" in line for line in document.sentences)  # the labels say what is not known
 
 
@@ -286,6 +290,7 @@ def test_statistics_do_not_compare_findings_with_classes(tmp_path: Path) -> None
     document = statistics_here(sites, ImageStatistics())
     assert "The labels are not compared: those of a are findings, the others' are none." in document.sentences
     assert not any("mix" in line for line in document.sentences)
+    assert [of.classes_jensen_shannon for of in document.distances.values()] == [None, None]
 
 
 def test_settings_that_contradict_findings_are_refused() -> None:

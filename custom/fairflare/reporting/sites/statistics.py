@@ -225,10 +225,27 @@ def others_of(sites: Mapping[str, Figures], site: str = "") -> Figures:
     return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
 
 
+def _findings_of_all(sites: Mapping[str, Figures]) -> set[int] | None:
+    """Return the findings that each site reports: none if other sites have classes; ``None`` if no site has any."""
+    having = [{*mix} if of.counts.get("findings") else set() for of in sites.values() if (mix := of.mix())]
+    return set.intersection(*having) if any(having) else None
+
+
+def _mixes(sites: Mapping[str, Figures], site: str) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the records by class of a site and of all others; a finding counts only if every site reports it.
+
+    A site does not report a finding that is not known there, which is not the same as none.
+    """
+    own, others, shared = sites[site].mix(), others_of(sites, site).mix(), _findings_of_all(sites)
+    if shared is None:
+        return own, others
+    return {k: own[k] for k in shared & own.keys()}, {k: others[k] for k in shared & others.keys()}
+
+
 def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
     own, others = sites[site], others_of(sites, site)
     apart = wasserstein(own.dense(), others.dense(), AXES[INTENSITY].width)
-    mixes = jensen_shannon(own.mix(), others.mix())
+    mixes = jensen_shannon(*_mixes(sites, site))
     found = [None if math.isnan(value) else value for value in (apart, mixes)]
     return Distances(intensity_wasserstein=found[0], classes_jensen_shannon=found[1])
 
@@ -247,7 +264,8 @@ def _sentences(document: StatsDocument) -> list[str]:
         )
     elif len(document.sites) > 1:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
-    several = [site for site in mixed if document.sites[site].counts.get("findings")]
+    labelled = [site for site, of in document.sites.items() if of.mix()]
+    several = [site for site in labelled if document.sites[site].counts.get("findings")]
     # An image is one record of its class; of a mask every pixel is a record.
     classes = all(
         document.sites[site].histograms[CLASS].records == document.sites[site].counts.get("images") for site in mixed
@@ -258,7 +276,10 @@ def _sentences(document: StatsDocument) -> list[str]:
         numbers = {document.class_name(k): [k] for k in document.pooled.mix() if k or classes}
         answers.append(f"{question(lacking, classes, numbers)}.")
     partly = [site for site, of in document.sites.items() if of.counts.get("annotated") == PARTLY]
-    alike = len(several) in (0, len(mixed))
+    alike = len(several) in (0, len(labelled))
+    unknown = (
+        sorted({*document.pooled.mix()} - (_findings_of_all(document.sites) or set())) if several and alike else []
+    )
     if mixed and not partly and alike:
         answers.append(_about_classes(document, mixed))
     counts = {site: of.counts for site, of in document.sites.items()}
@@ -278,6 +299,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         f"The mixes of classes are not compared: the file of {listed(partly)} says that only some are annotated there; "
         "of the others a share of 0 means not annotated.": partly,
         f"The labels are not compared: those of {listed(several)} are findings, the others' are none.": not alike,
+        f"Findings that not all sites report are not compared: {listed(map(document.class_name, unknown))}.": unknown,
         f"Masks that mark nothing: {listed(empty)}.": empty,
         f"Entries that cannot be used, in no figure: {listed(lost)}; `fairflare check-data` at the site names "
         "them.": lost,
@@ -309,7 +331,7 @@ def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
     far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1"
     if mixed[site] < APART:
         return f"The sites' {what} are mixed about alike: {site} is furthest from the others ({far})."
-    mixes = (document.sites[site].mix(), others_of(document.sites, site).mix())
+    mixes = _mixes(document.sites, site)
     ours, theirs = ({k: mix.get(k, 0) / sum(mix.values()) for k in {*mixes[0], *mixes[1]}} for mix in mixes)
     most = max(ours, key=lambda k: abs(ours[k] - theirs[k]))
     return (

@@ -186,7 +186,9 @@ def _made(what: str) -> str:
             return _measures(stored, table)
         case ["sites"]:
             return _sites(stored, table)
-    raise ValueError(f"<!-- table: {what} -->: PAGE/TABLE measures or sites; PAGE[/TABLE] origin")
+        case ["ranks"]:
+            return _ranks(stored, table)
+    raise ValueError(f"<!-- table: {what} -->: PAGE/TABLE measures, ranks or sites; PAGE[/TABLE] origin")
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -206,6 +208,33 @@ def _measures(stored: Stored, table: str) -> str:
             rows.append([row, *values, *(stored.find(table, row, m, about["reference"]).text() for m in MEASURES)])
     head = ["method", *MEASURES, *(f"d {measure}" for measure in MEASURES)]
     return _markdown(head, rows) + "\n\n" + _legend(stored, table, about["reference"])
+
+
+def _ranks(stored: Stored, table: str) -> str:
+    """Return the rows from the best worst site down, each with the ranks that its interval leaves possible.
+
+    A row is behind those whose whole interval is above its own, and before those whose whole interval is below it
+    (Klein, Wright and Wieczorek, JRSS A 2020). The intervals are of differences to the reference, which is 0.
+    """
+    about = stored.about(table)
+    reference = about["reference"]
+    ends = {reference: (0.0, 0.0)}
+    for row in (row for row in stored.rows(table) if row != reference):
+        found = stored.find(table, row, "worst", reference)
+        ends[row] = (found.low, found.high)
+    worst = {row: stored.find(table, row, "worst").mean for row in ends}
+    rows = []
+    for place, row in enumerate(sorted(worst, key=lambda row: -worst[row]), 1):
+        first = 1 + sum(low > ends[row][1] for low, _ in ends.values())
+        last = len(ends) - sum(high < ends[row][0] for _, high in ends.values())
+        kinds = ("average", "worst")
+        against = ["", ""] if row == reference else [stored.find(table, row, m, reference).text() for m in kinds]
+        against = [cell.partition(", seen from")[0] for cell in against]
+        cells = (stored.find(table, row, m).text() for m in kinds)
+        rows.append([row, str(place), f"{first} to {last}", *cells, *against])
+    head = ["method", "rank", "may be", "average", "worst", "d average", "d worst"]
+    note = "Ranks are by the worst site; *may be*: the ranks that the intervals of *d worst* leave possible. "
+    return _markdown(head, rows) + "\n\n" + note + _legend(stored, table, reference)
 
 
 def _sites(stored: Stored, table: str) -> str:

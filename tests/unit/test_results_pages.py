@@ -153,6 +153,26 @@ def test_holm_by_hand() -> None:
     assert [kept.row for kept in tool.holm_keeps(figures)] == ["a", "c"]
 
 
+def test_ranks_are_those_that_the_intervals_leave() -> None:
+    """Rank five rows by hand: d lies wholly below all, b wholly above a, d and the reference."""
+    told = {"a": (-0.10, -0.20, 0.05), "b": (0.20, 0.10, 0.30), "c": (-0.05, -0.15, 0.15), "d": (-0.4, -0.5, -0.3)}
+    none = (math.nan,) * 4
+    figures = [
+        tool.Figure("t", row, "", m, "0 1", 0.5 + told.get(row, (0,))[0], math.nan, math.nan, math.nan, "", *none[:2])
+        for row in ("r", *told)
+        for m in tool.MEASURES
+    ]
+    figures += [tool.Figure("t", row, "r", m, "0 1", d, math.nan, low, high, "within noise", math.nan, math.nan)
+                for row, (d, low, high) in told.items() for m in tool.MEASURES]  # fmt: skip
+    about = {"metric": "dice", "over": "seeds+images", "reference": "r", "corrected": True}
+    made = tool._ranks(tool.Stored("page", figures, {"tables": {"t": about}}), "t")
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in made.splitlines()[2:7]]
+    assert [(row[0], row[1], row[2]) for row in cells] == [
+        ("b", "1", "1 to 2"), ("r", "2", "2 to 4"), ("c", "3", "1 to 4"), ("a", "4", "2 to 4"), ("d", "5", "5 to 5"),
+    ]  # fmt: skip
+    assert "Ranks are by the worst site" in made
+
+
 def test_every_method_page_with_rows_shows_them() -> None:
     for page, method in (("solo", "solo"), ("crt", "crt"), ("q_fed_avg", "q_fed_avg"), ("logit_adjustment", "fed_lc")):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")

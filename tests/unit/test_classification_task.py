@@ -103,6 +103,18 @@ def test_a_site_numbers_its_classes_differently(tmp_path: Path) -> None:
     assert counts.tolist() == [1, 2, 1]
 
 
+def test_groups_in_a_sites_own_numbers_are_not_held_against_the_tasks(tmp_path: Path) -> None:
+    """Merge five own classes into two: the own groups name class 4, which the task does not have, and are not used."""
+    root = folder(tmp_path / "a", {"training": (0, 1, 4), "validation": (3,), "test": (2,)})
+    content = json.loads((root / "datalist.json").read_text(encoding="utf-8"))
+    (root / "datalist.json").write_text(json.dumps({**content, "class_groups": {"tail": [4]}}), encoding="utf-8")
+    two = ClassificationTask(**{**OWN, "num_classes": 2})
+    numbers = {"0": 0, "1": 1, "2": 1, "3": 0, "4": 0}
+    data = two.open_site("a", {"data_root": str(root), "class_numbers": numbers})
+    assert (all_of(data, "training")[1].tolist(), data.class_groups) == ([0, 1, 0], None)
+    assert "class_groups: class of 'tail' must be" in str(refused(two, {"data_root": str(root)}))
+
+
 def test_a_label_that_is_no_class(tmp_path: Path) -> None:
     """Check that the site refuses at its opening, before any image is read."""
     root = str(folder(tmp_path / "a", {"training": (0, 1), "validation": (0, 3), "test": (1,)}))

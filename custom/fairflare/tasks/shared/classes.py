@@ -271,7 +271,8 @@ class ClassTask(MeasuresClasses, ImageTask):
             told = f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in"
             raise DataError(f"{told} '{datalist.file}'", f"{told} the datalist")
         try:
-            self.check_groups(datalist.class_groups or {})
+            # Groups in a site's own numbers are not used (LabelledImages), so they are not held against the task's.
+            self.check_groups((own.class_numbers is None and datalist.class_groups) or {})
         except ValueError as error:
             raise DataError(
                 f"site '{site}': {error}; correct '{datalist.file}'", f"site '{site}': 'class_groups' is not usable"

@@ -3,6 +3,7 @@
     python benchmarks/bench_jobs.py                                  # every method on its own task
     python benchmarks/bench_jobs.py fed_prox fed_bn --task segmentation
     python benchmarks/bench_jobs.py fed_mrl --set 'image_size=[40,40]'
+    python benchmarks/bench_jobs.py --store docs/results/data/quality.csv
 
 The figure is the mean over the sites of the primary metric in the run's final test; seconds are processor time, in one
 process and thread. A method that reaches less than 0.9 of FedAvg's is marked, and ``WHY`` says where that is no fault.
@@ -13,11 +14,12 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench_quality import federated
+from bench_quality import federated, origin_of, store
 from fairflare.base.settings import field_names, values_of
 from fairflare.cli.options import parse_settings
 from fairflare.federation.plan.plan import make_plan
@@ -47,6 +49,7 @@ def main() -> None:
     parser.add_argument("--task", help="default: each method's own")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--store", type=Path, help="put the figures into this CSV (docs/results/data/quality.csv)")
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
@@ -70,6 +73,10 @@ def main() -> None:
         share = reached / known[alike] if known[alike] else float("nan")
         mark = "" if share >= LEAST else f"BEHIND {WHY.get(name, '')}"
         fed_avg = f"fed_avg {known[alike]:.3f}  {share:5.2f}"
+        if given.store:
+            told = {**origin_of("bench_jobs.py", given.seed, {}), "rounds": None}
+            values = {"reached": reached, "FedAvg": known[alike], "ratio": share, "seconds": seconds}
+            store(name, name, plan.task.primary_metric, values, given.store, f"jobs_{plan.method.task}", told)
         print(f"{name:20} {plan.task.primary_metric:18} {reached:.3f}  {fed_avg}  {seconds:4.0f} s  {mark}", flush=True)
 
 

@@ -198,28 +198,41 @@ def main() -> int:
     local = json.loads(options.data.read_text(encoding="utf-8")) if options.data else {}
     methods = all_methods()
     names = [n for n in methods if methods[n].task in options.methods] or options.methods or list(methods)
-    told = {
-        "command": shlex.join(["python", "benchmarks/bench_quality.py", *sys.argv[1:]]),
-        "seed": options.seed, "rounds": options.rounds, "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
-        "commit": commit_of(Path(fairflare.__file__).parent), "processor": processor(), "versions": versions(),
-        "data": checksums(local) or "generated (phantoms), no files",
-    }  # fmt: skip
+    told = {**origin_of("bench_quality.py", options.seed, local), "rounds": options.rounds}
     found = []
     for one in measure(names, parse_settings(options.set), local, rounds=options.rounds, seed=options.seed):
         print(line(one), flush=True)
         found.append(one)
         if options.store:
-            store(one, options.store, options.table or one.task, told)
+            values = {"reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised}
+            row = (one.title, one.name, one.metric)
+            store(*row, {**values, "margin": one.margin}, options.store, options.table or one.task, told)
     late = [one.title for one in found if one.behind]
     print(f"{len(found)} methods, {len(late)} behind their margin{': ' if late else ''}{', '.join(late)}")
     return 1 if late else 0
 
 
-def store(one: Reached, path: Path, table: str, told: Mapping[str, Any]) -> None:
+def origin_of(script: str, seed: int, local: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of this command, the code, the machine and the data."""
+    return {
+        "command": shlex.join(["python", f"benchmarks/{script}", *sys.argv[1:]]),
+        "seed": seed, "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "commit": commit_of(Path(fairflare.__file__).parent), "processor": processor(), "versions": versions(),
+        "data": checksums(local) or "generated (phantoms), no files",
+    }  # fmt: skip
+
+
+def store(
+    title: str, name: str, metric: str, values: Mapping[str, float], path: Path, table: str, told: Mapping[str, Any]
+) -> None:
     """Write a method's figures into the page's CSV, their origin into the JSON beside it (tools/write_results.py).
 
     Args:
-        one: a row of that name is replaced; the table begins anew when its other rows are of another commit or data.
+        title: the row; one of that title is replaced. The table begins anew when its other rows are of another commit
+            or data.
+        name: the method.
+        metric: what the figures are of.
+        values: the figures by column.
         path: ``docs/results/data/quality.csv``.
         table: name on the page.
         told: ``seed``, ``rounds``, ``command``, ``commit``, ``data``, and what else is known of code and machine.
@@ -227,20 +240,19 @@ def store(one: Reached, path: Path, table: str, told: Mapping[str, Any]) -> None
     head, *lines = path.read_text(encoding="utf-8").splitlines()
     origin = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
     about = origin["tables"].setdefault(table, {"title": table, "summary": False, "over": "seeds", "reference": ""})
-    same = all(about.get(name) == told[name] for name in ("seed", "rounds", "commit", "data"))
+    same = all(about.get(key) == told[key] for key in ("seed", "rounds", "commit", "data"))
     commands = about.get("commands", [])
     kept = [command for command in commands if same or not command.startswith("python ")]
     told = dict(told)
     about["commands"] = list(dict.fromkeys([*kept, told.pop("command")]))
-    about |= {**told, "metric": one.metric}
-    lines = [text for text in lines if not text.startswith(f"{table},{one.title}," if same else f"{table},")]
-    values = {"reached": one.reached, "one place": one.centralised, "difference": one.reached - one.centralised}
-    for name, value in {**values, "margin": one.margin}.items():
-        lines.append(f"{table},{one.title},,{name},{told['seed']},{value:.4f},,,,,,,")
+    about |= {**told, "metric": metric}
+    lines = [text for text in lines if not text.startswith(f"{table},{title}," if same else f"{table},")]
+    lines += [f"{table},{title},,{column},{told['seed']},{value:.4f},,,,,,," for column, value in values.items()]
     lines.sort(key=lambda text: text.split(",")[:2])
     rows = {text.split(",")[1] for text in lines if text.startswith(f"{table},")}
-    about["ran"] = f"{len(rows)} methods, seed {told['seed']}, {told['rounds']} rounds, one after the other."
-    origin["methods"][one.title] = one.name
+    rounds = "each job's own rounds" if told["rounds"] is None else f"{told['rounds']} rounds"
+    about["ran"] = f"{len(rows)} methods, seed {told['seed']}, {rounds}, one after the other."
+    origin["methods"][title] = name
     path.write_text("\n".join([head, *lines]) + "\n", encoding="utf-8")
     path.with_suffix(".json").write_text(json.dumps(origin, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -111,22 +111,6 @@ def test_a_field_that_does_not_say_what_it_is_has_no_row() -> None:
         field_row(Field("gradient"), "train")
 
 
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        (Field("x", low=0, high=1), "in [0, 1]"),
-        (Field("x", nan_ok=True), "a finite number or NaN"),
-        (Field("x", "whole", low=1), "an integer >= 1"),
-        (Field("x", "vector", low=0), "numbers, each finite and >= 0"),
-        (Field("x", "flag"), "true or false"),
-        (Field("x", "names"), "names"),
-        (Field("x", "text"), "a text of at most 200 characters"),
-    ],
-)
-def test_a_range_in_words(field: Field, words: str) -> None:
-    assert field.range() == words
-
-
 # ------------------------------------------------------------------------------------------------ what travels
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from fairflare.base.checks import in_words
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_MASK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
@@ -42,15 +41,14 @@ ENVELOPE: dict[str, Row] = {
         TASK_TRAIN,
         "the update: for each tensor of the model that does not stay at the site, also the running statistics of its "
         "norms, the trained minus the received one",
-        "finite, of the received model's names and shapes",
         "the most of all: training images can be guessed from updates, more so the fewer images and steps are behind "
         "them; whether an image was among them can be tested, and how often each class occurs estimated",
         "FLARE's filters blur it or take tensors out; what stays by the job: see below",
     ),
-    "current_round": (EVERY, "the round that was asked about", "an integer", "", ""),
-    "version": (EVERY, "version of fairflare", "a text", "", ""),
-    "status": (EVERY, "`ok`, `skipped` or `failed`", "exactly one of these", "", ""),
-    "reason": (EVERY, "why not `ok`, see below", f"cut to {MAX_REASON} printable characters", "see below", ""),
+    "current_round": (EVERY, "the round that was asked about", "", ""),
+    "version": (EVERY, "version of fairflare", "", ""),
+    "status": (EVERY, "`ok`, `skipped` or `failed`", "", ""),
+    "reason": (EVERY, f"why not `ok`, cut to {MAX_REASON} printable characters", "see below", ""),
 }
 HOLDERS = ("metrics", "report", "stats")  # keys of an answer whose content is declared field by field
 #: Texts about what a site is sent besides the model, by the keys of :func:`encode_task`'s message.
@@ -116,13 +114,12 @@ def field_row(field: Field, when: str) -> Row:
         raise ValueError(f"field {field.name!r} has no doc=...; say in one phrase what leaves the site")
     floor = f"`{MIN_CASES}`" if field.of and MIN_CASES not in field.keep else ""
     keep = "; ".join(text for text in (field.keep, floor) if text)
-    return (f"`{field.name}`", _code(when), field.doc, field.range(), field.reveals, keep)
+    return (f"`{field.name}`", _code(when), field.doc, field.reveals, keep)
 
 
 def _metric_row(metric: Metric) -> Row:
-    range_ = in_words(metric.low, metric.high)
     keep = f"`{METRICS_BY_CLASS}`, `{MIN_CASES}`" if metric.by_class else f"`{MIN_CASES}`"
-    return (f"`{metric.family or metric.name}`", metric.doc, range_, metric.reveals, keep)
+    return (f"`{metric.family or metric.name}`", metric.doc, metric.reveals, keep)
 
 
 def _table(head: Sequence[str], rows: Iterable[Row]) -> str:
@@ -142,7 +139,7 @@ def _code(when: str) -> str:
     return when if when == EVERY else ", ".join(f"`{name}`" for name in when.split(", "))
 
 
-FIELDS = ("field", "in", "what it is", "range", "what it may reveal", "kept at home by")
+FIELDS = ("field", "in", "what it is", "what it may reveal", "kept at home by")
 
 
 # ------------------------------------------------------------------------------------------------ sections
@@ -156,7 +153,7 @@ def _all_methods() -> list[Row]:
         "how good the received model, with what stays at the site, is on the validation split, and the final one on "
         "the test split and on each further test list, whose name stands in front; the last one on the validation "
         "split too",
-        "see the tasks", "see the tasks", f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
+        "see the tasks", f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
     ))  # fmt: skip
     return rows
 

@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fairflare.base.checks import in_words
-
 MAX_TEXT = 200
 MAX_ARRAY = 2**28  # largest number of bytes of an array in a report
 MAX_ENTRIES = 100_000  # largest number of entries of a vector or a list of names; no network has more layers
@@ -187,15 +185,6 @@ class Field:
     @staticmethod
     def _wrong(site: str, where: str, wanted: str, value: Any) -> ReportError:
         return ReportError(f"site {site!r}: field {where!r} must {wanted}, got {shortened(value)}")
-
-    def range(self) -> str:
-        """Return the field's kind and range of values in words."""
-        kinds = {"flag": "true or false", "text": f"a text of at most {MAX_TEXT} characters", "names": "names"}
-        if self.kind in kinds:
-            return kinds[self.kind]
-        words = in_words(self.low, self.high, whole=self.kind == "whole")
-        many = {"vector": "numbers, each ", "array": "numbers, each "}.get(self.kind, "")
-        return f"{many}{words}{' or NaN' if self.nan_ok else ''}"
 
 
 def shortened(value: Any) -> str:

@@ -71,8 +71,7 @@ class Figure:
             return f"{self.mean:.4f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.4f}")
         interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
         mark = f" {self.sign}" if self.verdict and self.sign != "~" else ""
-        seen = f", seen from {self.smallest:.2f}" if self.sign == "~" and not math.isnan(self.smallest) else ""
-        return f"{self.mean:+.4f}{interval}{mark}{seen}"
+        return f"{self.mean:+.4f}{interval}{mark}"
 
 
 COLUMNS = [field.name for field in fields(Figure)]
@@ -187,8 +186,8 @@ def _made(what: str) -> str:
         case ["sites"]:
             return _sites(stored, table)
         case ["ranks"]:
-            return _ranks(stored, table)
-    raise ValueError(f"<!-- table: {what} -->: PAGE/TABLE measures, ranks or sites; PAGE[/TABLE] origin")
+            return _ranks(stored, table.split("+"))
+    raise ValueError(f"<!-- table: {what} -->: PAGE/TABLE measures or sites; PAGE/TABLE+TABLE ranks; PAGE origin")
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -210,31 +209,32 @@ def _measures(stored: Stored, table: str) -> str:
     return _markdown(head, rows) + "\n\n" + _legend(stored, table, about["reference"])
 
 
-def _ranks(stored: Stored, table: str) -> str:
-    """Return the rows from the best worst site down, each with the ranks that its interval leaves possible.
+def _ranks(stored: Stored, tables: Sequence[str]) -> str:
+    """Return the rows of all tables from the best worst site of the first down, with the ranks that are possible.
 
     A row is behind those whose whole interval is above its own, and before those whose whole interval is below it
     (Klein, Wright and Wieczorek, JRSS A 2020). The intervals are of differences to the reference, which is 0.
     """
-    about = stored.about(table)
-    reference = about["reference"]
-    ends = {reference: (0.0, 0.0)}
-    for row in (row for row in stored.rows(table) if row != reference):
-        found = stored.find(table, row, "worst", reference)
-        ends[row] = (found.low, found.high)
-    worst = {row: stored.find(table, row, "worst").mean for row in ends}
-    rows = []
-    for place, row in enumerate(sorted(worst, key=lambda row: -worst[row]), 1):
-        first = 1 + sum(low > ends[row][1] for low, _ in ends.values())
-        last = len(ends) - sum(high < ends[row][0] for _, high in ends.values())
-        kinds = ("average", "worst")
-        against = ["", ""] if row == reference else [stored.find(table, row, m, reference).text() for m in kinds]
-        against = [cell.partition(", seen from")[0] for cell in against]
-        cells = (stored.find(table, row, m).text() for m in kinds)
-        rows.append([row, str(place), f"{first} to {last}", *cells, *against])
-    head = ["method", "rank", "may be", "average", "worst", "d average", "d worst"]
-    note = "Ranks are by the worst site; *may be*: the ranks that the intervals of *d worst* leave possible. "
-    return _markdown(head, rows) + "\n\n" + note + _legend(stored, table, reference)
+    rows: dict[str, list[str]] = {}
+    head, notes = ["method"], []
+    for table in tables:
+        reference = stored.about(table)["reference"]
+        ends, worst = {reference: (0.0, 0.0)}, {}
+        for row in stored.rows(table):
+            if row != reference:
+                found = stored.find(table, row, "worst", reference)
+                ends[row] = (found.low, found.high)
+            worst[row] = stored.find(table, row, "worst").mean
+        for place, row in enumerate(sorted(worst, key=lambda row, of=worst: -of[row]), 1):
+            first = 1 + sum(low > ends[row][1] for low, _ in ends.values())
+            last = len(ends) - sum(high < ends[row][0] for _, high in ends.values())
+            against = "" if row == reference else stored.find(table, row, "worst", reference).text()
+            average = stored.find(table, row, "average").mean
+            rows.setdefault(row, [row]).extend([f"{place} ({first}-{last})", f"{average:.3f}", against])
+        head += [f"{table}: rank", "average", "d worst"]
+        notes.append(f"*{table}*: {_legend(stored, table, reference)}")
+    note = "Ranks are by the worst site; in brackets the ranks that the intervals of *d worst* leave possible."
+    return "\n\n".join([_markdown(head, list(rows.values())), note, *notes])
 
 
 def _sites(stored: Stored, table: str) -> str:
@@ -256,6 +256,8 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
         lines.append(f"Measured with each site's own model: {own}; with the common model: the others.")
     lines += about.get("notes", [])
     lines.append(f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].')
+    if seen := [f.smallest for f in against if f.sign == "~" and not math.isnan(f.smallest)]:
+        lines.append(f"Those within noise would be seen from {min(seen):.2f} to {max(seen):.2f}.")
     if about.get("corrected"):
         marked = f"{outside} of {len(whole)} differences are marked (`*`, `!`)"
         lines.append(f"After Holm's correction for all rows and measures, {marked}.")
@@ -323,12 +325,12 @@ def _lines_of_methods(methods: Sequence[str]) -> str:
                     or not about.get("summary", True)
                 ):
                     continue
-                found = [stored.find(table, row, m, reference) for m in MEASURES]
+                found = [stored.find(table, row, m, reference) for m in ("average", "worst")]
                 where = f"[{about['title']}](results/{stored.page}.md), {about['metric']}"
                 rows.append([where, row, reference, *(figure.text() for figure in found)])
     if not rows:
         raise ValueError(f"no stored table has a row of {', '.join(methods)}")
-    head = ["data", "row", "against", *(f"d {measure}" for measure in MEASURES)]
+    head = ["data", "row", "against", "d average", "d worst"]
     note = "Differences; `*` better, `!` worse ([how to read them](results/README.md))."
     return _markdown(head, rows, words=3) + "\n\n" + note
 

@@ -312,7 +312,7 @@ class _Sums:
 
     def __init__(self, num_sites: int, num_neurons: int) -> None:
         self.sites, self.count, self.sq_received = num_sites, 0, 0.0
-        #: For the vectors on the map: squared norms, inner products with the received model, and sums of their numbers.
+        #: Of each site's model: squared norm, inner product with the received model, and sum of its parameters.
         self.squares, self.dots, self.totals = np.zeros((3, num_sites))
         self.products = np.zeros((num_sites + num_neurons, num_sites + num_neurons))
 

@@ -266,7 +266,7 @@ def shown_behind(results: Results, metric: str) -> list[str]:
 
 
 def tested(results: Results, metric: str) -> Inequality:
-    """Return the section ``inequality`` of results if its significance test is about a metric, else an empty one."""
+    """Return the section ``inequality`` of results if it has a significance test of ``metric``, else an empty one."""
     found = results.inequality
     return found if found.metric == metric and found.test else Inequality()
 

@@ -178,7 +178,7 @@ def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
         if seed is None:
             raise ValueError(f"no seed is recorded of a run of {label!r}")
         if seed in found:
-            raise ValueError(f"two runs of {label!r} have seed {seed}; compare them one at a time")
+            raise ValueError(f"two runs of {label!r} have seed {seed}; leave one of them out")
         found[int(seed)] = run
     return found
 

@@ -145,7 +145,7 @@ def _of_site(
 
 
 def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
-    """Return a figure of :data:`SUMMARIES` over a row's runs; NaN where runs lack the spread of equal sites."""
+    """Return a figure of :data:`SUMMARIES` over a row's runs; "std if equal" is NaN if no run tested ``metric``."""
     if attribute != CHANCE:
         return row.over(attribute)
     return spread([one[CHANCE] for run in row.runs if (one := tested(run, metric))])

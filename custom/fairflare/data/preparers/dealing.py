@@ -117,7 +117,7 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
     """Deal images to sites, and return the images of each site.
 
     Args:
-        items: all images, with classes (``mask`` a number) or masks.
+        items: all images; the ``mask`` of each is a mask or the number of a class.
         dealing: rule by which the images are dealt.
         seed: random seed of all draws.
 

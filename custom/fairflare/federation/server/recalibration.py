@@ -43,9 +43,9 @@ class NormReport:
     """Store a site's checked answer to the ``norms`` task.
 
     Attributes:
-        values: number of values of a channel, by norm, in the site's order.
-        state: the norms' means and (biased) variances, float64, under the names that the model has for them. Under
-            these names ``max_update_norm`` sees statistics as it sees those of an update.
+        values: by batch norm, the number of values that one channel has over the site's images, in the site's order.
+        state: the batch norms' means and (biased) variances, float64, under the names that the model has for them, so
+            that ``max_update_norm`` limits them in the same way as the statistics in an update.
         images: number of images that the site reports to have measured on.
         more: whether further norms come later.
     """

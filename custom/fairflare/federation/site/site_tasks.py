@@ -132,7 +132,8 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
     if kept is None:
         why = f" ({'; '.join(store.lost)})" if store.lost else ""
         raise SiteError(
-            f"site {worker.site!r} has no local model of round {request.current_round} to compare the anchor with{why}",
+            f"site {worker.site!r} has no local model of round {request.current_round} to compare with the average of "
+            f"all local models{why}",
             skipped=True,
         )
     run, anchor = worker.open(request, store)

@@ -129,7 +129,7 @@ class SitePolicyBuilder(Builder):
         local, startup = kit / "local", kit / "startup"
         for file, key in (("authorization.json", self._policy), ("privacy.json", self.privacy)):
             if key is not None and (local / file).is_file() and _read(local / file) != key:
-                raise ValueError(f"{local / file} says something else; remove it to have the one of the policies")
+                raise ValueError(f"{local / file} differs from what the policies would write; remove it to have theirs")
         if (startup / "fed_server.json").is_file():
             (entry, *_) = _read(startup / "fed_server.json")["servers"]
             name = str(entry.get("identity") or entry["admin_server"])

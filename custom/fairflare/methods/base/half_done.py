@@ -55,7 +55,7 @@ class Position:
         return float(self.total) / max(self.seen, 1)
 
     def in_epoch(self, epoch: int) -> Position:
-        """Return this position if it is in ``epoch``; otherwise return the beginning of ``epoch``, the next epoch."""
+        """Return this position if it is in ``epoch``, else the beginning of ``epoch``, which must be the next epoch."""
         return self if epoch == self.epoch else Position(epoch, [*self.losses, self.loss], self.num_steps + self.steps)
 
 
@@ -84,9 +84,9 @@ class HalfDone:
     def taken_up(self) -> Position:
         """Restore the saved training into model, optimizer and run, and return its position.
 
-        Return the beginning of the round if no training was saved, or if the saved training began with other values.
-        The random state is restored later, by :meth:`resume_random`, after the batches of the saved training are
-        skipped.
+        Return the beginning of the round if no training was saved, or if the saved one began with another model, seed,
+        settings or data size. The random state is restored later, by :meth:`resume_random`, after the batches of the
+        saved training are skipped.
         """
         run = self.run
         if self._every <= 0:

@@ -43,7 +43,8 @@ class Trained:
     epoch_losses: list[float]
     num_steps: int | None
     num_samples: int
-    #: Possible reason why no step was made, set if no step was counted: :meth:`check_moved` then compares the model.
+    #: Reason to report if the model did not change; empty if a step was counted. Where a reason is set,
+    #: :meth:`check_moved` compares the trained model with the received one.
     idle: str = ""
     more: dict[str, Any] = field(default_factory=dict)  # further statistics
 
@@ -98,13 +99,13 @@ def make_optimizer(
 
 @dataclass
 class LocalLoop:
-    """Train a model for one round with a site half's settings and hooks.
+    """Train a model for one round with the settings and hooks of a method's site half, the part that runs at a site.
 
     A training script of a user's own calls :meth:`begin` and :meth:`one_pass` in place of :meth:`train`.
 
     Args:
-        half: the site half whose settings and hooks are used.
-        run: the task at the site.
+        half: the method's site half.
+        run: the server's task that this site performs, with the site's data.
         model: the network, which is trained in place.
         optimizer: the optimizer that :meth:`one_pass` uses; :meth:`train` makes its own.
     """

@@ -87,7 +87,7 @@ class Question:
         return self.ring.limit(len(self.table), len(self.table) if self.is_total else 1)
 
     def plain(self) -> dict[str, Any]:
-        """Return the question as plain values for a message."""
+        """Return this question for a sum as numbers, texts, bytes, lists and dicts, to be sent in a message."""
         table = {site: list(row) for site, row in self.table.items()}
         return {**vars(self), "ring": list(astuple(self.ring)), "table": table}
 

@@ -348,7 +348,7 @@ def mixed(folder: Path, other: Any, job: str = "run", **settings: Any) -> Run:
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (Another, "the part of the network that is not sent .* is another one than the server's: sha256 .*; give this"),
+        (Another, "the part of the network that is not sent .* differs from the server's: sha256 .*; give this"),
         (Absent, "cannot be built here .FileNotFoundError.; give this site the encoder's file"),
     ],
 )

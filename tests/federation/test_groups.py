@@ -420,7 +420,7 @@ def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words:
 
 def test_a_task_that_tells_nothing_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageTask, "outcome_names", lambda self: [])
-    with pytest.raises(RoundFailed, match="groups needs a task that tells of each image"):
+    with pytest.raises(RoundFailed, match="groups needs a task with a result for each image, which"):
         run_local(plan("sex"), tmp_path / "run", federation(tmp_path / "data"))
 
 

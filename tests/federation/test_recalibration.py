@@ -405,7 +405,7 @@ def test_a_later_question_finds_the_model_in_another_process(tmp_path: Path) -> 
     assert whole.report == second.report
     lost = at_site(tmp_path / "third").perform(question(new, 1, first.report["norms"]))
     assert (lost.status, lost.reason) == (
-        "skipped", "site 'site-1' has not kept the model of round 1, whose norms it is asked about",
+        "skipped", "site 'site-1' has not kept the model of round 1, whose batch norms it must measure",
     )  # fmt: skip
 
 

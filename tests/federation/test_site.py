@@ -263,7 +263,7 @@ def test_a_sites_own_block_goes_first(tmp_path):
     ("content", "message"),
     [
         ([1], "must hold a JSON object"),
-        ({"sites": ["a"]}, "and 'sites' in it another"),
+        ({"sites": ["a"]}, "and 'sites' in it too"),
         ({"sites": {"a": 3}}, r"'sites\.a' in local/fairflare\.json must be a JSON object"),
     ],
 )

@@ -280,7 +280,8 @@ def test_a_damaged_local_model_costs_one_report(worker: Any) -> None:
     reply = here.perform(request("anchor", state, 0))
     assert reply.status == "skipped"
     assert reply.reason == (
-        "site 'site-1' has no local model of round 0 to compare the anchor with (its local_model of round 0 is damaged)"
+        "site 'site-1' has no local model of round 0 to compare with the average of all local models (its local_model "
+        "of round 0 is damaged)"
     )
     assert here.perform(request("train", state, 1)).status == "ok"
     assert here.perform(request("anchor", state, 1)).status == "ok"

@@ -314,7 +314,7 @@ class Own(ClassificationTask):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "give a method's name, or the rule and the training of one"),
+        ({}, "give a method's name, or a method's rule and training"),
         ({"rule": FedISM(rho=0.3), "training": SharpnessAwareTraining()}, "rho is 0.3 in FedISM and 0.05 in Sharpness"),
         ({"method": "fed_avg", "rule": FedISM()}, "rule of method 'fed_avg' must be a FedAvg, got a FedISM"),
         ({"rule": FedISM(), "settings": {"rho": 1.0}}, r"rule is given as an object: set 'rho' there, in FedISM\("),

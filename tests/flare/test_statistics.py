@@ -195,6 +195,6 @@ def test_without_a_usable_site_the_job_says_why(tmp_path: Path) -> None:
     _, panics = job(lambda site, phase: make_reply(ReturnCode.EXECUTION_EXCEPTION), tmp_path)
     (reason,) = panics
     assert reason.startswith(
-        "no site told its figures: sites 'site-1', 'site-2', 'site-3': its task failed (EXECUTION_EXCEPTION)"
+        "no site sent usable figures: sites 'site-1', 'site-2', 'site-3': its task failed (EXECUTION_EXCEPTION)"
     )
     assert all(site in reason for site in SITES)

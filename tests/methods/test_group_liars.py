@@ -427,7 +427,7 @@ def test_a_site_is_told_as_many_weights_as_it_has_groups() -> None:
         (VariancePenalty(flexfair_over="groups", flexfair_attribute="sex"), {"loss_slopes": [0.0, 0.0, 1.0, 7.0]}),
     ):
         run_of.directives = told
-        with pytest.raises(SiteError, match=r"the server told \d \w+ of groups"):
+        with pytest.raises(SiteError, match=r"the server sent \d \w+ of groups"):
             half.loss(run_of, lambda inputs: outputs, torch.zeros(3), targets)
     run_of.directives = {"group_weights": [1e9, 1.0]}
     half = GroupWeighted(dro_attribute="sex")

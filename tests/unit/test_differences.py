@@ -122,7 +122,7 @@ def test_only_common_seeds_and_measured_sites_are_paired() -> None:
 def test_runs_that_cannot_be_paired_are_refused() -> None:
     again = REFERENCE[0].model_copy(update={"started": "later"})
     found = comparison_of([*REFERENCE, again, run("fair", 0, {"a": 0.8})])
-    assert found.problem == "no differences: two runs of 'fed_avg' have seed 0; compare them one at a time"
+    assert found.problem == "no differences: two runs of 'fed_avg' have seed 0; leave one of them out"
     assert found.differences == []
     with pytest.raises(ValueError, match=r"--reference.*'other'"):
         differences(REFERENCE, "other")

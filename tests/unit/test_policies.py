@@ -110,7 +110,7 @@ def test_policies_of_a_project_file(tmp_path):
         (lambda made: (made / "startup" / "fed_client.json").unlink(), "is no start-up kit of a server or site"),
         (
             lambda made: (made / "local" / "authorization.json").write_text('{"permissions": {}}'),
-            "authorization.json says something else; remove it",
+            "authorization.json differs from what the policies would write; remove it",
         ),
     ],
 )

@@ -481,7 +481,7 @@ def test_folders_with_a_table_of_all_sites(tmp_path: Path) -> None:
     held = json.loads((prepare_folders(sites, tmp_path / "y", **more)["A"] / "datalist.json").read_text())["test"]
     assert [Path(entry["image"]).stem for entry in held] == ["p2", "p3"]
     table.write_text("file,sex,age\np0.png,F,3\n")
-    with pytest.raises(DataError, match=r"line 2: 'p0.png' is at several sites"):
+    with pytest.raises(DataError, match=r"line 2: image 'p0.png' is at several sites"):
         prepare_folders(sites, tmp_path / "x", csv=table, columns={"image": "file"}, attributes=asked)
     table.write_text("file,clinic,sex,age\nq0.png,A,F,3\n")
     with pytest.raises(DataError, match=r"1 images that it names are at no site: q0.png"):

@@ -189,7 +189,7 @@ def test_names_are_mapped_and_what_does_not_fit_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "keys", "told"),
     [
-        (None, {}, r"gone.pt does not exist; nothing is downloaded: put the file there, or correct it"),
+        (None, {}, r"gone.pt does not exist; nothing is downloaded: put the file there, or correct the path"),
         ({"a.b": torch.zeros(2)}, {}, r"none of its 1 tensors fits the network \(not used of the file: a.b \(2,\); .*"
          r"conv.*map its names with initial_keys"),
         ({"x.a": torch.zeros(2), "y.a": torch.zeros(2)}, {"^[xy]": ""}, "two tensors become '.a', the second is 'y.a'"),

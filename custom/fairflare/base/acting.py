@@ -21,7 +21,8 @@ class OnlyWith:
 
     Args:
         other: name of another setting, of the same class or of any other part of the run.
-        values: the other setting must have one of these values; empty for any value but 0, false or nothing.
+        values: the values of the other setting with which this one has an effect; empty for any value but 0, false or
+            none.
         when: values of the setting that need the other one; empty if every value does.
     """
 

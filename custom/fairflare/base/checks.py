@@ -152,7 +152,7 @@ def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: boo
 
 
 def unknown(value: Any, known: Iterable[str], where: str = "") -> str:
-    """Return words to follow an unknown name in a message: the nearest names, then all, or ``where`` they are."""
+    """Return words to follow an unknown name in a message: the nearest names, then all known names or ``where``."""
     names = sorted(known)
     listed_here = len(names) <= SHORT
     rest = f"Available: {', '.join(names)}" if listed_here else where

@@ -34,13 +34,13 @@ class Metric:
         name: key of the metric in the result of ``evaluate``; stored in the form that :func:`metric_name` gives.
         doc: what the metric is, for ``docs/privacy.md``.
         reveals: what the metric's value reveals about a site's data.
-        by_class: whether the metric is about one class, or reveals which classes a site has; a site may withhold it.
+        by_class: whether the metric measures one class, or reveals which classes a site has; a site may withhold it.
         family: name of all such metrics in the documentation (``recall_<class>``); default: ``name``.
         low, high: closed range of the values; infinite: no limit on that side. Site and server refuse values outside.
         higher_is_better: whether larger values are better; ``None`` if not declared, which ends a run before it begins.
         unit: unit of the values (``mm``); empty if the metric has no unit.
         mean_of_images: whether the metric is the mean of the values of :meth:`Task.evaluate` for each single image.
-        of_classes: numbers of the classes that the metric is about; empty if every image of the split counts in it;
+        of_classes: numbers of the classes that the metric measures; empty if every image of the split counts in it;
             ``None`` if it is not declared, so the metric is withheld wherever a class has too few cases.
     """
 

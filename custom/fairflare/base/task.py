@@ -151,7 +151,7 @@ class Task(ABC):
         """Return the scalar training loss, the mean over the samples of the batch."""
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a network's outputs, or targets, without what the site's file says is not annotated; default: all."""
+        """Return outputs of the network, or targets, of only the structures or classes that a site annotates."""
         return values
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -213,9 +213,9 @@ class Task(ABC):
         return ()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
-        """Return the model's result for each sample of a split, for sums by group of people.
+        """Return the model's result for each sample of a split, from which sums by group of people are computed.
 
-        Nothing of it leaves a site.
+        None of these results leaves a site.
 
         Returns:
             For a classifier the true classes, (n,), and the probabilities, (n, parts). For other tasks ``None`` and the
@@ -302,7 +302,7 @@ class Task(ABC):
         return {name: bool(metric.higher_is_better) for name, metric in self.by_name().items()}
 
     def heed(self, settings: Mapping[str, Any]) -> None:  # noqa: B027
-        """Apply what the private settings of this machine, a server or a site, say about the task."""
+        """Apply the private settings of this machine (a server or a site) that concern the task."""
 
     @abstractmethod
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:

@@ -66,7 +66,7 @@ class SiteReport:
         groups: number of images by attribute, split and group.
         sizes: number of images by (height, width) in pixels, as stored in the files.
         labelled: number of images with each structure or class, in the site's own lists.
-        annotated: structures or classes that the site's file says are annotated; ``None`` if it says nothing.
+        annotated: structures or classes that the site's file says are annotated; ``None`` if it names none.
     """
 
     site: str

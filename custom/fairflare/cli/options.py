@@ -33,7 +33,7 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # class of typer's own copy of
 
 
 def option_of(setting: str) -> Any:
-    """Return the option that a setting of the run declares, see :class:`ByOption`."""
+    """Return the command-line option that a setting of the run declares, see :class:`ByOption`."""
     of = BY_OPTION[setting]
     return typer.Option(
         *of.flags, min=of.low, metavar=of.metavar, help=of.help, rich_help_panel=of.panel,

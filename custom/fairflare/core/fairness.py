@@ -90,7 +90,7 @@ def declared_as(metric: str, known: Mapping[str, T]) -> T | None:
 def higher_is_better(metric: str, declared: Mapping[str, bool] | None = None) -> bool | None:
     """Return whether a higher value of a metric is better, as its task declares; of a loss, lower values are better.
 
-    The result is ``None`` if no direction is declared; none is guessed.
+    The result is ``None`` if no direction is declared: it is not guessed.
 
     Args:
         metric: name of the metric, also with the name of a test list in front (``clean/loss``).

@@ -28,7 +28,7 @@ TIMM = r"^timm:[A-Za-z0-9_.-]+$"
 
 
 def prior_distance(projected: Tensor, target: Tensor) -> Tensor:
-    r"""Return the distance of each sample's features to the prior's, Fed-MAS Eq. (1).
+    r"""Return the distance of each sample's features from the prior network's features, Fed-MAS Eq. (1).
 
     .. math:: \ell_f = 2 - 2 \langle y / \lVert y \rVert_2,\; y' / \lVert y' \rVert_2 \rangle
 
@@ -115,7 +115,7 @@ class RunningClassMean:
                 seen in a later epoch has its mean of the preceding epoch. With no epoch closed ``before`` is returned.
 
         Raises:
-            ValueError: ``before`` of another shape, or absent where no epoch was closed.
+            ValueError: ``before`` of another shape, or missing although no epoch was closed.
         """
         if before is not None:
             checks.shape("before", before, self.num_classes)

@@ -112,7 +112,7 @@ class QMix:
         return {agent: self.actions[int(action)] for agent, action in zip(self.agents, step.action, strict=True)}
 
     def values(self, step: Step) -> dict[str, list[float]]:
-        """Return the value Q_h of each action by agent, for inspection."""
+        """Return the value Q_h of each action of each agent h, for inspection."""
         return dict(zip(self.agents, self._learner.values(step).tolist(), strict=True))
 
     def joint_value(self, step: Step) -> float:

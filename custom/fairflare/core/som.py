@@ -51,12 +51,12 @@ __all__ = [
     "u_matrix",
 ]
 
-#: Type of a model: a state dict, which may read a tensor from disk at access.
+#: Type of a site's model: a state dict, which may read a tensor from disk at access.
 State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 #: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01
-#: Numbers per block: with 45 vectors in float64 a block takes 12 MB.
+#: Numbers of each model in a block: with 45 models in float64 a block takes 12 MB.
 _BLOCK = 2**15
 
 

@@ -15,7 +15,7 @@ from fairflare.base import checks
 
 NonFinite: TypeAlias = Literal["raise", "mean", "median"]
 
-#: A sum at or below this carries no information about the sites: all weights are then equal.
+#: Sites' values with a sum at or below this one carry no information about the sites: all weights are then equal.
 MIN_SUM = 1e-12
 CKA_RANGE = (-1.01, 1.5)  # range of CKA estimates: an unbiased one may lie outside of [0, 1] and is then clipped
 #: Rounding tolerance: a weight that exceeds its bound by no more than this is not cut.
@@ -235,7 +235,7 @@ def tilted_weights(shares: Mapping[str, float], losses: Mapping[str, float], til
 def proportional_weights(
     shares: Mapping[str, float], losses: Mapping[str, float], bound: float, least: float
 ) -> dict[str, float]:
-    r"""Return weights by how near a loss is to its bound: the slope of PropFair's :math:`-\sum_k p_k \log(M - F_k)`.
+    r"""Return weights that grow as a loss nears its bound: the slope of PropFair's :math:`-\sum_k p_k \log(M - F_k)`.
 
     .. math:: a_k \propto p_k / \max(M - F_k, \epsilon)
 
@@ -243,7 +243,7 @@ def proportional_weights(
         shares: p of each site, ``>= 0``.
         losses: F of the received model; one that is not finite counts as the mean of the finite ones.
         bound: M, above the losses of all sites.
-        least: epsilon, ``> 0``. Losses above M - epsilon weigh alike, and most.
+        least: epsilon, ``> 0``. Losses above M - epsilon have one and the same weight, the largest.
 
     Source:
         Zhang et al., TMLR 2023; beyond M - epsilon the ``huber`` form of their code.
@@ -263,10 +263,8 @@ def blended_weights(
 
     .. math:: a_k = \sum_i c_i \, x_{ik} / \sum_j x_{ij}
 
-    Args:
-        shares: those in place of a part whose numbers sum to 0.
-        parts: c, with a sum of 1, and x by site; a negative x counts as 0, one that is not finite as the mean of the
-            finite ones.
+    Args: shares: shares by site, used for a part whose numbers sum to 0. parts: c, with a sum of 1, and x by site; a
+            negative x counts as 0, one that is not finite as the mean of the finite ones.
 
     Example:
         >>> blended_weights({"A": 0.5, "B": 0.5}, [(0.5, {"A": 3.0, "B": 1.0}), (0.5, {"A": -1.0, "B": 0.0})])

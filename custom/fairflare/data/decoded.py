@@ -102,7 +102,7 @@ class DecodedVolumes:
         try:
             state = (file.name, file.stat().st_mtime_ns)
             if state not in self._sound and _checksum(file) != said["crc"]:
-                raise ValueError("its checksum is another one")
+                raise ValueError("its checksum differs from the recorded one")
             self._sound.add(state)
             os.utime(file.with_suffix(".json"))  # mark the array as used now
             return np.moveaxis(np.load(file, mmap_mode="r", allow_pickle=False), 0, 2)  # files store slice after slice

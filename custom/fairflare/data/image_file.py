@@ -290,7 +290,7 @@ class Volume(ImageFile):
             values = _count(header.get_data_shape())
             stored = values * item
             scaled = slope not in ((None, None), (1.0, 0.0))
-            # ``offset`` counts too, because nibabel also reads the bytes in front of the voxel data.
+            # The bytes in front of the voxel data are limited too, because nibabel also reads them.
             _check(max(offset, stored, values * SCALED if scaled else 0), limit)
             if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)

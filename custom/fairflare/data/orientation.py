@@ -73,7 +73,7 @@ def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
 
 
 def back(turn: Turn | None) -> Turn | None:
-    """Return the rotation that undoes a rotation."""
+    """Return the rotation (axes and signs) that undoes a given rotation of an array."""
     from nibabel.orientations import ornt_transform
 
     return None if turn is None else ornt_transform(PLAIN, turn)

@@ -26,7 +26,7 @@ def pictures_in(pages: int, tag: Any) -> int:
 
 
 def is_misread(picture: Any) -> bool:
-    """Return whether Pillow takes values of a TIFF for others: 8 bits with a sign, or 32 bits without one."""
+    """Return whether Pillow misreads the values of a TIFF: those of 8 bits with a sign, or of 32 bits without one."""
     form = picture.tag_v2.get(SAMPLE_FORMAT, (1,))[0] if picture.format == "TIFF" else 0
     return (picture.mode, form) in (("L", 2), ("I", 1))
 

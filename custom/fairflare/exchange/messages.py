@@ -77,7 +77,7 @@ COMPARED = "compared"  # directive of ``validate``: names of the structures over
 
 
 class BySite(dict[str, Any]):
-    """Store a directive's entry for each site; a site is sent its own entry only."""
+    """Store, for each site, the value that the server sends it; a site is sent its own value only."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class SiteReply:
 
 
 def encode_task(task: SiteTask) -> Message:
-    """Return the message of a server's request: its directives, and the tensors that the task sends.
+    """Return the message of a server's request: the values and the tensors that the server sends with the task.
 
     The task ``check`` sends no tensor, and ``norms`` may send only some tensors of a model.
     """

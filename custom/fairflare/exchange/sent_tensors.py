@@ -98,7 +98,7 @@ class SentTensors:
         return {**self.rest(model.state_dict()), **sent}
 
     def layers(self, owner: Mapping[str, str]) -> list[str] | None:
-        """Return the layers with a tensor that is sent (``None`` for all), from ``owner``, the layer of each tensor."""
+        """Return the layers with a tensor that is sent (``None``: all); ``owner`` gives the layer of each tensor."""
         return None if self.exchange == ALL else list(dict.fromkeys(owner[name] for name in self.names))
 
     def check_unchanged(self, before: State, after: State) -> None:
@@ -137,7 +137,7 @@ def fingerprint(tensors: State) -> str:
 
 
 def seeded(build: Callable[[], Any], seed: int) -> Any:
-    """Return the result of ``build``, called with torch's random state set to a seed and restored afterwards."""
+    """Call ``build`` with torch's random state set to a seed, restore the random state, and return the result."""
     with _ONE_AT_A_TIME, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()

@@ -89,7 +89,7 @@ class KeptTensors:
         return self._temporary.path / "tensors"
 
     def begin(self, number: int) -> Callable[[str, torch.Tensor], None]:
-        """Create an empty folder for a number, and remove the folders of all other numbers but the preceding one.
+        """Create an empty folder for a number (a round's), and remove all other numbers' folders but the one before.
 
         Returns:
             A function that saves a tensor under its name; it raises OSError when the disk is full.
@@ -111,7 +111,7 @@ class KeptTensors:
         return keep
 
     def at(self, number: int) -> Mapping[str, torch.Tensor]:
-        """Return the tensors under a number, by name (sorted); a tensor is read at each access and not held in memory.
+        """Return the tensors saved under a number (a round's), by name; each is read from disk at every access.
 
         Raises:
             RuntimeError: the number's folder does not exist. Reading a tensor raises ValueError when its file is

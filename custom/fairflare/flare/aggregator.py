@@ -96,7 +96,7 @@ class AsSent:
         return Incoming(layout, make)
 
     def agree(self, signature: Signature) -> None:
-        """Set the common form of models by the sites with this signature; a tensor gets their most common dtype."""
+        """Take the form of models (names, shapes, dtypes) of the sites with this signature as the form of all sites."""
         alike = [self.layouts[site] for site in sorted(self.layouts) if self.signatures[site] == signature]
         self.updates = signature[0]
         self.common = {

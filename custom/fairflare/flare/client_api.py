@@ -180,7 +180,7 @@ class Site:
         self._training().step(optimizer)
 
     def known(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the channels of the annotated structures of outputs or masks, (n, structures, ...)."""
+        """Return the channels of the structures that the site annotates, from outputs or masks (n, structures, ...)."""
         return values if self.annotated is None else values[:, list(self.annotated)]
 
     # -- internal parts

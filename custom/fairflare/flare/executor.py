@@ -42,7 +42,7 @@ from fairflare.privacy.sums.keys import SiteKeys
 
 @settings
 class SiteExecutor(Executor):
-    """Answer the server's tasks at a site by the method's site half, on the data of the site.
+    """Perform the server's tasks at a site: train and measure on the site's data as the method's training says.
 
     Args:
         task: what is learned; see :class:`fairflare.tasks.base.Task`.

@@ -110,7 +110,7 @@ class ImageStatistics(Intensities, Statistics):
         return {DATASET: [Feature(name, DataType.INT) for name in names]}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
-        """Return a site's value of a figure that is a number, or the number of records of a histogram."""
+        """Return the site's value of a figure; for a histogram, the number of its records."""
         if feature_name in AXES:
             return self.sums.bins()[feature_name][0]
         return self.sums.counts()[feature_name]
@@ -199,7 +199,7 @@ class SiteStatistics(StatisticsController):
                 figures.Bin(low=float(of[0]), high=float(of[1]), count=_whole(name, of[2])) for of in histogram.bins
             ]
             if name not in records or (bins and name not in axes):
-                raise ValueError(f"{name} has bins and no number of records")
+                raise ValueError(f"{name} has a histogram's bins but not its number of records")
             if name in axes:
                 axes[name].bins = bins
         measured = {name: count for name, count in records.items() if name not in AXES}, axes
@@ -216,7 +216,7 @@ class SiteStatistics(StatisticsController):
             self.left_out.setdefault(site, f"site {site!r}: no answer to the second question")
         good = {site: of for site, of in self._measured.items() if site not in self.left_out}
         if not good:
-            raise ValueError(f"no site told its figures: {reasons(self.left_out.items()) or 'none answered'}")
+            raise ValueError(f"no site sent usable figures: {reasons(self.left_out.items()) or 'none answered'}")
         return good
 
 
@@ -257,7 +257,7 @@ class StatisticsPage(StatisticsWriter):
         self.left_out: dict[str, str] = {}
 
     def save(self, data: dict[str, figures.Measured], overwrite_existing: Flag, fl_ctx: FLContext) -> None:
-        """Write the figures of all sites; :class:`SiteStatistics` calls this."""
+        """Write the statistics of all sites' images to files; :class:`SiteStatistics` calls this."""
         document = figures.document_of(data, self.intensities, self.class_names, self.left_out)
         run = Path(fl_ctx.get_engine().get_workspace().get_run_dir(fl_ctx.get_job_id()))
         for line in figures.write_statistics(document, run / FOLDER):

@@ -81,7 +81,7 @@ class CReFF(MakesTensors):
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         if task is not None and task.has_classes is False:
-            raise ValueError("it weights sites by class, so it needs a task with classes")
+            raise ValueError("CReFF weights sites by class, so it needs a classification task")
 
     def made(self) -> dict[str, torch.Tensor]:
         return self._made

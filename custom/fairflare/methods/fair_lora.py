@@ -68,7 +68,10 @@ class GroupAdapters(ByPeople, LocalTraining):
                 f"has adapters.groups={made}; set adapters.groups to the number that all datalists declare"
             )
         if run.data.order("training", 0) is None:
-            raise SiteError(f"site {run.site!r}: fair_lora needs data that say which image is which in a batch")
+            raise SiteError(
+                f"site {run.site!r}: fair_lora needs to know which images a batch has, and this task's data do not "
+                "say; choose another task or method"
+            )
         return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:

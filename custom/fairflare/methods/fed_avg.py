@@ -33,7 +33,7 @@ class FedAvg(Rule):
 
 
 class WithoutReports(FedAvg):
-    """Take a method's place where sites under differential privacy keep its reports at home."""
+    """Average by samples in place of a method whose reports sites under differential privacy do not send."""
 
     directive_docs: ClassVar[dict[str, str]] = {STAY: "sites under differential privacy make no report in this run"}
 

@@ -237,7 +237,7 @@ class FedMAS(Rule):
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         if self.mas and task is not None and task.has_classes is False:
-            raise ValueError("it weights sites by class, so it needs a task with classes")
+            raise ValueError("Fed-MAS weights sites by class, so it needs a classification task")
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}

@@ -37,7 +37,7 @@ class ReportCost(LossProbe):
 class FedPID(Rule):
     r"""Weight sites by their number of images n_k and by the fall of their cost c_k, the trained model's loss.
 
-    A negative number counts as 0; a share of numbers that are all 0 is that of n.
+    A negative number counts as 0; where all numbers are 0, the shares of n take the place of theirs.
 
     Costs are remembered by site. A site's first round, and a cost that is not a number, counts as the mean of the other
     sites; in the first round all weights are the shares of n.

@@ -99,7 +99,10 @@ class VariancePenalty(LocalTraining):
         factors = 1 + slopes[0, column]
         if self.flexfair_attribute:
             if run.batch is None:
-                raise SiteError(f"site {run.site!r}: flex_fair needs data that say which image is which in a batch")
+                raise SiteError(
+                    f"site {run.site!r}: flex_fair needs to know which images a batch has, and this task's data do not "
+                    "say; choose another task or method"
+                )
             groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[run.batch])
             factors = factors + slopes[1 + groups, column]
         losses = criterion_losses(self, run, model(inputs), targets)

@@ -68,7 +68,10 @@ class GroupWeighted(LocalTraining):
         if not weights or not self.dro_attribute:
             return super().loss(run, model, inputs, targets)
         if run.batch is None:
-            raise SiteError(f"site {run.site!r}: group_dro needs data that say which image is which in a batch")
+            raise SiteError(
+                f"site {run.site!r}: group_dro needs to know which images a batch has, and this task's data do not "
+                "say; choose another task or method"
+            )
         check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
         by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # weight 1 for unknown groups
         of = by_group[numbers_of(run, self.dro_attribute, "training")[run.batch]].to(run.device)

@@ -55,7 +55,7 @@ class Adapted:
 
 
 def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
-    r"""Replace the statistics of a network's batch norms by those of the given images, pooled, norm after norm.
+    r"""Replace the statistics of a network's batch norms by those of the given images, one batch norm after the other.
 
     For each channel of a norm's input, computed over all pictures and positions, these are the mean m and the variance
 
@@ -118,7 +118,7 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
 
 
 def save(found: Adapted, out: Path) -> SavedModel:
-    """Write the model with its new statistics as a model file like a run's, with a record of the measurement.
+    """Write the model with its new batch norm statistics to a model file, with a record of how they were measured.
 
     Args:
         found: result of :func:`adapt`.

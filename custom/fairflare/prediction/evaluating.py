@@ -24,7 +24,7 @@ from fairflare.prediction.saved_model import PERSONAL_NOTE, read_whole, results_
 
 #: Settings of a run that a test depends on.
 OF_RUN = ("bootstrap", "groups", "group_bins", "calibration_bins", "min_cases", "require_all_sites")
-#: Settings of a site half that a test depends on; a run's model is tested with those of the run.
+#: Settings of a method's local training that a test depends on; a run's model is tested with its run's values.
 OF_TEST = ("batch_size", *COMPUTING_KEYS)
 BUNDLE_CONFIGS, BUNDLE_MODEL = "configs", Path("models") / "model.pt"  # names in a MONAI bundle's folder
 REMEDY = "; give the settings of its task with --set, or its own code with --task-file"
@@ -64,7 +64,8 @@ def given_model(
             a MONAI bundle with its model.
         which: the best or the last model of a run; default: the best by validation.
         sites: names of the sites, or their number.
-        settings: settings of the run (:data:`OF_RUN`), of the site half (:data:`OF_TEST`), or else of the model's task.
+        settings: settings of the run (:data:`OF_RUN`), of the local training (:data:`OF_TEST`), or else of the model's
+            task.
         task: kind of the task, where the model's file does not name the task.
         task_file: file of the task, where the task has code of its own.
         bundle: folder of the MONAI bundle that the model is of.

@@ -168,7 +168,7 @@ def load_predictor(
 
 
 def to_measure(found: Predictor) -> list[str]:
-    """Return the names of the norms whose statistics are to be those of new images: all; of FedRDN the input's alone.
+    """Return the names of the batch norms to adapt to new images: all; of a FedRDN model only the input's.
 
     Raises:
         ValueError: the network has no norm statistics to adapt, other tensors stayed at the sites too, or the images

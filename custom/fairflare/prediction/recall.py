@@ -41,15 +41,15 @@ def recall(
     *,
     or_give: str = "",
 ) -> Recalled:
-    """Rebuild the task that a record describes.
+    """Rebuild the learning task of a model from the record in the model's file.
 
     Args:
         record: the record, from :class:`fairflare.federation.record.task_record.TaskRecorder`; ``{}``: the file has no
             record.
         folder: folder of the model's file.
         task_file: file with the task's own code, which is run. Without it only packaged code is run.
-        bundle: folder of the MONAI bundle that the model is of, whose configuration is run.
-        or_give: words on what else than a task file the caller takes, for the message that the task is not known.
+        bundle: folder of the model's MONAI bundle, whose configuration is run.
+        or_give: text on what, other than a task file the caller takes, for the message that the task is not known.
 
     Raises:
         ValueError: the task has code of its own and no file was given, or it does not fit the record.

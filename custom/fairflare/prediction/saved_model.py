@@ -76,7 +76,7 @@ class SavedModel:
 def network_with(
     task: Task, model: SavedModel, state: Mapping[str, torch.Tensor], refusal: str, remedy: str = ""
 ) -> torch.nn.Module:
-    """Build the task's network and load ``state``, which is of the same run as ``model``."""
+    """Build the task's network and load ``state``, the tensors of a model of the same run as ``model``."""
     try:
         network, whole = rebuilt(task, state, model.exchange)
     except ValueError as error:

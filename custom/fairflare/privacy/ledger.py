@@ -80,7 +80,7 @@ class Spending:
     """Describe what a round will spend: its noise, draws and steps, and the target epsilon.
 
     Attributes:
-        kind, unit: what is released, and whom the guarantee is about.
+        kind, unit: what is released, and the unit that the guarantee protects: a patient, a volume or an image.
         units: number of units in the list.
         z, q, steps: noise multiplier, chance of a unit to be drawn, and steps.
         sensitivity: norm that a unit's gradient is clipped to.

@@ -78,8 +78,8 @@ class PrivacySettings:
 def declares(kind: type) -> bool:
     """Return whether a class declares that it may be trained with differential privacy.
 
-    It may where every term of the loss is of one patient's images or of what is public, as in plain training. What
-    a class says holds for itself, and for classes below that change nothing of it.
+    It may if each term of the loss depends only on one patient's images or on public values, as in plain training. What
+    a class declares holds for itself, and for subclasses that override none of its methods.
     """
     for cls in kind.__mro__:
         if SAYS in vars(cls) or cls is LocalTraining:
@@ -280,8 +280,8 @@ class Private:
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
             raise self._refused(
-                f"answers to {name!r} are not counted in its privacy ledger; choose a method and settings that do not "
-                "ask for them"
+                f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
+                "that do not ask for them"
             )
 
     def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: Units | None) -> SiteReply:
@@ -291,7 +291,7 @@ class Private:
             request: the server's request.
             reply: the site's answer.
             metrics: names of the task's declared metrics, of which those without noise stay at home.
-            units: whom the guarantee is about; ``None``: the data were not opened.
+            units: the patients, volumes or images that the guarantee protects; ``None``: the data were not opened.
         """
         if reply.status != STATUS_OK:
             if reply.reason in self._public:

@@ -51,7 +51,7 @@ def one_release(z: float, delta: float) -> float:
 
 
 def by_unit(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
-    """Return what ``measure`` makes of each unit's batches; ``unread`` for one with an image that cannot be read."""
+    """Return what ``measure`` computes from each unit's batches; ``unread`` for a unit with an unreadable image."""
     found = []
     for numbers in units.members:
         try:
@@ -70,7 +70,7 @@ def losses_at(
     The direction is the opposite of the update, which has its noise already: no patient moves it without being counted.
 
     Args:
-        run: the task at the site.
+        run: the server's task that this site performs, with the site's data.
         units: the training list's units.
         model: the trained network, which is as before afterwards.
         received: the received model.

@@ -26,7 +26,7 @@ MOMENTS = "private_optimizer"  # moments of noised gradients; those of a trainin
 
 @dataclass(frozen=True)
 class Units:
-    """Hold the units of a training list (patients, volumes or images), which the privacy guarantee is about.
+    """Hold the units of a training list (patients, volumes or images), which the privacy guarantee protects.
 
     Attributes:
         kind: ``patient``, ``volume`` or ``image``; ``case``: some images name a patient, and some do not.
@@ -57,8 +57,8 @@ class PrivateLoop:
     """Train a model for one round by DP-SGD (private gradients), with a method's settings, loss and optimizer.
 
     Args:
-        half: the site half.
-        run: the task at the site.
+        half: the method's site half, the part that runs at a site.
+        run: the server's task that this site performs, with the site's data.
         model: the network, which is trained in place; of its state only what is trained changes.
         noise, clip: noise multiplier, and the norm that the gradient of a unit is clipped to.
         images: largest number of images of a drawn unit that are used in a step.

@@ -67,7 +67,7 @@ Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # {site: {metric: value
 
 @dataclass(frozen=True)
 class LeftOut(ByKey):
-    """Describe a site that a round was continued without."""
+    """Describe a site that was left out of a round, which continued without the site."""
 
     site: str
     phase: str
@@ -93,10 +93,10 @@ class Warned(ByKey):
     Attributes:
         site: name of the site; empty if the warning is about no single site.
         kind: kind of the warning, such as ``majority``, or the bound that changed a value and that value's name.
-        value, used: the value that was claimed or sent; the value that counts in its place. ``None`` in a file: too
+        value, used: the value that the site sent; the value that the server used in its place. ``None`` in a file: too
             large for a number.
         text: the warning in words, without site and round.
-        layers: number of layers that the warning is about; ``None`` if weights are not by layer.
+        layers: number of layers that the warning concerns; ``None`` if weights are not by layer.
     """
 
     site: str
@@ -158,7 +158,7 @@ class RoundRecord(ByKey):
 
 
 class Part(ByKey, BaseModel, extra="allow"):
-    """Represent a part of a results document; it is false where the document lacks the part, and keeps unknown keys."""
+    """Represent a part of a results document; a part that the document lacks counts as false. Unknown keys are kept."""
 
     @model_validator(mode="before")
     @classmethod
@@ -280,7 +280,7 @@ class Inequality(Part):
 
 
 class Compared(Part):
-    """Describe on which structures the comparison of the sites rests (:mod:`fairflare.core.statistics.footing`)."""
+    """Describe which structures are used to compare the sites (:mod:`fairflare.core.statistics.footing`)."""
 
     how: str = ""
     structures: dict[str, list[str]] = {}
@@ -392,7 +392,8 @@ def encode(value: Any) -> str:
 def round_as_json(record: RoundRecord) -> dict[str, Any]:
     """Return a round as JSON types; the values by layer and site, by far the most of a round, are rounded.
 
-    ``cka`` has :data:`CKA_DECIMALS` decimals (``dissimilarity`` is accurate), other values :data:`LAYER_DIGITS` digits.
+    ``cka`` keeps :data:`CKA_DECIMALS` decimals (``dissimilarity`` is 1 - CKA, accurate when small); all other values
+    keep :data:`LAYER_DIGITS` significant digits.
 
     Raises:
         TypeError: the round has a value that JSON cannot hold; the message names its place.

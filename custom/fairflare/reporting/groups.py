@@ -222,7 +222,7 @@ def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
 
 
 def caption(found: Groups, attribute: str) -> str:
-    """Return sentences on an attribute's group with the lowest value: its gap, interval, and gap within sites."""
+    """Return sentences on the group of people with the lowest value: its gap, interval, and gap within sites."""
     pooled = found.pooled[attribute]
     if attribute == EVERYBODY:
         return of_everybody(found, "ece" if "ece" in pooled.all else "dice")
@@ -265,7 +265,7 @@ def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> st
 
 
 def of_everybody(found: Groups, metric: str) -> str:
-    """Return a sentence on one metric of all images: its value over all sites, and at the worst site."""
+    """Return a sentence on one metric over all images: its value pooled over all sites, and at the worst site."""
     values = {place: of.all.get(metric) for place, of in _places(found, EVERYBODY).items()}
     over_all = values.pop(POOLED)
     known = {site: value for site, value in values.items() if value is not None}
@@ -287,7 +287,7 @@ def _ends(pooled: OfGroups, gap: str) -> Ends | None:
 
 
 def how_sure(pooled: OfGroups, gap: str) -> str:
-    """Return words to follow a gap: its interval and whether it may be chance, or why it has no interval."""
+    """Return text about a gap between groups: its interval and whether it may be chance, or why it has no interval."""
     if ends := _ends(pooled, gap):
         return f" ({interval(*ends)}{', which may be chance' if ends[0] == 0 else ''})"
     few = [

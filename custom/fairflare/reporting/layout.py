@@ -63,7 +63,7 @@ def printable(value: object, most: int | None = MAX_TEXT) -> str:
 
 
 def decimals(half: float) -> int:
-    """Return how many decimals of a figure its interval or deviation supports, at most 3."""
+    """Return the number of decimals, at most 3, that a figure's interval or standard deviation justifies."""
     return min(PLACES, max(0, -math.floor(math.log10(half)))) if half > 0 else PLACES
 
 
@@ -203,7 +203,7 @@ class Table:
 
     @property
     def cut(self) -> str:
-        """Return words for the rows and columns of the table that the page leaves out; empty if it leaves out none."""
+        """Return text on how many rows and columns of the table the page leaves out; empty if it shows all."""
         parts = []
         if len(self.rows) > MAX_ROWS:
             parts.append(f"the first {MAX_ROWS} of {len(self.rows)} rows")

@@ -83,7 +83,7 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
 
 
 def faults_of(results: Results, metric: str) -> list[str]:
-    """Return the signs that a whole run had no effect, for a line in a comparison.
+    """Return texts on signs that a run's training had no effect (nothing learned, equal weights), for a comparison.
 
     Args:
         results: results of a run.

@@ -92,7 +92,7 @@ def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[i
 
 
 def other_models(results: Results) -> list[tuple[str, Metrics]]:
-    """Return test results of the best model, when that is not the last one, and of the last models on average."""
+    """Return test results of the best model (if it is not the last model), and of the last models on average."""
     best = results.test_best if results.best and not results.best.is_last else None
     last = results.last_rounds
     return [

@@ -112,7 +112,7 @@ class Site:
             self.right = {}
 
     def only(self, names: Collection[str]) -> None:
-        """Remove from the site's figures the classes in which sites are not compared."""
+        """Remove from the site's figures those classes that are not used to compare the sites."""
         self.support, self.right = ({n: k for n, k in of.items() if n in names} for of in (self.support, self.right))
 
     def interval(self, low: float, high: float) -> tuple[float, float]:
@@ -135,7 +135,7 @@ class Site:
 
     @property
     def scores_of_shares(self) -> bool:
-        """Return whether every case's score is either right or wrong, and none lies between."""
+        """Return whether each case is either right or wrong (score 1 or 0), without scores in between."""
         return not any((self.said.get("case_scores") or [1] * BINS)[1:-1])
 
     def mean_recall(self, classes: Sequence[str]) -> float | None:
@@ -232,7 +232,7 @@ def who_is_behind(results: Results) -> list[str]:
 
 
 def of_footing(results: Results) -> list[str]:
-    """Return sentences on the structures that averages, spread and worst site are about, if sites annotate others."""
+    """Return sentences on the structures over which sites are compared, where sites annotate different structures."""
     found, metric = results.footing, results.info.primary_metric
     if not found.how or not any(OWN + metric in of for of in results.test.values()):
         return []
@@ -292,7 +292,7 @@ def _of_sites(found: Inequality) -> str:
 
 
 def more_unequal(found: Inequality) -> bool:
-    """Return whether all sites together differ by more than chance although no single site is shown to."""
+    """Return whether the sites as a whole differ by more than chance although no single site is shown to be behind."""
     return not found.behind and not found.ahead and found.p_value <= 1 - found.level
 
 

@@ -131,7 +131,7 @@ def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[
 
 
 def global_values(results: Results, metric: str, *, last: bool = False) -> list[float]:
-    """Return a metric of the global test for each model that :func:`measured` is about; NaN where missing."""
+    """Return a metric of the global test for each model for which :func:`measured` has values; NaN where missing."""
     return [_mean(of_all, parts_of(metric, {"": of_all})) for _, of_all in _tests(results, last)]
 
 
@@ -160,7 +160,7 @@ def linked(results: Results, metric: str) -> bool:
 
 
 def rests_on(results: Results, metric: str) -> str:
-    """Return words for table heads: over which structures the sites' figures are computed; empty for plain figures."""
+    """Return text for table heads on which structures the sites' figures are computed from; empty for plain figures."""
     return in_brackets(results.footing.how, results.footing.shared) if compared(results, metric) else ""
 
 

@@ -199,7 +199,8 @@ class Fitted(Adapting):
         freeze: what is not trained: a regular expression, searched for in the names of parameters, or ``"encoder"``;
             ``None`` if everything is trained.
         initial_keys: how names in the file of ``initial_weights`` become names here, ``{REGEX: replacement}`` one after
-            the other; what then fits is loaded, and the log says what did not; ``None`` if the whole file must fit.
+            the other; tensors that then fit are loaded, and the log names those that do not; ``None`` if the whole file
+            must fit.
     """
 
     adapters: Adapters = field(default_factory=NoAdapters)

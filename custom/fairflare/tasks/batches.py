@@ -148,7 +148,7 @@ def _turned(image: torch.Tensor, turn: float) -> torch.Tensor:
 
 
 def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) -> Compose:
-    """Return the named random changes of one sample as a transform, in the order in which they are applied.
+    """Return a transform of one sample that applies the named random changes in their fixed order.
 
     Args:
         names: names of changes. FairFlare's own: ``"flip"`` (left and right, half of the images), ``"affine"`` (half of

@@ -71,16 +71,17 @@ class MonaiBundleTask(Task):
 
     Args:
         bundle_sha256: checksum of the bundle's files, spaces ignored, which all sites must have; ``None`` for any.
-        bundle_configs: files in ``configs`` that are read, without ending; what a later one says goes before.
+        bundle_configs: names of the files in ``configs`` that are read, without ending; a later file overrides earlier
+            ones.
         bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
             ``docs/bundles.md`` for the parts.
-        bundle_overrides: values of the configuration that are other ones here, by key.
+        bundle_overrides: values, by key of the configuration, that replace those in the bundle's files.
         image_key, label_key: keys of image and label in the dicts that the bundle's transforms work on.
-        class_names: names of the network's output channels, background too; default: those of the metadata.
-        bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
+        class_names: names of the network's output channels, background too; default: the names in the metadata.
+            bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
     """
 
-    #: Path of the bundle's folder; a subclass in a task's file sets it.
+    #: Path of the bundle's folder; the subclass in a job's task file sets it.
     folder: ClassVar[Path | None] = None
     primary_metric: ClassVar[str] = "dice"
     has_classes: ClassVar[bool | None] = False

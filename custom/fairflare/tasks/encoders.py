@@ -59,7 +59,7 @@ class VisionTransformer(ViT):
         del self.classification_head
         for block in self.blocks:
             block.norm_cross_attn = nn.Identity()  # MONAI creates a norm here that it never calls
-        #: Number of patches in each direction.
+        #: Number of the image's patches along each axis.
         self.grid = tuple(side // patch_size for side in image_size)
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):

@@ -144,7 +144,7 @@ class ImageTask(Intensities, Fitted, Task):
     site_settings: ClassVar[type[SiteSettings]] = SiteSettings
     class_labels: ClassVar[bool] = False  # whether the labels of a datalist are class numbers, not masks
     spatial_dims: ClassVar[int] = 2
-    #: Of a site's copy of the task: numbers of the structures or classes that are annotated there; ``None`` if all are.
+    #: In a site's copy of the task: numbers of the structures or classes that the site annotates; ``None`` if all.
     annotated: ClassVar[tuple[int, ...] | None] = None
     allow_phantom: bool = True
 
@@ -163,15 +163,14 @@ class ImageTask(Intensities, Fitted, Task):
         return [[number] for number in range(self.classes or 0)]
 
     def known(self, values: Sequence[Any]) -> list[Any]:
-        """Return the values of the structures or classes that are annotated, of one value for each."""
+        """Return the values of the annotated structures or classes, given one value for each structure or class."""
         return list(values) if self.annotated is None else [values[number] for number in self.annotated]
 
     def annotating(self, numbers: tuple[int, ...] | None) -> Any:
         """Return the task for a site that annotates only some structures or classes (``None`` if all, or not known).
 
-        Raises:
-            ValueError: the task has a loss or metrics of its own, which would take what is missing for what is not
-                there.
+        Raises: ValueError: the task has a loss or metrics of its own, which would take a structure that is not
+            annotated for one that is absent.
         """
         if numbers is None or len(numbers) == len(self.structures):
             return self
@@ -187,8 +186,8 @@ class ImageTask(Intensities, Fitted, Task):
     def annotated_in(self, site: str, own: SiteSettings) -> tuple[int, ...] | None:
         """Return the numbers of the structures or classes that a site's file says are annotated, if it says any.
 
-        Raises:
-            DataError: it names a label that the task does not have, or one whose structure is not whole without others.
+        Raises: DataError: the site's file names a label that the task does not have, or only some labels of a
+            structure.
         """
         key = KEYS[self.class_labels]
         said = getattr(own, key, None)

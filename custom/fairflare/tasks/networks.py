@@ -113,7 +113,7 @@ class Classifier(nn.Module):
         self._statistics = usual if in_channels != 1 else tuple(sum(values) / 3 for values in usual)
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the features of inputs that the classifier head gets, (n, width)."""
+        """Return the features, (n, width), that the encoder computes from the inputs and the classifier head gets."""
         ones = [1] * (inputs.ndim - 2)
         mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self._statistics)
         features = self.encoder((inputs - mean) / std)
@@ -220,7 +220,9 @@ def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:
             message says which.
     """
     if not path.is_file():
-        raise ValueError(f"checkpoint {path} does not exist; nothing is downloaded: put the file there, or correct it")
+        raise ValueError(
+            f"checkpoint {path} does not exist; nothing is downloaded: put the file there, or correct the path"
+        )
     content: Any
     try:
         if path.suffix == ".safetensors":

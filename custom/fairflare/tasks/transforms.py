@@ -106,7 +106,7 @@ class Structured(MapTransform):
         return changed
 
     def of(self, sample: Sample, mask: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return the structures of a sample's mask; without a label, zeros that nobody reads."""
+        """Return the structures of a sample's mask; for a sample without a label, zeros that are not used."""
         if sample.label is None:
             return torch.zeros(len(self.labels), *mask.shape, dtype=torch.uint8)
         return self.structures(mask, str(sample.label))

@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def of_all(self) -> list[str]:
-        """Return the metrics of the global test that any row has."""
+        """Return the metrics of the global test that any row of the comparison has."""
         return list(dict.fromkeys(name for row in self.rows for name in row.of_all))
 
 

@@ -17,7 +17,7 @@ OF_A_DIFFERENCE = (
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain values: rows, differences to the reference, and the sentences below both tables."""
+    """Return a comparison as plain values: rows, differences to the reference, and the notes below both tables."""
     notes = notes_of_differences(found.differences, found.reference) if found.differences else []
     return {
         "metric": found.metric, "higher_is_better": found.higher, "reference": found.reference,

@@ -19,7 +19,7 @@ CSV = (
 
 
 def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
-    """Return rows of a table of differences; columns are attributes of :class:`Difference`, or names of :data:`CSV`."""
+    """Return rows of a table of differences; columns are attributes of :class:`Difference` or names in :data:`CSV`."""
     called: dict[str, Callable[[Difference], Plain]] = {
         "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
         "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
@@ -97,7 +97,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
 
 
 def interval_of(found: Sequence[Difference]) -> str:
-    """Return words on the scatter that the intervals of differences are over: seeds, test patients, or both."""
+    """Return text on which scatter the intervals of differences include: over seeds, over test patients, or both."""
     of = [d for d in found if d.measure in MEASURES]
     with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
     if not any(with_units):

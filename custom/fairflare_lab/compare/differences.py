@@ -77,7 +77,7 @@ class Difference:
 
     @property
     def of_few(self) -> list[str]:
-        """Return the sites with fewer than :data:`FEW` test cases, too few to tell how far their choice moves it."""
+        """Return the sites with too few test cases (below :data:`FEW`) to tell how their choice moves a difference."""
         return [site for site, (_, count) in self.units.items() if count is not None and count < FEW]
 
     @property
@@ -89,7 +89,7 @@ class Difference:
 def paired(
     label: str, measure: str, found: Contrast, *, higher_is_better: bool, given: bool = False, **about: Any
 ) -> Difference:
-    """Return the mean of paired differences, its interval and its p-value, as if no other were tested.
+    """Return the mean of paired differences, its interval and its p-value, not corrected for other tests.
 
     Args:
         label, measure: see :class:`Difference`.
@@ -224,7 +224,7 @@ def _against(
 
 
 def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
-    """Return a sentence for each row with a smaller spread, on the sites that lost in this row.
+    """Return a sentence for each row with a smaller spread over the sites, on the sites whose metric is worse in it.
 
     Args:
         found: differences from :func:`differences_of`, of measures and sites.

@@ -53,7 +53,7 @@ OF_LEFT_OUT = (
     f"tested by the model that was trained without it; '{ADAPTED.strip(', ')}': with norm statistics of its own images."
 )
 EQUITY = "es_"  # prefix of the name of an equity-scaled metric
-#: Names of gaps, of which smaller is better; then of equity-scaled metrics, of which larger is better.
+#: Names of gaps between groups (smaller is better), then of equity-scaled metrics (larger is better).
 MEASURES = (*GAPS, *(f"{name}_gap{WITHIN}" for name in SCALED), *(EQUITY + name for name in SCALED))
 HEADS = [
     "measure",
@@ -109,7 +109,7 @@ def _cells(of: Difference | None) -> list[Cell]:
 
 
 def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
-    """Return each measure by seed, and its difference to the reference with a verdict after Holm's correction."""
+    """Return each gap or metric by seed, and its difference to the reference with a verdict after Holm's correction."""
     each: dict[Key, dict[int, list[Value]]] = {}
     for label, runs in rows.items():
         for run in runs:
@@ -150,7 +150,7 @@ def named(labels: Sequence[str]) -> str:
 
 
 def lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
-    """Return a metric and its worst group, in how many of several runs; empty if no group is the worst."""
+    """Return text on a metric's worst group, and in how many runs it is the worst; empty if no group is the worst."""
     asked = [run for run in runs if run.groups]
     worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
     metric = next((name for one in worst for name in reversed(one)), "")
@@ -238,7 +238,7 @@ def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def over_seeds(found: Sequence[Value]) -> Ends:
-    """Return the interval of the mean of a gap over the seeds; NaN if none is known.
+    """Return the interval of a gap's mean over the seeds; NaN if the gap is known at no seed.
 
     All seeds are tested on the same cases, so more seeds do not reduce the scatter over cases. Therefore the mean
     distances of the ends are added to Student's interval over the seeds, by squares.

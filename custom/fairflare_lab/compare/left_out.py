@@ -44,18 +44,18 @@ class Unseen(BaseModel):
     FILE: ClassVar[str] = "unseen.json"  # name of the file beside a run's results.json
 
     def write(self, folder: Path) -> None:
-        """Write the document beside a run's results, atomically."""
+        """Write the document of the left-out site beside a run's results, atomically."""
         text = self.model_dump_json(indent=2) + "\n"
         write_whole(folder / self.FILE, lambda path: path.write_text(text, "utf-8"), shared=True)
 
     @classmethod
     def is_in(cls, folder: Path) -> bool:
-        """Return whether a run's results folder has such a document."""
+        """Return whether a run's results folder has the document of a left-out site."""
         return (folder / cls.FILE).is_file()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Read the document in a run's results folder.
+        """Read the document of a left-out site in a run's results folder.
 
         Raises:
             ValueError: the file is missing or damaged; the message names it.

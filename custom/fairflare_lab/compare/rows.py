@@ -50,12 +50,12 @@ class Row(Generic[R]):
     of_all: dict[str, list[float]] = field(default_factory=dict)
 
     def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
-        """Return ``{site: positions in values of models without a value}``, without sites that have all values."""
+        """Return, for each site with a missing value, the positions in ``values`` of the models that lack its value."""
         found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
         return {site: missing for site, missing in found.items() if missing}
 
     def at(self, site: str) -> Spread:
-        """Return mean and standard deviation of a site's values over the models."""
+        """Return mean and standard deviation of a site's values over the row's models."""
         return spread([values.get(site, math.nan) for values in self.values])
 
     def over(self, attribute: str) -> Spread:

@@ -27,7 +27,7 @@ Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at th
 
 @dataclass(frozen=True)
 class Certainty:
-    """Store a figure with half the width of its interval, and its p-value against 0; NaN where nothing scatters."""
+    """Store half the width of a figure's interval and its p-value against 0; NaN if there is no scatter."""
 
     mean: float
     half: float = math.nan
@@ -102,7 +102,7 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
 
 
 def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
-    """Return words for a method whose models find nothing at any site, trained at or not; else an empty list."""
+    """Return a note on a method whose models find nothing at any seen or unseen site; else an empty list."""
     seen, unseen = row.figures["seen"].mean, row.figures["unseen"].mean
     where = ", trained at or not" if unseen == 0 else " that trained"
     nothing = higher and seen == 0 and not unseen > 0
@@ -166,11 +166,11 @@ def _contrasts(
     models = range(len(sites))
 
     def own(values: Array, names: Sequence[str] = runs.sites) -> Array:
-        """Return the mean over the left-out sites, each tested by the model that was trained without it."""
+        """Return a metric's mean over the left-out sites, each with the model that was trained without this site."""
         return np.asarray(values[models, :, [names.index(site) for site in sites]].mean(0))
 
     def others(values: Array) -> Array:
-        """Return the mean over the models of each model's mean over the sites that it was trained at."""
+        """Return a metric's mean over the models, of each model's mean over the sites of its training."""
         trained_at = np.isfinite(values[..., :1])
         trained_at[models, :, [runs.sites.index(site) for site in sites]] = False
         return np.asarray(values.mean(2, where=trained_at).mean(0))
@@ -278,7 +278,7 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
-    """Return sentences on what the intervals are over, and on the figures without an interval."""
+    """Return sentences on which scatter the intervals include, and on the figures without an interval."""
     over = {row.label: row.over for row in found.rows if row.over}
     notes = [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
     if len({*over.values()}) == 1:

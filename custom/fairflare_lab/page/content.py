@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def extremes(values: Mapping[str, float | None]) -> str:
-    """Return least and largest value in words, ``from 0.4 (site-2) to 0.7 (site-1)``; empty if no site has a value."""
+    """Return the least and the largest value as text, ``from 0.4 (site-2) to 0.7 (site-1)``; empty without values."""
     known = {site: value for site, value in values.items() if value is not None and math.isfinite(value)}
     low, high = (of(known, key=known.__getitem__, default="") for of in (min, max))
     return f"from {number(known[low])} ({low}) to {number(known[high])} ({high})" if known else ""

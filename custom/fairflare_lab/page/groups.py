@@ -77,7 +77,7 @@ def groups(material: Material) -> Section:
 
 
 def worded(table: Table, whose: str = "") -> Table:
-    """Return a table of groups with metrics in words, except in its file; ``whose``: text before the caption."""
+    """Return a table of groups with spelled-out metrics, except in its CSV file; ``whose``: text before the caption."""
     rows = table.rows
     if table.columns[0] == "measure":
         rows = [[Shown(in_words(str(row[0])), [str(row[0])]), *row[1:]] for row in rows]

@@ -13,7 +13,7 @@ from fairflare_lab.page.words import answer
 
 
 def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
-    """Return the leads of a page, and the page's sections without the pictures that the leads take.
+    """Return the sentences at a page's top (leads), and the page's sections without the pictures beside the leads.
 
     A topic without results has no lead.
 

@@ -30,7 +30,7 @@ def frame(values: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> 
 
 
 def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a long table of the values that ``of`` finds by site in each round of each run, without ``None``."""
+    """Return a long table of the values by site that ``of`` returns for each round of each run, without ``None``."""
     values = (
         (row.label, site, record["current_round"], value, run.name)
         for row in material.rows

@@ -120,7 +120,7 @@ class Material:
 
     @property
     def over_seeds(self) -> str:
-        """Return words that captions append where figures are means over several runs; else an empty text."""
+        """Return text to append to captions if figures are means over several runs; else an empty text."""
         return ", means over seeds" if any(len(row.runs) > 1 for row in self.rows) else ""
 
     @property
@@ -129,7 +129,7 @@ class Material:
 
 
 def spelt(material: Material) -> str:
-    """Return the name of a page's metric for readers, with what comparable figures rest on."""
+    """Return the name of a page's metric for readers, with the structures that comparable figures are computed from."""
     return in_words(material.metric) + rests_on(material.rows[0].runs[0], material.metric)
 
 

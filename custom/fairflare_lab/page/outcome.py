@@ -158,7 +158,7 @@ def intervals(material: Material) -> dict[str, dict[str, Any]]:
 
 
 def has_ends(own: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether any site has an interval."""
+    """Return whether any site's metric has a confidence interval."""
     return any(of["low"] is not None for of in own.values())
 
 

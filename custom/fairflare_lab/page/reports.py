@@ -38,7 +38,7 @@ MAX_CELL_LINES = 4  # largest number of lines of names in a cell of the map
 
 
 def reports(material: Material) -> list[Section]:
-    """Return a section for each reported field of :data:`CALLED`, one for all other fields, and one for maps."""
+    """Return page sections on what sites reported: one for each field in :data:`CALLED`, for others and for maps."""
     every = (site for run in material.runs for record in run.rounds for site in record["reports"].values())
     fields = dict.fromkeys(name for site in every for name, value in site.items() if finite(value) is not None)
     found = {field: by_site(material, partial(_reported, field)) for field in fields}

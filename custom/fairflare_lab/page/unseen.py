@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def unseen(found: UnseenSites | None) -> Section:
-    """Return the section with the table of unseen sites; its picture is a lead. Empty: no site was left out."""
+    """Return the section with the table of unseen sites, without its picture; empty if no site was left out."""
     if found is None:
         return NOTHING
     # The sentence about the first row is in the page's lead.
@@ -48,7 +48,7 @@ def unseen(found: UnseenSites | None) -> Section:
 
 
 def of_groups(found: UnseenSites | None) -> Section:
-    """Return the section on groups of people at left-out sites; empty: no groups, or no method has a common model."""
+    """Return the section on groups of people at left-out sites; empty without groups or without a common model."""
     if found is None or not (first := first_left_out(found.groups)):
         return NOTHING
     run = found.groups[first][0]

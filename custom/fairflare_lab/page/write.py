@@ -199,7 +199,7 @@ def draw_and_render(page: Page) -> str:
 
 
 def parts_of(page: Page, kind: type[P]) -> list[P]:
-    """Return the pictures, or the tables, of a page."""
+    """Return all pictures of a page, or all its tables."""
     parts = [*(one.picture for one in page.leads), *(part for section in page.sections for part in section.parts)]
     return [part for part in parts if isinstance(part, kind)]
 

@@ -16,9 +16,8 @@ class PaperTable:
     """Describe a table of a paper, for ``fairflare compare --preset``.
 
     Args:
-        name: of the preset.
-        title: which table.
-        paper: the experiment whose settings it has (``--paper NAME``).
+        name: name of the preset. title: title of the paper's table. paper: the experiment whose settings it has
+            (``--paper NAME``).
         train_like: the method whose training all rows get in a quick comparison.
         settings: of all rows.
         rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
@@ -81,7 +80,7 @@ def table_of(preset: str) -> PaperTable:
 
 
 def beginning_so(incomplete: str) -> list[str]:
-    """List the tables whose names begin so, to complete a command line."""
+    """List the tables whose names begin with a text, to complete a command line."""
     return [name for name in tables() if name.startswith(incomplete)]
 
 

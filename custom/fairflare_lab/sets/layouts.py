@@ -79,7 +79,7 @@ def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, in
 
 
 def of_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
-    """Return the comparison by class with a set's published counts, which are in the order of the class numbers."""
+    """Return a function that compares the number of images of each class with a data set's published numbers."""
     return partial(compare_counts, title=title, counts=dict(enumerate(counts.values())), of=lambda item: item.mask)
 
 

@@ -54,7 +54,7 @@ TRUTH_2018, TRUTH_2019 = "ISIC2018_Task3_Training_GroundTruth", "ISIC_2019_Train
 INPUT_2019, META_2019 = "ISIC_2019_Training_Input", "ISIC_2019_Training_Metadata.csv"
 LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
 FORM_2019 = Form(tuple(ISIC2019), stratified=True, keys=LESIONS.replace("{}", META_2019))
-# Inner edges of the groups of age, in years.
+# Ages, in years, at which the groups of age are divided.
 PEOPLE_2019 = partial(
     with_people, table=META_2019, image="image", columns={"sex": "sex", "age": "age_approx:40,60"}
 )  # fmt: skip

@@ -66,11 +66,11 @@ class Estimate:
 
     @property
     def half(self) -> Array:
-        """Return half the width of the interval at :data:`LEVEL`; NaN where :attr:`p` is NaN."""
+        """Return half the width of the confidence interval at :data:`LEVEL`; NaN where :attr:`p` is NaN."""
         return np.where(np.isnan(self.p), np.nan, self.quantile(1 - LEVEL) * self.error)
 
     def tails(self, t: npt.ArrayLike) -> Array:
-        """Return the probability, without a true difference, of a ratio farther from 0 than ``t >= 0``."""
+        """Return the probability of a ratio of mean to error farther from 0 than ``t >= 0`` if the true mean is 0."""
         from scipy.special import stdtr
 
         t = np.asarray(t, float)

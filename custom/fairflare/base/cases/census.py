@@ -41,7 +41,7 @@ class Census:
 
 
 class Marked(SiteData):
-    """Restrict a site's data with masks to the structures that enough cases mark; a mix-in class."""
+    """Restrict the masks of a site's data to the structures that enough cases have; a mix-in class."""
 
     task: Any
     _left: int  # bytes that decoded images may still take
@@ -83,8 +83,9 @@ class Marked(SiteData):
 def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:
     """Return the numbers of cases that may leave a site, by structure or class.
 
-    A number is withheld where fewer than ``least`` cases have the structure, or lack it: nobody can tell few from none.
-    That all cases have it may be told.
+    A number is withheld where fewer than ``least`` cases have the structure, or lack it: a reader cannot tell few cases
+        from none.
+    That all cases have the structure may be reported.
 
     Args:
         cases: number of cases with each structure or class, ``>= 0``.
@@ -112,7 +113,7 @@ def question(
     numbers: Mapping[str, Sequence[int]],
     file: str = "the fairflare.json that the run reads (--data; in a network the site's own)",
 ) -> str:
-    """Return one sentence that asks these sites whether what their labels lack is absent or was not annotated.
+    """Return a sentence that asks sites whether structures that their labels lack are absent or were not annotated.
 
     Args:
         lacking: the names by site.

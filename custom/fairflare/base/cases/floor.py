@@ -43,7 +43,7 @@ class Floor:
         return self.least <= 1 or (some and self.data.num_cases(split) >= self.least)
 
     def hidden(self, split: str) -> frozenset[int] | None:
-        """Return the classes, findings or structures of a split with too few cases, or ``None`` if not counted."""
+        """Return the classes, findings or structures with too few cases in a split; ``None`` if cases are unknown."""
         cases = self.data.class_cases(split)
         return None if cases is None else frozenset(k for k, n in enumerate(cases.tolist()) if n < self.least)
 

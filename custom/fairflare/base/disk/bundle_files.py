@@ -11,7 +11,7 @@ from fairflare.base.disk.files import sha256_of
 
 #: Folder of a job that holds the MONAI bundle; it lies beside the job's ``task.py``.
 BUNDLE_FOLDER = "monai_bundle"
-#: What a job does not carry: weights (``initial_ckpt`` names a weights file instead), Python's caches, hidden files.
+#: Files of a bundle that a job does not carry: weights (``initial_ckpt`` names such a file), caches, hidden files.
 LEFT_OUT = re.compile(r"/(models|__pycache__|\.[^/]*|[^/]*\.pyc)/")
 
 
@@ -22,10 +22,10 @@ class BundleError(ValueError):
 def bundle_files(folder: Path) -> list[str]:
     """Return the sorted paths, relative to ``folder`` and with ``/``, of the bundle's files that a job carries.
 
-    Left out is what matches :data:`LEFT_OUT`.
+    Files that match :data:`LEFT_OUT` are left out.
 
-    Raises:
-        BundleError: the folder does not exist, or it contains a link to a folder, which a copy would lack.
+    Raises: BundleError: the folder does not exist, or contains a link to a folder, which a copy of the files would
+        lack.
     """
     if not folder.is_dir():
         raise BundleError(f"MONAI bundle {folder} is no folder; give the one that holds the bundle's configs/")

@@ -60,7 +60,7 @@ def _keep_private(path: Path, mode: int) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = True, shared: bool = False) -> None:
-    """Replace ``path`` by what ``write`` writes; a reader sees the old file or the new one, never a part.
+    """Replace the file ``path`` by the content that ``write`` writes; a reader sees the old or the new file, whole.
 
     Args:
         path: the file, in a folder that exists.
@@ -137,7 +137,7 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-#: What to do about an error of the operating system, by its number.
+#: Advice for the user about an error of the operating system, by the error's number.
 _REMEDIES = {
     errno.ENOSPC: "free space on that disk, or name a place on another one",
     errno.EDQUOT: "free space there, or name a place on another disk",
@@ -151,7 +151,7 @@ _REMEDIES = {
 
 
 def system_error(error: OSError, where: Path | None = None) -> str:
-    """Return the path that an operation failed on, why, and what to do, in one line.
+    """Return one line about a failed operation on a file: the path, the cause, and what the user can do.
 
     Args:
         error: error of the operating system.

@@ -80,7 +80,7 @@ class Computing:
                 raise
 
     def on(self, device: torch.device) -> str:
-        """Return the chosen ways to compute as text, with a warning if they are slow on this device."""
+        """Return the chosen computing settings (precision and others) as text, with a warning if they are slow here."""
         slow = self.precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16()
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
 
@@ -99,9 +99,9 @@ def _cpu_has_bf16() -> bool:
 
 @contextmanager
 def plainly(*models: nn.Module) -> Iterator[None]:
-    """Let networks compute in float32 and as written (not compiled), inside the context.
+    """Let networks compute in float32 and without compilation, inside the context.
 
-    Meant for places where small differences count, or hooks are set.
+    Use this where small differences count, or where hooks are set on the network.
     """
     with ExitStack() as stack:
         for model in models:

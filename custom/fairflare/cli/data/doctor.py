@@ -122,11 +122,11 @@ def examine(
 
 
 def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield whether a MONAI bundle can be trained where code is forbidden, what prevents this, and what data it needs.
+    """Yield findings on whether a MONAI bundle can be trained where code is forbidden, and what data it needs.
 
     Args:
-        folder: of the bundle, nothing of which runs.
-        settings: of the task; those that say which files, keys and values are read count.
+        folder: the bundle's folder; none of its code is run. settings: settings of the task, of which those count that
+            say which files, keys and values are read.
     """
     from fairflare.tasks.bundles.bundle_config import Bundle
     from fairflare.tasks.bundles.bundle_parts import BundleParts

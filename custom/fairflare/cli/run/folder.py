@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairflare.reporting.documents import Results
 
 RAISED = re.compile(r"([a-zA-Z_]\w*\.)*[A-Z]\w*(Error|Exception): ")  # finds the last line of a traceback
-# Finds the name of an error's type before one of this package's own messages.
+# This expression finds the name of an error's type in front of a message of this package.
 OURS = re.compile(r"^(RuntimeError|ValueError|[\w.]*FolderInUse): ")
 MOST_TEXTS = 3
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fairflare.cli.run.here import PlanHere
     from fairflare.flare.export.recipes import FairRecipe
 
-#: Words for the sites' work in phases that belong to no round.
+#: Texts on the sites' work in the phases of a run that belong to no round, such as the final test.
 OF_ALL = {"check": "open their data", "validate": "measure a final model"}
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def say_plan(plan: Plan, own_data: bool = False) -> None:
-    """Print the source of a plan's settings, what they lack, and where its local training is another method's."""
+    """Print where a plan's settings come from, what they lack, and where local training is that of another method."""
     say_whose_setting(plan)
     say_what_lacks(plan.lacks, own_data)
     if plan.brought:
@@ -32,7 +32,7 @@ def say_whose_setting(plan: Plan) -> None:
 
 
 def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
-    """Print what the user still has to give for the paper's setting."""
+    """Print which data or files the user still has to give so that the run has the paper's setting."""
     from fairflare.reporting.layout import wrapped
 
     lacks = [text for text in lacks if not (own_data and text.endswith("with --data"))]
@@ -43,7 +43,7 @@ def say_what_lacks(lacks: Sequence[str], own_data: bool = False) -> None:
 
 
 def say_what_is_shared(plan: Plan, row: str) -> None:
-    """Print the settings in which a method trains like another method instead of with its own values."""
+    """Print those settings whose values the method takes from another method instead of its own."""
     if plan.instead:
         say(f"{row} trains like the others: {', '.join(plan.instead)}")
 

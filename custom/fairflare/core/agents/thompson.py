@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def standardised(rewards: Sequence[float]) -> list[float]:
-    """Return the rewards minus their mean, divided by their standard deviation; 0 each where all are equal.
+    """Return the rewards minus their mean, divided by their standard deviation; all are 0 if all rewards are equal.
 
     Thus the scale of the rewards has no effect, and none of n rewards is farther from 0 than ``sqrt(n - 1)``.
     """
@@ -32,6 +32,6 @@ def beliefs(earned: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
 
 
 def thompson(earned: Sequence[Sequence[float]], draws: random.Random) -> int:
-    """Return the action whose draw from :func:`beliefs` is the largest."""
+    """Draw a reward for each action from its distribution in :func:`beliefs`; return the action with the largest."""
     drawn = [draws.gauss(mean, deviation) for mean, deviation in beliefs(earned)]
     return drawn.index(max(drawn))

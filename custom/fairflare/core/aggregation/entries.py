@@ -43,7 +43,7 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def largest_overall(state: State, count: int) -> dict[str, torch.Tensor]:
-    """Return masks, by tensor, of a state's largest magnitudes over all its tensors; ties in the state's order."""
+    """Return a mask for each tensor of a state that marks the entries with the largest magnitudes in the state."""
     flat = [state[name].detach().reshape(-1).abs() for name in state]
     if not flat:
         return {}

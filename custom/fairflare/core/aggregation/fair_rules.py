@@ -37,7 +37,7 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
 
 
 def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return remembered weights, in which the sites of ``fresh`` have divided the sum of their weights anew.
+    """Return remembered weights after the sites of ``fresh`` have shared the sum of their own weights anew.
 
     Sites that are not in ``fresh`` keep their weights.
 
@@ -254,7 +254,7 @@ def contributions(
 
 
 def minus_state(received: State, own: State, coefficient: float) -> dict[str, torch.Tensor]:
-    r"""Return the received model without the site's own: :math:`(w^r - c_k w_k) / (1 - c_k)`.
+    r"""Return the received model without the site's own model in it: :math:`(w^r - c_k w_k) / (1 - c_k)`.
 
     Integer tensors are the received ones; a ``running_var`` is at least 1e-5.
 

@@ -82,7 +82,7 @@ def cffl_reputations(
 
 
 def whole(reputations: Mapping[str, float]) -> dict[str, float]:
-    """Return reputations that sum to 1: unchanged if they already do, else (a site came or was removed) normalised."""
+    """Return reputations scaled to sum 1, unchanged if they do; they do not after a site has joined or left."""
     same = abs(sum(reputations.values()) - 1) < TOLERANCE
     return dict(reputations) if same else normalise(reputations)
 

@@ -17,7 +17,7 @@ CANCELS = 1e-6  # a sum of changes that is so much shorter than they are is of r
 
 
 def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
-    """Yield each block of a tensor with the same block of the tensor that it is compared with."""
+    """Yield each block of a tensor together with the block at the same place of a second tensor."""
     others = blocks(base) if base is not None else None
     for index, part in enumerate(blocks(tensor)):
         yield part, None if others is None else others[index]

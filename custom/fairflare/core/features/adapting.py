@@ -24,7 +24,7 @@ class Adapting(ABC):
 
     @abstractmethod
     def adapted(self, model: nn.Module) -> nn.Module:
-        """Return the network of ``build_model`` with adapters inserted; ``requires_grad`` is set for the trained parts.
+        """Insert the task's adapters into the network of ``build_model``, freeze what is not trained, and return it.
 
         Raises:
             ValueError: a setting names parts that the network does not have (the message names those that it has).

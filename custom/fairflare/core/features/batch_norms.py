@@ -29,7 +29,7 @@ Forward = Callable[["torch.Tensor"], object]
 
 
 class Unmeasurable(ValueError):
-    """Report that the input of a norm has no finite moments; the text names the norm."""
+    """Report that the input of a batch norm has no finite moments; the text names the batch norm."""
 
 
 # ------------------------------------------------------------------------------------------------ which norms
@@ -90,7 +90,7 @@ def next_group(
     all_at_once: bool = False,
     forward: Forward | None = None,
 ) -> Group:
-    """Return the norms whose input depends on no norm that is still to be measured.
+    """Return the batch norms whose input depends on no other batch norm that is still to be measured.
 
     The outputs of all norms that are not ``done`` are replaced by NaN, so that a norm whose input has no NaN does not
     depend on them. A norm whose input depends on its own output (weights that are used several times in a row) always
@@ -153,7 +153,7 @@ class Moments:
         return cls(values.numel() // values.shape[1], mean, (wide - mean.view(shape)).square_().sum(axes))
 
     def joined(self, other: Moments) -> Moments:
-        """Return the moments of both sets of values together.
+        """Return the moments of the union of two sets of values.
 
         Source:
             Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
@@ -176,7 +176,7 @@ def measure(
     by_batch: bool = False,
     forward: Forward | None = None,
 ) -> dict[str, Moments]:
-    """Return moments of the inputs of the group's norms over all batches, in the order of the group.
+    """Return moments of the inputs of a group's batch norms over all batches, in the order of the group.
 
     Args:
         model: network, in training or evaluation mode; it is not changed.
@@ -236,7 +236,7 @@ def _by_batch(norms: Iterable[Any]) -> Iterator[None]:
 def pooled(
     means: Mapping[str, Tensor], variances: Mapping[str, Tensor], weights: Mapping[str, float], count: int
 ) -> tuple[Tensor, Tensor]:
-    r"""Return running statistics of one norm over the values of all sites.
+    r"""Return running statistics of one batch norm over the values of all sites.
 
     .. math:: m = \sum_k p_k m_k, \qquad v = \frac{N}{N - 1} \sum_k p_k \left(v_k + (m_k - m)^2\right)
 

@@ -19,8 +19,8 @@ def layer_of(tensor_name: str) -> str:
 
     It is the tensor's name without its last component. A parametrized tensor
     (``torch.nn.utils.parametrizations``: weight norm, spectral norm) belongs to the module that it is the weight of,
-    as does all that the parametrization keeps for itself; and so do the factors of a low-rank adapter and the frozen
-    layer inside it (``peft``).
+    as does all that the parametrization keeps for itself; the same holds for the factors of a low-rank adapter and the
+    frozen layer inside it (``peft``).
 
     Args:
         tensor_name: key of a state dict.
@@ -94,5 +94,5 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def is_statistic(tensor_name: str) -> bool:
-    """Return whether a tensor is a running statistic of a norm, judged by its name alone."""
+    """Return whether a tensor is a running statistic of a norm layer, judged by its name alone."""
     return tensor_name.rpartition(".")[2] in STATISTICS

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
-    """Return the module classes of norms that a setting's value ``"batch"`` or ``"all"`` stands for."""
+    """Return the module classes of norm layers that a setting's value ``"batch"`` or ``"all"`` stands for."""
     base, nn = torch.nn.modules.batchnorm, torch.nn
     if kind == "batch":
         return (base._BatchNorm,)
@@ -28,13 +28,13 @@ def norms_of(kind: str) -> tuple[type[nn.Module], ...]:
 
 
 def norm_tensors(model: nn.Module, kind: str) -> list[str]:
-    """List all tensors, affine and statistics, of the norms of a kind (:func:`norms_of`), in state-dict order."""
+    """List all tensors (affine, statistics) of the norm layers of a kind (:func:`norms_of`), in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [name for name, owner in layers_of(state).items() if isinstance(layers[owner], norms_of(kind))]
 
 
 def running_statistics(model: nn.Module) -> list[str]:
-    """List the running means, variances and counters of the norms that have them, in state-dict order."""
+    """List the running means, variances and counters of norm layers that have them, in state-dict order."""
     state, layers = model.state_dict(), parameter_layers(model)
     return [
         name

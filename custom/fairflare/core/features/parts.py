@@ -32,7 +32,7 @@ def names_in(model: nn.Module, part: str) -> list[str]:
 
 @contextmanager
 def only(model: nn.Module, part: str) -> Iterator[None]:
-    """Let only a part of a network be trained inside the context."""
+    """Let only a part of a network (head, norm layers or all) be trained inside the context."""
     chosen = names_in(model, part)
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and n not in chosen]
     model.zero_grad()  # a gradient of the round before would count in clipping

@@ -15,7 +15,7 @@ STRIP = 32  # least rows of a strip of a symmetric product by oneDNN; torch's st
 
 
 def whole(lower: Tensor) -> Tensor:
-    """Return symmetric matrices from their lower halves."""
+    """Return whole symmetric matrices, given only the lower half of each."""
     return lower.tril() + lower.tril(-1).mT
 
 

@@ -25,7 +25,7 @@ from fairflare.core.statistics.intervals import LEVEL
 Array: TypeAlias = "npt.NDArray[np.float64]"
 Truth: TypeAlias = "npt.NDArray[np.bool_]"
 Ends: TypeAlias = tuple[float, float]
-#: Operating points: the side whose share is wanted, and the share; of each the threshold comes from validation.
+#: Operating points: sensitivity or specificity, and its wanted value; thresholds are found on validation images.
 OPERATING = (("specificity", 0.90), ("sensitivity", 0.90))
 ALL = "all classes"  # name of the figures that are of no class alone
 ROUNDING = 1e-12  # a variance that is no more than this is 0
@@ -33,7 +33,7 @@ FEW = 10  # positive or negative cases; with fewer, the interval does not use th
 
 
 def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = None) -> tuple[Array, Array]:
-    r"""Return the areas of several models on the same images, and the covariance of the areas.
+    r"""Return the areas under the ROC curves (AUC) of several models on the same images, and their covariance.
 
     .. math:: C = \frac{I^+}{I^+ - 1} \frac{\sum a a'}{m^2} + \frac{I^-}{I^- - 1} \frac{\sum b b'}{n^2}
         + \frac{I}{I - 1} \frac{\sum (a b' + b a')}{m n}
@@ -69,7 +69,7 @@ def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = No
 
 
 def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
-    """Test whether two models have the same area on the same images.
+    """Test whether two models have the same area under the ROC curve (AUC) on the same images.
 
     Args:
         areas, covariance: areas of two models and their covariance, from :func:`delong`.
@@ -86,7 +86,7 @@ def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
 
 
 def area_interval(area: float, variance: float, positive: int, negative: int) -> Ends:
-    """Return the interval of an area at :data:`.intervals.LEVEL`.
+    """Return the confidence interval of an area under the ROC curve (AUC) at :data:`.intervals.LEVEL`.
 
     It is that of its logit; with fewer than :data:`FEW` cases on one side, or without scatter, that of Newcombe's
     method 5. NaN with fewer than two cases on a side.
@@ -103,7 +103,7 @@ def area_interval(area: float, variance: float, positive: int, negative: int) ->
 
 
 def logit_interval(area: float, variance: float) -> Ends:
-    """Return the interval of an area inside (0, 1) whose logit is taken to be normal."""
+    """Return the interval of an AUC inside (0, 1), whose logit is taken to be normally distributed."""
     from scipy.special import expit, logit
 
     half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance) / (area * (1 - area))
@@ -111,7 +111,7 @@ def logit_interval(area: float, variance: float) -> Ends:
 
 
 def newcombe_end(area: float, positive: int, negative: int) -> float:
-    r"""Return the lower end of an area's interval: the least :math:`\theta` that is not too far below the area.
+    r"""Return the lower end of an AUC's interval: the least :math:`\theta` that is not too far below the area.
 
     .. math:: A - \theta = z \sqrt{\frac{\theta (1 - \theta)}{m n}
         \Big(1 + N \frac{1 - \theta}{2 - \theta} + N \frac{\theta}{1 + \theta}\Big)}, \quad N = \frac{m + n}{2} - 1
@@ -138,7 +138,7 @@ def threshold(truth: Truth, scores: Array, share: float, of: str) -> float:
             largest one.
 
     Returns:
-        NaN where the side of which a share is wanted has no image.
+        NaN where the images whose share is wanted (positive or negative) have no image.
     """
     marks, own = np.unique(scores), np.sort(scores[truth if of == "sensitivity" else ~truth])
     if not len(own):

@@ -33,7 +33,7 @@ SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures,
 
 
 def in_brackets(how: str, shared: Sequence[str]) -> str:
-    """Return words in brackets, to follow a metric's name: over which structures the sites' figures are computed."""
+    """Return text in brackets, to follow a metric's name: the structures over which sites' figures are computed."""
     return f" ({f'over: {few(shared, MAX_NAMES)}' if how == SHARED else how})"
 
 
@@ -54,12 +54,12 @@ class Footing:
 
     @property
     def differs(self) -> bool:
-        """Return whether figures differ from the sites' plain means, which are compared if all structures count."""
+        """Return whether sites are compared by other figures than plain means, as some structures do not count."""
         return any(self.empty.values()) or len({*self.of.values()}) > 1
 
     @cached_property
     def shared(self) -> list[str]:
-        """Return the structures that all sites with any structure have; sites are compared by the mean over these."""
+        """Return the structures that all compared sites have; sites are compared by the mean over these structures."""
         return sorted(frozenset.intersection(*([own for own in self.of.values() if own] or [frozenset()])))
 
     @cached_property
@@ -76,7 +76,7 @@ class Footing:
         return [s for s, of in without.items() if len(_parts(of)) > len(self.parts) - ([s] in self.parts)]
 
     def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
-        """Return the footing without a site's structures whose reported number of images (``support``) is 0."""
+        """Return the comparison's definition without a site's structures whose number of images (``support``) is 0."""
         of = {k: frozenset(s for s in own if support.get(k, {}).get(s, 1)) for k, own in self.of.items()}
         empty = {site: {*self.empty.get(site, ()), *(own - of[site])} for site, own in self.of.items()}
         return replace(self, of=of, empty=empty)
@@ -121,7 +121,7 @@ class Footing:
         return {site: found.get(site, math.nan) for site in cells}
 
     def on_one(self, metrics: Metrics) -> dict[str, dict[str, float]]:
-        """Return the sites' metrics with figures that can be compared, not means over each site's own structures.
+        """Return the sites' metrics with means that can be compared, in place of means over each site's own structures.
 
         The means over a site's own structures get the name ``own/<metric>``. If all sites have the same structures, the
         metrics are returned unchanged.
@@ -186,7 +186,7 @@ class Footing:
 def ranks(test: Metrics, name: str, parts: Collection[Collection[str]]) -> bool:
     """Return whether the sites' values of a metric may be ranked: a mean over each site's own structures may not.
 
-    A comparable figure may where structures link all sites, a metric that is no mean over structures always.
+    A comparable figure may be ranked if structures link all sites; a metric that is no mean over structures always may.
 
     Args:
         test: metrics after :meth:`Footing.on_one`.
@@ -197,7 +197,7 @@ def ranks(test: Metrics, name: str, parts: Collection[Collection[str]]) -> bool:
 
 
 def structure_of(metric: str, names: Collection[str]) -> str:
-    """Return which of the named structures a metric is of, by the end of the metric's name; empty for none of them."""
+    """Return the structure in ``names`` with which a metric's name ends; empty if the name ends with none of them."""
     return max((name for name in names if metric.endswith(f"_{metric_name(name)}")), key=len, default="")
 
 

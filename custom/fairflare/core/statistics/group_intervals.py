@@ -52,7 +52,7 @@ Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
 def over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
-    """Return the interval of :func:`wilson`, with the effective number of independent images of the cases.
+    """Return the interval of :func:`wilson` for the effective number of independent images, as cases have several.
 
     ``squares``: (parts,), the sum over cases of the squared number of images of a case.
     """
@@ -131,7 +131,7 @@ def _dice(sums: Sums, error: float) -> Array:
     return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
 
 
-#: Sums that are needed and function that computes value and interval, by metric of a group; likewise by gap.
+#: For each metric of a group, the sums it needs and the function of its value and interval; then for each gap.
 METRICS: Mapping[str, tuple[str, Measure]] = {
     "accuracy": (CALIBRATION, _accuracy), "auc": (HISTOGRAM, _auc), "dice": (DICE, _dice),
 }  # fmt: skip
@@ -144,7 +144,7 @@ GAPS: Mapping[str, tuple[str, Measure]] = {
 
 
 def few(sums: Sums) -> bool:
-    """Return whether a group has too few cases for an interval, or an unknown number of cases."""
+    """Return whether a group of people has too few cases for an interval, or an unknown number of cases."""
     return CASES not in sums or not sums[CASES][0] >= FEW
 
 

@@ -23,7 +23,7 @@ IMAGES, CASES, CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
 #: Number of parts into which a site divides its test cases (patients). Leaving out each part in turn (jackknife) shows
 #: how much a figure depends on the cases.
 FOLDS = 20
-#: Attribute and group that hold every image: available even when no datalist declares an attribute.
+#: Attribute and group to which every image belongs; they exist even if no datalist declares an attribute.
 EVERYBODY, ALL_IMAGES = "everybody", "all"
 OF_CLASSES = (CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 
@@ -154,7 +154,7 @@ def without_each(sums: Sums) -> list[dict[str, Array]]:
 
 
 def in_one(sums: Sums) -> dict[str, Array]:
-    """Return the sums over all parts of the cases; sums without an axis of parts are returned unchanged."""
+    """Add up sums over the parts into which a site's cases are divided; sums without parts are returned unchanged."""
     return {name: np.asarray(of).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(of) for name, of in sums.items()}
 
 

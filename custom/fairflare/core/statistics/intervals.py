@@ -15,7 +15,7 @@ Array = npt.NDArray[np.float64]
 
 
 def wilson(hits: Array, count: Array, error: float) -> Array:
-    """Return shares with Wilson's interval.
+    """Return shares (hits of trials), each with Wilson's confidence interval.
 
     Args:
         hits, count: number of hits and number of trials of each share, (parts,).

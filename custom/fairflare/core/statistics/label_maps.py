@@ -60,7 +60,7 @@ def features_of(picture: Array) -> Array:
 
 
 def regions_of(target: npt.NDArray[Any]) -> dict[int, Array]:
-    """Return the size and place of the background (0) and of each structure (from 1) of a mask that is there.
+    """Return size and place of the background (0) and of each structure (from 1) that a mask contains.
 
     They are the square root of the share of the picture, the share of the picture's edge, mean and spread of the
     distance from the centre of all structures, and the share of pixels at the region's own edge: grey values are left
@@ -138,7 +138,7 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
     looks_like = {told[row]: known[column] for row, column in zip(rows, columns, strict=True)}
     kept = np.isin(labels, told)
     mapped = np.array([looks_like[int(c)] for c in labels[kept]])
-    # 1: only the map explains the image, -1: only its label does.
+    # 1: only the map of labels explains the image's class; -1: only the image's own label does.
     gain = (nearest[kept] == mapped).astype(int) - (nearest[kept] == labels[kept])
     z = gain.sum() / math.sqrt(max(np.abs(gain).sum(), 1))
     agreement = float(np.mean([share[row, known.index(c)] for row, c in enumerate(told)]))

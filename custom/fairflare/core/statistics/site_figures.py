@@ -74,7 +74,7 @@ COUNTS = {
 
 
 def told(counts: Mapping[int, int], cases: Mapping[int, int], least: int) -> dict[int, int]:
-    """Return counts by bin without bins of too few cases, and without bins that would reveal those by subtraction.
+    """Return counts by bin without bins that have too few cases, and without bins that would reveal these counts.
 
     Args:
         counts: number of records by bin.

@@ -73,7 +73,7 @@ class Contents:
         return composed(without_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:
-        """Return a text on the files that are not read: number, three names and a converter of each ending."""
+        """Return a text on the files that are not read: for each ending their number, three names and a converter."""
         halves = {
             path.with_suffix(half) for path in self.unread for half, whole in DATA_OF.items() if path.suffix == whole
         }

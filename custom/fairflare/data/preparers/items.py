@@ -64,7 +64,7 @@ class Item:
 
 
 def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:
-    """Convert the grey values of a mask to labels by ranges.
+    """Convert the grey values of a mask to labels: each range of values becomes one label.
 
     Args:
         source: source of the mask.

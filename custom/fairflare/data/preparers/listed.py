@@ -253,7 +253,7 @@ class Answers:
             item: the image, with the cells by finding as its mask.
 
         Raises:
-            DataError: a cell is none of 1, 0, -1 and nothing, or means what was not answered.
+            DataError: a cell is not 1, 0, -1 or empty, or the user did not say how such a cell is to be read.
         """
         return tuple(self._label(item, name, text) for name, text in item.mask.items())
 

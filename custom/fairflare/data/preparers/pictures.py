@@ -34,7 +34,7 @@ def prepare_images(
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """Prepare images with a class each, of one or several sites.
+    """Prepare images of one or several sites; each image has a class.
 
     Without a CSV file the images lie in ``<class>/`` or in ``<site>/<class>/`` below the source folder, all at one
     depth. In a CSV file, each row has ``image`` (a path below the source folder, or a name, with or without ending) and
@@ -87,7 +87,7 @@ def prepare_masks(
     dealing: Dealing | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """Prepare images with a mask each, of one or several sites.
+    """Prepare images of one or several sites; each image has a mask.
 
     Without a CSV file images and masks lie in ``images/`` and ``masks/`` (``labels/``) below the source folder, or
     below a folder for each site; an image and its mask have the same name, apart from the ending and from ``_mask``,

@@ -504,7 +504,7 @@ def add_known(
             raise DataError(f"{row.where}: there is no site '{site}'{nearest(site, list(images))}")
         places = [path for own, known in images.items() if site in ("", own) if (path := known.find(name)) is not None]
         if len(places) > 1:
-            raise DataError(f"{row.where}: '{name}' is at several sites; name the site in a column 'site'")
+            raise DataError(f"{row.where}: image '{name}' is at several sites; add a column 'site'")
         missing += [] if places else [name]
         told += [Item(name, name, path, "", **_told(row, called)) for path in places]
     if missing:

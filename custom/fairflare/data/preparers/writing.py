@@ -135,7 +135,8 @@ def write_sites(
         result = _Result(draft, form, names, items)
         result.write_datalists(seed)
         result.write_summaries({"seed": seed, **writing.get("record", {})})
-        # Of images that were dealt every structure or class was looked for in all, whichever site has them.
+        # In images that were dealt to sites, every structure or class was looked for in all images, whatever site has
+        # them.
         more = {KEYS[bool(result.classes)]: "all"} if form.dealing.partition != "site" or form.synthetic else {}
         if lost := [
             f"{site}: {key} {own[key]}"

@@ -65,7 +65,7 @@ class QuorumError(RuntimeError):
 class Counts(dict[str, float]):
     """Hold the numbers (of samples) by which the sites are weighted in a round.
 
-    It is the site's number of samples; under a stock controller it may be the number of steps.
+    Each is the site's number of samples; under a stock controller it may be the site's number of steps.
 
     Args:
         told: the number of each site, by site.
@@ -174,7 +174,8 @@ class Collector:
         self.products: Products | None = None  # averages products of low-rank factors; ``None`` to average each factor
         self.footing = Footing({})  # compares sites that annotate different structures; known after the check
         self.rows = OutputRows()  # averages output rows over the sites that annotate them; known after the check
-        #: Opens sums of the sites' updates, which then send none; ``None`` if every site sends its update.
+        #: Opens secure sums of the sites' updates, so that no site sends its own; ``None`` if every site sends its
+        #: update.
         self.sums: Sums | None = None
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None

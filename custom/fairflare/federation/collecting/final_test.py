@@ -101,7 +101,7 @@ class Tested:
 
     @property
     def units(self) -> dict[str, dict[str, Any]]:
-        """Return what each site's bootstrap draws, and how many of them it has: ``{site: {"unit", "count"}}``."""
+        """Return what each site's bootstrap draws (such as patients), and how many: ``{site: {"unit", "count"}}``."""
         told = {site: self.phase.stats[site] for site in self.said(RESAMPLED)}
         return {
             site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}

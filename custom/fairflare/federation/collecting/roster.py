@@ -33,8 +33,8 @@ class Roster:
     """Choose the sites to ask, by their answers so far.
 
     A site that gave no answer *in time* in ``max_missed`` successive phases is dropped: a dead site and one that is
-    always late cost the run the same. A site in time for ``train`` and never for ``anchor`` is dropped from ``anchor``
-    alone.
+    always late cost the run the same. A site that answers ``train`` in time and never ``anchor`` is dropped from
+    ``anchor`` alone.
 
     A dropped site that shows a sign of life is asked again, after 2 rounds the first time, then after 4, 8, ...: each
     time that it is late again costs a whole timeout. After an answer in time all its misses are forgotten.

@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Return the names of the sites that the job names; where it names none, the same as :meth:`sites`."""
 
     def ask(self, question: Question) -> None:
-        """Send a question's task to its sites, and hand over each reply as it arrives, from any thread, one at a time.
+        """Send a question's task to the sites that it names, and hand over each reply as it arrives, one at a time.
 
         Return when every site has answered, after the timeout, when ``enough()`` is True, or when :meth:`stopped` is.
         """

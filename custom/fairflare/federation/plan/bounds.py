@@ -57,7 +57,7 @@ class Bounds:
 
     @property
     def how(self) -> Aggregate:
-        """Return how the sites' models are aggregated."""
+        """Return how the sites' models are aggregated: by mean, median or trimmed mean."""
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
 
     def check_aggregate(self, rule: Rule) -> None:

@@ -423,7 +423,7 @@ def route_settings(
                 raise ValueError(f"{key!r} is no setting of method {method.name!r} but an option of the run: {where}")
             known = sorted(set().union(*owners, LIKE_SETTINGS))
             if owner in OF_SITES:
-                raise ValueError(f"{key!r} is the site's own: it stands in the site's local/fairflare.json (--data)")
+                raise ValueError(f"{key!r} is set by each site itself, in its local/fairflare.json (--data)")
             where = f"`fairflare describe {method.name}` has all {len(known)}"
             hint = unknown(key, [name + dot + rest for name in known], where)
             raise ValueError(f"method {method.name!r} has no setting {key!r}{hint}")

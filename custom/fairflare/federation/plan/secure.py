@@ -17,10 +17,10 @@ def check_secure(run: RunSettings, rule: Rule, training: LocalTraining | None, t
 
     Args:
         run, rule, task: the run's settings, server half and task; ``task``: None where it is not checked.
-        training: the sites' half; ``None`` if it is not known at the server.
+        training: the method's site half; ``None`` if it is not known at the server.
 
     Raises:
-        ValueError: something does; the message says what, and what to set.
+        ValueError: something needs a single site's update; the message says what, and what to set.
     """
     most, half = Limits().max_weight, training or LocalTraining()
     if run.secure and (problem := first_of({

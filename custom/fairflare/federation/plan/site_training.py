@@ -55,7 +55,7 @@ def training_of(site_half: Any) -> LocalTraining | None:
 
 
 def shared_values(cls: type, other: Rule | LocalTraining | None) -> dict[str, Any]:
-    """Return a half's values of the settings that the class ``cls`` of the other half has too; empty for ``None``."""
+    """Return the values of one half's settings that the class ``cls`` of the method's other half has as well."""
     names = () if other is None else set(field_names(type(other))) & set(field_names(cls))
     return {name: getattr(other, name) for name in sorted(names)}
 

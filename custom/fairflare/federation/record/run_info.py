@@ -26,7 +26,7 @@ CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # settings
 
 
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
-    """Return the configuration that must not change when an experiment is resumed."""
+    """Return the settings of a run that must not change when its experiment is resumed."""
     return {
         "num_rounds": run.num_rounds,
         "seed": run.seed,

@@ -57,7 +57,7 @@ class NormReport:
 
     @property
     def group(self) -> tuple[tuple[str, ...], bool]:
-        """Return the facts that all sites must report alike: the measured norms, and whether further norms follow."""
+        """Return the facts that all sites must report alike: the measured batch norms, and whether others follow."""
         return tuple(sorted(self.values)), self.more
 
 
@@ -67,7 +67,7 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
     Args:
         site, message: name and message of the site.
         current_round: the round that the site was asked about.
-        pending: number of channels of each norm that may be in the answer.
+        pending: number of channels of each batch norm that may be in the answer.
 
     Raises:
         ReportError: the answer cannot be used; the message names site, field and value.
@@ -227,7 +227,7 @@ class Recalibration:
 def bounded_counts(
     reports: Mapping[str, NormReport], names: Sequence[str], most: int | None
 ) -> tuple[dict[str, dict[str, int]], list[Warned]]:
-    """Return the number of values a channel by norm and site, bounded by ``max_samples``, and warnings about sites.
+    """Return the number of values per channel by batch norm and site, bounded by ``max_samples``, and warnings.
 
     With ``max_samples`` no site counts as more than so many images, each of which is taken to have as many values a
     channel as an image of the median site.

@@ -40,7 +40,7 @@ MASKED = (
 
 
 class SitesLost(Exception):
-    """Signal that a sum cannot be opened without some of its sites; the argument has each one's reason."""
+    """Signal that a sum cannot be opened, as some of its sites are lost; the argument has the reason for each site."""
 
 
 class SecureSums:
@@ -61,7 +61,7 @@ class SecureSums:
         """Let the live sites agree on keys unless they have done so; return the reason for each site without a key.
 
         Raises:
-            RoundFailed: a site refuses another one's key, or fewer than three sites have keys.
+            RoundFailed: a site refuses another site's key, or fewer than three sites have keys.
         """
         if set(live) <= set(self.agreed):
             return {}

@@ -40,8 +40,8 @@ OVER_ALL, OF_CLASSES = "clinical_calibration", "clinical_classes"  # names of th
 BINS = 15  # number of bins of the told class's probability
 DIGITS = 3  # decimals of a threshold, which is the score of a validation image
 COUNTS = ("tp", "fp", "fn", "tn")
-#: Figures of each class that is looked for, in the order in which they are sent; ``squares``: sum over cases of the
-#: square of their number of images.
+#: Names of the figures of each class that is looked for, in the order in which they are sent; ``squares``: sum over
+#: cases of the square of their number of images.
 COLUMNS = (
     "cases_with", "squares_with", "cases_without", "squares_without", *COUNTS, "auc", "auc_variance", "pr_auc",
     *(f"{name}_at_{side}_{share:.2f}" for side, share in OPERATING for name in ("threshold", *COUNTS)),

@@ -80,7 +80,7 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
 
 
 def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
-    """Return the findings that enough cases have and enough others lack, in validation and test, to measure them.
+    """Return the findings that enough cases have, and enough other cases lack, in validation and test to measure them.
 
     For structures, return those that enough cases mark in both splits. Return ``None`` if all are measured, or the data
     have neither findings nor structures.
@@ -97,7 +97,8 @@ def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
 def support_of(task: Task, data: SiteData, floor: Floor) -> dict[str, Any]:
     """Return how many test images mark each annotated structure, without those that too few cases mark, or lack.
 
-    None marks it: this is told where the site has no floor. Of classes :meth:`Task.sampling` tells it.
+    A structure that no test image marks is in the result only where the site has no ``min_cases``. The result is empty
+    for a task with classes, whose numbers :meth:`Task.sampling` returns.
     """
     marks = data.marks("test")
     if marks is None or task.has_classes:

@@ -166,7 +166,7 @@ class Gate:
         of_classes = found.of_classes if found else None
         plain = name in (self.task.primary_metric, "loss") or (found and not found.by_class and of_classes is None)
         hidden = self.floor.hidden(split)
-        # Of synthetic images nobody counts the structures.
+        # In synthetic images the structures are not counted.
         plain = plain or (hidden is None and self.task.has_classes is False and of_classes is not None)
         return self.floor.holds(split) and bool(plain or may_leave(of_classes, hidden))
 
@@ -193,7 +193,7 @@ class Gate:
     def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields, few = {field.name: field for field in STATS}, self.floor.least > 1
         hidden = self.floor.hidden(SPLIT_TEST) if few and request.name == TASK_VALIDATE else None
-        # The names and counts of classes say nothing of a class without enough cases: not that there is none.
+        # The names and counts of classes leave out a class with too few cases, and must not show that it has none.
         odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden)))
         if not self._mean_of_images():
             odd |= dict.fromkeys(OF_DRAWS, few and hidden is None and self.task.has_classes is not False)

@@ -104,7 +104,10 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
             public=f"site {site!r}: the run asks for groups={unknown[0]!r}, which its data do not declare",
         )
     if asked and (task.findings or not task.outcome_names()):
-        raise SiteError(f"site {site!r}: groups needs a task that tells of each image; {type(task).__name__} does not")
+        raise SiteError(
+            f"site {site!r}: groups needs a task with a result for each image, which {type(task).__name__} does not "
+            "have; take groups out, or choose another task"
+        )
 
 
 def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:

@@ -16,7 +16,7 @@ from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
 
 KEPT = "norm_model"  # name in the site's store: the model of a round, for that round's ``norms`` tasks after the first
-#: Names of the directives of the task ``norms``.
+#: Keys of the values that the server sends a site with the task ``norms``.
 DONE, EXCHANGE, ONE_PASS = "done", "exchange", "one_pass"
 
 # Limits of the reported means and variances: a mean's square fits into float32, and no network computes such values.
@@ -65,7 +65,7 @@ def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch
     kept = store.load_at(KEPT, request.current_round)
     if kept is None:
         raise SiteError(
-            f"site {site!r} has not kept the model of round {request.current_round}, whose norms it is asked about",
+            f"site {site!r} has not kept the model of round {request.current_round}, whose batch norms it must measure",
             skipped=True,
         )
     return {**kept, **request.state}
@@ -88,7 +88,7 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
     one_pass = bool(run.directives.get(ONE_PASS))
     first = next(iter(images), None)
     if first is None:
-        raise SiteError(f"site {run.site!r} has no training images to measure its norms on", skipped=True)
+        raise SiteError(f"site {run.site!r} has no training images to measure batch norms on", skipped=True)
     try:
         done, forward = run.directives.get(DONE) or (), whole_pass(model)
         group = next_group(model, first, done, all_at_once=one_pass, forward=forward)

@@ -57,7 +57,9 @@ def built_training(told: Any) -> LocalTraining:
     known = {method.training.__name__: method.training for method in all_methods().values()}
     kind, settings = told.get("kind"), told.get("settings")
     if kind not in known or not isinstance(settings, Mapping):
-        raise SiteError(f"the server names the site half {kind!r:.80}, which is not known here{nearest(kind, known)}")
+        raise SiteError(
+            f"the server names the training class {kind!r:.80}, which is not known here{nearest(kind, known)}"
+        )
     try:
         return known[kind](**settings)
     except ValueError as error:

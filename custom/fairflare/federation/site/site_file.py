@@ -25,7 +25,7 @@ DECODED_PLACE = "decoded"  # default folder for decoded volumes, in the site's s
 SAVES = "save_seconds"  # name of the site's setting: seconds between two saves of a half-done round; 0: never
 SAVE_SECONDS = 60.0
 SUBMITS = "submit_model"  # name of the site's setting: whether the local model may be sent to other sites
-#: Names of the site's settings about secure sums: whether it trains for nothing else, what it allows, whom it knows.
+#: Names of the site's settings about secure sums: whether it trains in no other runs, its limits, known certificates.
 SECURE = ("secure", "secure_max_weight", "secure_max_exposure", "secure_pins")
 COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own settings override the job's
 # Settings of local/fairflare.json that FairFlare itself reads; all others are given to the task.
@@ -81,7 +81,7 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     """
     blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
-        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it another)")
+        raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it too)")
     own = blocks.get(identity, {})
     if not isinstance(own, Mapping):
         raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")

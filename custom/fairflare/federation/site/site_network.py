@@ -112,8 +112,8 @@ class SiteNetwork:
         own = fingerprint(self.sent.rest(model.state_dict()))
         if own != rest:
             raise SiteError(
-                f"site {self.site!r}: the part of the network that is not sent (exchange={exchange!r}) is another one "
-                f"than the server's: sha256 {own[:12]}, the server has {rest[:12]}; give this site the same encoder "
+                f"site {self.site!r}: the part of the network that is not sent (exchange={exchange!r}) differs "
+                f"from the server's: sha256 {own[:12]}, the server has {rest[:12]}; give this site the same encoder "
                 "file (initial_weights) and the same versions as the server, or let all tensors travel (exchange=all)"
             )
         return self.computing.apply(model.to(self.device), self.device)

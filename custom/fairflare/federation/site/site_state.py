@@ -35,13 +35,13 @@ SENT = ".sent"  # folder in a site's state root with its log; no experiment can 
 
 
 def note_sent(path: Path, request: SiteTask, reply: SiteReply) -> None:
-    """Append to a site's own log what it was asked, and every value that it answers; called before these are sent.
+    """Append to a site's own log the server's request and every value of the answer, before the answer is sent.
 
     Of a model or an update the log has the SHA-256 and not the values.
 
     Args:
         path: the log, one JSON object a line; nobody removes it but the site.
-        request: the question.
+        request: the server's request.
         reply: the answer as it leaves.
 
     Raises:

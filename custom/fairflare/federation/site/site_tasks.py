@@ -145,8 +145,8 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
     report_anchor = getattr(worker.training, "report_anchor", None)
     if report_anchor is None:
         raise SiteError(
-            f"site {worker.site!r}: the server asks about an anchor, but {type(worker.training).__name__} has no "
-            "anchor report; choose the training that belongs to the rule"
+            f"site {worker.site!r}: the server asks for a comparison with the average of the local models, which "
+            f"{type(worker.training).__name__} does not make; choose the training that belongs to the rule"
         )
     with plainly(anchor):  # in full precision, as the two models differ little
         return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))

@@ -138,7 +138,9 @@ class SitePolicyBuilder(Builder):
             name = str(_read(startup / "fed_client.json")["client"]["fqsn"])
             self._build_site(name, local)
         else:
-            raise ValueError(f"{kit} is no start-up kit of a server or site: it has no startup/fed_*.json of one")
+            raise ValueError(
+                f"{kit} is no start-up kit of a server or site: it has no startup/fed_server.json or fed_client.json"
+            )
         return name
 
     def _build_server(self, name: str, local: Path) -> None:

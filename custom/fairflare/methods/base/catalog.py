@@ -245,7 +245,7 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
             known, key=lambda m: (_held(rule, m.server), _held(training, m.site), m.name.replace("_", "") == called)
         )
     if rule is None:
-        raise ValueError("give a method's name, or the rule and the training of one")
+        raise ValueError("give a method's name, or a method's rule and training")
     title = type(rule).__name__
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", title).lower()
     return Method(name, title, "", type(rule), type(training) if training else LocalTraining)

@@ -63,8 +63,8 @@ class HalfDone:
     """Save the training of one task from time to time, and resume it when the task is repeated.
 
     Args:
-        half: the site half that trains.
-        run: the task at the site, after ``begin_round``.
+        half: the method's site half, which trains.
+        run: the server's task that this site performs, after ``begin_round``.
         model: the network before the first step.
         optimizer: the optimizer, with the moments that the round begins with.
     """

@@ -51,7 +51,7 @@ class Home:
     values. A site without stored tensors takes the received tensors.
 
     Args:
-        half: the site half.
+        half: the method's site half, the part that runs at a site.
         named: function that returns the names of those tensors of a network that stay; ``None`` if the site half names
             none.
         doc: description, in one phrase, of what stays at the site; for ``docs/privacy.md``.
@@ -97,8 +97,8 @@ class Home:
         """Store the tensors that stay at the site after a training, and return the update to send.
 
         Args:
-            run: the task at the site.
-            model: network of the task; its values may be overwritten.
+            run: the server's task that this site performs, with the site's data. model: network of the task; its values
+                may be overwritten.
             start, local: the model before and after the training.
         """
         names = self.stays(model)
@@ -123,9 +123,8 @@ class OwnModel(Home, ABC):
         """Return the update to send, and the site's own model from now on.
 
         Args:
-            run: the task at the site.
-            start, local: model before and after the training, without the tensors that stay at the site; those are
-                stored as trained.
+            run: the server's task that this site performs, with the site's data. start, local: model before and after
+                the training, without the tensors that stay at the site; those are stored as trained.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ class ImageBatches:
     """Iterate over batches of images on the run's device, with deterministic transforms; can be iterated repeatedly.
 
     Args:
-        run: the task at the site, with its data.
+        run: the server's task that this site performs, with the site's data.
         split: ``"training"``, ``"validation"`` or another split of the data.
         batch_size: number of images that are read at a time.
         passes: number of passes over the images, each in another seeded order; 1: one pass, in the order of the list.

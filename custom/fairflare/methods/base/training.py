@@ -130,7 +130,7 @@ class LocalTraining:
 
     @property
     def home(self) -> Home:
-        """Return the home, which defines and stores the part of the model that stays at the site."""
+        """Return the :class:`Home` object, which defines and stores the part of the model that stays at the site."""
         return Home(self)
 
     # -- before the first round
@@ -199,7 +199,7 @@ class LocalTraining:
         return {}
 
     def made_of(self, name: str) -> tuple[str, ...] | None:
-        """Return the splits from which the report's value ``name`` is computed; ``None`` for those of its field."""
+        """Return the splits from which the report's value ``name`` is computed; ``None``: those named by its field."""
         return None
 
     def sends(self, names: Iterable[str]) -> list[str]:

@@ -46,7 +46,7 @@ class ClassGradientTraining(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if task.has_classes is False:
-            raise ValueError("it reports gradients by class, so it needs a task with classes")
+            raise ValueError("CReFF's sites report gradients by class, so it needs a classification task")
         if not getattr(task, "retrained_head", True):
             raise ValueError("it needs a second classifier; set retrained_head=true of the classification task")
 

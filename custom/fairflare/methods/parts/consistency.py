@@ -165,7 +165,7 @@ class Consistency:
             next(self._stream)
 
     def told(self, trained: Trained) -> Trained:
-        """Return a training's result with what the server receives about the unlabelled images."""
+        """Add to a training's result the values that the server receives about the unlabelled images, and return it."""
         trained.more |= {SHARE: self.sure / max(self.seen, 1), **({WITHOUT_LABELS: True} if self.alone else {})}
         if self.alone and not trained.num_steps:
             raise SiteError(

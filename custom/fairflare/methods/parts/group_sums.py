@@ -64,7 +64,7 @@ def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> N
         SiteError: the server sent more or fewer numbers.
     """
     if len(told) != wanted:
-        raise SiteError(f"site {run.site!r}: the server told {len(told)} {what}, the site has {wanted}; {ALIKE}")
+        raise SiteError(f"site {run.site!r}: the server sent {len(told)} {what}, the site has {wanted}; {ALIKE}")
 
 
 def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
@@ -154,8 +154,8 @@ def losses_by_group(
     """Return mean losses and numbers of training images, by report field, as tables of groups and classes.
 
     Args:
-        half: the site half whose criterion is the loss.
-        run: the task at the site.
+        half: the method's site half, whose criterion is the loss.
+        run: the server's task that this site performs, with the site's data.
         model: the received model.
         attribute: the attribute of people that defines the groups; empty if the table has only the row of all images.
         classes: number of columns, one for each class; 1: one column for all classes.
@@ -208,7 +208,10 @@ class _OfPeople(Proxy):
         """Return batches as :meth:`fairflare.base.task.SiteData.batches` does; each sets the adapters' groups."""
         order = self._inner.order(split, options.get("shuffle_seed"))
         if order is None:
-            raise SiteError(f"site {self._site!r}: fair_lora needs data that say which image is which in a batch")
+            raise SiteError(
+                f"site {self._site!r}: fair_lora needs to know which images a batch has, and this task's data do not "
+                "say; choose another task or method"
+            )
         numbers = self._inner.group_numbers(split, self._attribute)
         return _Told(self._inner.batches(split, **options), self._model, [numbers[index] for index in order])
 

@@ -115,10 +115,10 @@ class SitePrior:
         *,
         changed: bool = False,
     ) -> torch.Tensor:
-        """Return the distances (n,) of the model's projected features of a batch to the prior's features of the batch.
+        """Return the distances (n,) between the model's projected features and the prior network's, for a batch.
 
-        Cached features of the prior belong to the unaugmented images, so they are not used for ``changed`` (augmented)
-        inputs.
+        Cached features of the prior network belong to the unaugmented images, so they are not used for ``changed``
+        (augmented) inputs.
         """
         if self.cache is not None and run.batch is not None and not changed:
             known = self.cache.features[run.batch].to(run.device)
@@ -128,10 +128,10 @@ class SitePrior:
         return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
-        """Add to the cache the prior's features of those images of the batch that it lacks; without a cache do nothing.
+        """Add the prior network's features of a batch's images to the cache, if there is one, where it lacks them.
 
         Args:
-            run: the task at the site; ``run.batch`` has the numbers of the images.
+            run: the server's task that this site performs; ``run.batch`` has the numbers of the images.
             inputs: the images, without augmentation.
         """
         if self.cache is not None and run.batch is not None:
@@ -157,7 +157,7 @@ class FeatureCache:
             self.checks, self.features = kept["checks"], kept["features"]
 
     def update(self, run: SiteRun, network: PriorNetwork, numbers: list[int], inputs: torch.Tensor) -> None:
-        """Compute the prior's features of those given images (unaugmented) that are not in the cache yet."""
+        """Compute the prior network's features of those given images (unaugmented) that are not in the cache yet."""
         checks = torch.tensor([zlib.crc32(image.contiguous().numpy().tobytes()) for image in inputs])
         chosen = torch.tensor(numbers)
         new = self.checks[chosen] != checks

@@ -33,8 +33,8 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
     """Return the mean loss of a model over the site's training images.
 
     Args:
-        half: the site half whose criterion and batch size are used.
-        run: the task at the site.
+        half: the method's site half, whose criterion and batch size are used.
+        run: the server's task that this site performs, with the site's data.
         model: the network, on the run's device.
         plain: use the task's own loss instead of the criterion.
 

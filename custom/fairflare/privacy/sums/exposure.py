@@ -67,10 +67,10 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
     """Refuse a secure sum whose members or weights would reveal too much of one site.
 
     Args:
-        site: who checks.
-        question: what is asked.
-        limits: what the site allows.
-        pairs: the sites that it has agreed with.
+        site: name of the site that checks.
+        question: the sum that the server asks for.
+        limits: the limits that the site sets.
+        pairs: the keys that the site shares with the sites with which it has agreed on keys.
         opened: tables of the sums of the same vectors of the same model that this site has released.
 
     Raises:

@@ -53,9 +53,8 @@ class SumLog:
         """Return the site's masked numbers; a repeated request gets the same numbers, bit for bit.
 
         Args:
-            question: what is asked.
-            pairs: the keys that the site shares with the others.
-            layout: order and layers of the tensors.
+            question: the sum that the server asks for.
+            pairs: the keys that the site shares with the other sites. layout: order and layers of the tensors.
             update: the site's tensors, each read once.
 
         Raises:
@@ -95,12 +94,12 @@ class SumLog:
         """Return the key of the site's own mask, after the log on disk says that the site gives it away.
 
         Args:
-            question: what was asked.
-            pairs: the keys that the site shares with the others.
-            present: the sites whose vectors the server has; it must be all members.
+            question: the sum that the server asked for.
+            pairs: the keys that the site shares with the other sites. present: the sites whose vectors the server has;
+                it must be all members.
 
         Raises:
-            SumRefused: somebody is missing, another attempt is open, or another rule forbids it.
+            SumRefused: a member is missing, another attempt is open, or another rule forbids it.
             OSError: the disk is full or cannot be written.
         """
         before = self._check(question, pairs)  # again: another sum of the same numbers may be open by now

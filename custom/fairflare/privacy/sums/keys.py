@@ -78,8 +78,8 @@ class Pairs:
 
     Attributes:
         site, run: name of the site, and the run's random bytes.
-        roster: digest of everybody's hello.
-        keys: the key that the site shares with each other one.
+        roster: digest of the hello messages of all sites.
+        keys: the key that the site shares with each other site.
         own: secret that the keys of the site's own masks are made of.
         first: number of sites at the run's first agreement.
         signed: whether certificates vouch for the names.
@@ -107,13 +107,13 @@ class SiteKeys:
         self.site, self.kit, self.file = site, kit, folder / "sums.key"
 
     def hello(self, run: bytes) -> dict[str, bytes]:
-        """Return a site's hello to the others: name and public key; with a startup kit also certificate and signature.
+        """Return a site's hello to other sites: name and public key; with a startup kit also certificate and signature.
 
         Args:
-            run: 32 random bytes that the server draws for a run; asked again, the answer has the same key.
+            run: 32 random bytes that the server draws for a run; for the same bytes the site returns the same key.
 
         Raises:
-            SumRefused: ``run`` is something else.
+            SumRefused: ``run`` is not 32 bytes.
         """
         why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
         self._need(isinstance(run, bytes) and len(run) == SIZE, why)

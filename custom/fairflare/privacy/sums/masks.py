@@ -19,8 +19,8 @@ from fairflare.privacy.sums.ring import BLOCK, Layout, Ring, Words
 
 Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that has its own
 
-#: What can be asked for, and the vectors that are added up: two labels of the same vectors are two sums of them. A name
-#: that the server could choose would let it ask for the same numbers often.
+#: Labels of the sums that a server can ask for, and the vectors that each sum adds up: two labels of the same vectors
+#: are two sums of them. With labels of its own choice the server could ask for the same numbers many times.
 MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_buffers": "buffers"}
 FIRST_OF_TWO = ("anchor", "anchor_buffers")
 BY_SPLIT = [f"{kind}/{split}" for kind in ("groups", "histogram") for split in ("train", "validation", "test")]
@@ -30,7 +30,7 @@ _ZEROS = memoryview(bytes(8 * BLOCK))
 
 
 class SumSpoiled(ValueError):
-    """Report an opened sum that is impossible, as an unknown site used other keys, weights or numbers."""
+    """Report an opened sum with impossible values: some site, not known which, used wrong keys, weights or numbers."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Question:
             raise SumRefused(site, f"{why}; use the same version at server and sites") from error
 
     def context(self) -> bytes:
-        """Return the digest of the whole question, from which the masks are made."""
+        """Return the digest of the whole question for a sum, from which the masks are made."""
         number, bound = struct.Struct("<I").pack, struct.pack("<d", self.ring.bound)
         asked = (number(self.round), number(self.attempt), self.label.encode())
         ring = (number(self.ring.bits), number(self.ring.fraction), bound)
@@ -187,7 +187,7 @@ class Addition:
     """Add up the masked vectors that the sites send for a sum, at the server; one vector is in memory at a time.
 
     Args:
-        question: what was asked.
+        question: the sum that was asked for.
         layout: how the tensors follow each other in the vector.
     """
 
@@ -200,7 +200,8 @@ class Addition:
         """Add a site's masked vector to the sum.
 
         Raises:
-            ValueError: it is no tensor of this ring and length, or the site is no member, or has sent one already.
+            ValueError: the vector is no tensor of this ring and length, or the site is no member, or has sent one
+                already.
         """
         where, ring = f"site {site!r}: field {self.question.label!r}", self.question.ring
         need(site in self.missing, ValueError(f"{where} is not expected, or came already; ask members once"))
@@ -219,8 +220,8 @@ class Addition:
             own: the key of every member's own mask.
 
         Raises:
-            ValueError: a vector or a key is missing, or a key is none; the text names the site.
-            SumSpoiled: a number is none that such a sum can have.
+            ValueError: a vector or a key is missing, or a key has the wrong length; the text names the site.
+            SumSpoiled: a number lies outside the range that such a sum can have.
         """
         ring, limit, label = self.question.ring, self.question.limit, self.question.label
         need(not self.missing, ValueError(f"no vector from {sorted(self.missing)} for {label!r}; ask them, or anew"))
@@ -235,8 +236,8 @@ class Addition:
             outside += int(np.count_nonzero((signed > limit) | (signed < -limit)))
         why = (
             f"{outside} of {len(self._total)} numbers of the sum {label!r} (round {self.question.round}) lie outside "
-            f"[-{ring.bound:g}, {ring.bound:g}]: a site was told another question or has other keys, nobody can say "
-            "which; ask for keys again"
+            f"[-{ring.bound:g}, {ring.bound:g}]: some site (not known which) was asked for another sum or has "
+            "other keys; ask for keys again"
         )
         need(not outside, SumSpoiled(why))
         return Opened(self._total, ring, self.layout)

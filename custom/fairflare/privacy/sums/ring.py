@@ -59,7 +59,7 @@ class Ring:
         return np.dtype(f"<u{self.bits // 8}")
 
     def limit(self, sites: int, terms: int) -> int:
-        """Return the largest absolute value that a sum of so many sites can have.
+        """Return the largest absolute value that a sum over the given number of sites can have.
 
         Raises:
             ValueError: such a sum could wrap around.

@@ -75,7 +75,7 @@ def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
 
 
 def personal_notes(results: Results) -> list[str]:
-    """Return sentences on the sites that should use their own model, should not, or for which the test cannot tell."""
+    """Return sentences on which sites should use their own model, which should not, and which have too few cases."""
     groups: dict[str, list[str]] = {}
     notes = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
     for site, of in results.personal.get("sites", {}).items():

@@ -96,7 +96,7 @@ class Figures(_Part):
         return [found.get(k, 0) for k in range(AXES[axis].bins)]
 
     def mix(self) -> dict[int, int]:
-        """Return the number of records by class."""
+        """Return the number of records (images or pixels) of each class."""
         return self.histograms[CLASS].by_number(CLASS) if CLASS in self.histograms else {}
 
 

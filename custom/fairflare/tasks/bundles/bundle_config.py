@@ -200,7 +200,7 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
 
 @contextmanager
 def telling(what: str) -> Iterator[None]:
-    """Turn any error inside the context into a one-line error that begins with ``what``."""
+    """Turn any error inside the context into a one-line error that begins with the text ``what``."""
     try:
         yield
     except BundleError:

@@ -133,7 +133,7 @@ class KeyMetric:
         """Declare the metric's mean and, if there are several structures, the metric of each structure."""
         word = OF_STRUCTURES.get(self.name, (self.name,))[0]
         doc = f"{word}, as the bundle measures it over structures and images"
-        # The last name is for those of other channels than the metadata name.
+        # The last of the names is for channels that the metadata do not name.
         names = [*self.structures, "<class>"] if self.name in OF_STRUCTURES else []
         return (
             Metric(

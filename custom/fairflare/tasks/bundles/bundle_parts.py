@@ -13,7 +13,7 @@ from fairflare.base.disk.bundle_files import BundleError
 from fairflare.tasks.bundles.bundle_config import PLACES, Bundle
 from fairflare.tasks.bundles.bundle_metric import KeyMetric
 
-#: Optimizers that the site halves have too, and their arguments that are settings there: ``{argument: setting}``.
+#: Optimizers that a method's training offers too, and their arguments that are settings of it: ``{argument: setting}``.
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
 SAME = (*SETTING, "nesterov", "foreach", "fused", "capturable", "differentiable")  # said by settings, or only speed
@@ -84,8 +84,7 @@ class BundleParts:
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """Return the class of the bundle's optimizer with its arguments.
 
-        Raises:
-            BundleError: it is for some of the parameters, or cannot be made.
+        Raises: BundleError: the optimizer is for some of the parameters only, or cannot be made.
         """
         key = self.bundle.place("optimizer")
         told = self.bundle.get(str(key))
@@ -98,15 +97,14 @@ class BundleParts:
         return self.made("optimizer", params=tuple(parameters))
 
     def optimizer_settings(self, given: Collection[str]) -> dict[str, Any]:
-        """Return the bundle's optimizer as settings of a site half.
+        """Return the bundle's optimizer as settings of a method's training at the sites.
 
         An optimizer that settings cannot say is ``"task"``: made of the bundle's class and arguments.
 
         Args:
             given: names of settings that the user gives.
 
-        Raises:
-            BundleError: it cannot be made, or one of ``given`` would have no effect on it.
+        Raises: BundleError: the optimizer cannot be made, or one of ``given`` would have no effect on it.
         """
         key = self.bundle.place("optimizer")
         if key is None or "optimizer" in given:
@@ -115,7 +113,7 @@ class BundleParts:
         made = self.optimizer([parameter])
         kind: Any = type(made)
         said = made.defaults
-        # Momentum is Nesterov's in the site halves.
+        # A method's training at the sites has Nesterov's momentum.
         known = kind in OPTIMIZERS and bool(said.get("nesterov")) == (said.get("momentum", 0) > 0)
         usual = kind([parameter], lr=1.0).defaults if known else {}
         if known and all(said[name] == usual[name] for name in said if name not in SAME):

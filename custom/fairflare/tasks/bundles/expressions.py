@@ -71,8 +71,7 @@ class Expression:
     def value(self) -> Any:
         """Return the expression's value.
 
-        Raises:
-            Refused: it is too long, no expression, or of none of the shapes that are known (names key and shape).
+        Raises: Refused: the text is too long, is no expression, or has a form that is not allowed (names key and form).
         """
         source = self.text[1:].replace("#", "::").strip()
         try:
@@ -165,7 +164,7 @@ class Expression:
         """Return the result of calling an allowed function, or a method of an array or a network."""
         name, values = _dotted(called, scope), [*given, *by_name.values()]
         inner = leaves([value for value in values if isinstance(value, list | tuple | dict)])
-        # Types inside of lists are numpy's kinds of records.
+        # Types inside of lists define numpy's record types.
         odd = any(isinstance(one, type | torch.dtype) for one in inner)
         plain = not odd and not any(isinstance(one, str) for one in [*inner, *values])
         if name:
@@ -213,7 +212,7 @@ class Expression:
         """Return a result, or refuse it if it is a very large number, or an array of texts or objects."""
         large = isinstance(value, int) and abs(value) >= 2**63
         odd = isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"
-        self._need(not (large or odd), "gives a number above 2 ** 63, or an array of something else than numbers")
+        self._need(not (large or odd), "gives a number above 2 ** 63, or an array whose entries are no numbers")
         self._spend(len(value) if isinstance(value, range) else 0)
         return value
 

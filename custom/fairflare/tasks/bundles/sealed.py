@@ -163,8 +163,7 @@ def look(config: Any, key: str) -> Any:
 
     A macro (``%other::key``), on the way or at the end, stands for what the other key has.
 
-    Raises:
-        KeyError, IndexError, ValueError, TypeError: there is none, or macros lead in a circle.
+    Raises: KeyError, IndexError, ValueError, TypeError: there is no such value, or macros lead in a circle.
     """
     found, steps = config, key.replace("#", "::").split("::")
     for _ in range(MOST_STEPS):

@@ -82,7 +82,8 @@ class MeasuresClasses(ABC):
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Evaluate the model: the metrics of :func:`.metrics.classification_metrics`, and ``loss`` (cross-entropy).
 
-        Of findings: those of :func:`.finding_scores.finding_metrics`, with the loss of each measured finding.
+        For findings, return the metrics of :func:`.finding_scores.finding_metrics`, and the loss of each measured
+        finding.
         """
         from fairflare.tasks.scores.metrics import classification_metrics
 

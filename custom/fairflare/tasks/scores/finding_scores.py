@@ -66,7 +66,7 @@ def finding_losses(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.
 
 
 def image_losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each image, (n,): the mean over its known findings; 0 of an image without any."""
+    """Return the loss of each image, (n,): the mean over its known findings; 0 for an image without known findings."""
     losses, known = finding_losses(outputs, targets)
     return losses.sum(1) / known.sum(1).clamp(min=1)
 
@@ -80,8 +80,8 @@ def finding_metrics(
         targets: 1, 0 or -1 (not known), (n, findings).
         probabilities: probability of each finding, (n, findings).
         names: names of the findings.
-        measured: numbers of the findings that are measured; one without a known image with it or without it is absent,
-            and the mean over none is NaN.
+        measured: numbers of the findings that are measured. A finding is left out if all images known have it or all
+            lack it; the mean over no finding is NaN.
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -100,7 +100,7 @@ def finding_metrics(
 
 
 def cases_of_findings(cases: Sequence[Hashable], targets: Labels) -> list[int]:
-    """Return, for each finding, the number of different cases with it or without it, whichever is less."""
+    """Return, for each finding, the number of different cases with it or of those without it, whichever is smaller."""
     return [
         min(len({case for case, value in zip(cases, column, strict=True) if value == side}) for side in (0, 1))
         for column in targets.T.tolist()
@@ -108,5 +108,5 @@ def cases_of_findings(cases: Sequence[Hashable], targets: Labels) -> list[int]:
 
 
 def known_findings(targets: Iterable[Labels]) -> tuple[int, ...]:
-    """Return the numbers of the findings of which any label, of any split, is known."""
+    """Return the numbers of the findings that have a known label (1 or 0) in any image of any split."""
     return tuple(np.flatnonzero(np.any([(rows >= 0).any(0) for rows in targets], axis=0)).tolist())

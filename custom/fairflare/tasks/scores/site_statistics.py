@@ -38,7 +38,7 @@ class SiteSums:
     Attributes:
         least: smallest number of cases behind a figure that may leave the site.
         synthetic: whether the images are synthetic.
-        annotated: 1: the site's file says that all structures or classes are annotated, 2: some; 0: it says nothing.
+        annotated: 1: the site's file says that all structures or classes are annotated, 2: some; 0: not known.
         findings: whether the labels are findings, of which an image may have several.
         images, cases: number of images and set of case keys, by split.
         unusable, missing_labels: number of the datalist's entries that cannot be read, and that have no label.

@@ -56,7 +56,7 @@ class ClassSite(SiteSettings):
     Args:
         class_numbers: ``{own number: class}``; default: the task's numbers.
         classes: numbers of the task's classes that the site's data can have, such as ``[0, 1]``, or of the findings
-            that were looked for; ``"all"``: what no label is did not occur. Default: the site says nothing, and is
+            that were looked for; ``"all"``: a class without a label did not occur. Default: not known, and the site is
             asked where only others have a class.
     """
 
@@ -69,7 +69,7 @@ class ClassTask(MeasuresClasses, ImageTask):
     """Define the base class of classification tasks: an image belongs to one of several classes, or has findings.
 
     Args:
-        network: the name of one; each task says which it knows.
+        network: name of a network; each task documents the names that it knows.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
         findings: names of findings, of which an image may have several or none, each with a probability of its own;

@@ -54,9 +54,9 @@ class SiteSettings(FolderSettings):
 
     Args:
         max_image_bytes: memory that one decoded image, mask or volume may take; a larger file is refused by its header.
-        decoded_folder: folder for decoded volumes, so that a slice is read without the others; default: in the site's
-            ``state_root``.
-        decoded_bytes: disk space for them; 0: none is kept.
+        decoded_folder: folder for decoded volumes, so that one slice is read without decoding all; default: in the
+            site's ``state_root``.
+        decoded_bytes: disk space for decoded volumes, in bytes; 0: none is kept.
         phantom_seed: seed of the synthetic data; default: the task's.
         adapter_rank: the site trains no more than this rank of a job's adapters; default: all of it.
     """

@@ -63,8 +63,8 @@ class SegmentationSite(SiteSettings):
 
     Args:
         mask_values: the site's ``{value in the file: label}``; default: the task's.
-        structures: labels that the site annotated, such as ``[1]``, or ``"all"``: what no mask marks is not there.
-            Default: the site says nothing, and is asked where only others' masks mark a structure.
+        structures: labels that the site annotated, such as ``[1]``, or ``"all"``: a structure that no mask marks is
+            absent. Default: not known, and the site is asked where only others' masks mark a structure.
         mask_drawn_on: how masks lie on images where only one of both says how it lies: ``"stored"``: pixel on pixel as
             both files have them; ``"upright"``: both as they are shown. Default: such a pair is refused.
         phantom_cases: factor on the number of synthetic cases; default: the task's.

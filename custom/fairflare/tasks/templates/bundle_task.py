@@ -6,6 +6,6 @@ from fairflare.tasks.bundle import MonaiBundleTask
 
 
 class Task(MonaiBundleTask):
-    """Override ``open_site`` for another way to find images; network, loss and metric are the bundle's."""
+    """Override ``open_site`` for another way to find images; network, loss and metric come from the MONAI bundle."""
 
     folder = Path(__file__).with_name("monai_bundle")

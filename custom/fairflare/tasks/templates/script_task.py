@@ -4,4 +4,4 @@ from fairflare.tasks.scripts import ScriptTask
 
 
 class Task(ScriptTask):
-    """Name the script's network for the server; loss, metrics and data are the script's."""
+    """Name the network of the sites' training script for the server; the script has loss, metrics and data."""

@@ -92,16 +92,16 @@ class Runner:
         return self.place(run) / SIMULATOR if self.simulator else self.place(run)
 
     def results(self) -> list[Results]:
-        """Return the documents of the runs that completed."""
+        """Return the results of the runs that completed."""
         return [read_results(find_results(self.place(p.run))) for p in self.all if p.state == DONE]
 
     def held_out(self) -> list[tuple[Results, Unseen]]:
-        """Return the documents of the completed runs, each with its test at the left-out site."""
+        """Return the results of the completed runs, each with its test at the left-out site."""
         done = [find_results(self.place(p.run)) for p in self.all if p.state == DONE]
         return [(read_results(file), Unseen.read(file.parent)) for file in done]
 
     def go(self, tell: Callable[[Progress], None], stop: Callable[[], object] = lambda: False) -> None:
-        """Do the missing runs, and end those in progress on an interruption.
+        """Do the missing runs of the comparison; on an interruption, end the runs in progress.
 
         Args:
             tell: function that is called with each run that begins or ends.

@@ -25,7 +25,7 @@ def plan_in_words(runner: Runner) -> str:
 
 
 def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
-    """Print that a run began, with its log; or that it ended, with its figure, and the figure of a completed row."""
+    """Print that a run began, with its log; or that it ended, with its metric, and the mean of a completed row."""
     if progress.state == RUNNING:
         say(f"{progress.run.name}: begun, log: {runner.place(progress.run) / 'run.log'}", console)
         return

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[1]
 TABLE, PRIVACY, PAPERS, JOBS = Path("docs/methods.md"), Path("docs/privacy.md"), Path("docs/papers.md"), Path("jobs")
 PAPERS_HEAD = """# The papers' experiments
 
-`fairflare run METHOD --paper` trains as the first of these papers whose table has the method, `--paper NAME` as the
-named one. `fairflare compare --preset TABLE` has the rows of a table and ends with its columns, in a quick job's size,
-or with `--paper` in the paper's. `make refresh` writes this page from `custom/fairflare/papers/*.yaml`. Each value has
+`fairflare run METHOD --paper` takes the settings of the first paper on this page whose table has the method,
+`--paper NAME` those of the named paper. `fairflare compare --preset TABLE` runs the rows of a paper's table and prints
+the table's columns, in a quick job's size, or with `--paper` in the paper's size. `make refresh` writes this page from `custom/fairflare/papers/*.yaml`. Each value has
 its source: a place in the text, the authors' code, or "ours" with the reason. A test compares the values with
 `tests/papers.md`, which was entered from the papers once more.
 """

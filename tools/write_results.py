@@ -257,13 +257,13 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     lines += about.get("notes", [])
     lines.append(f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].')
     if seen := [f.smallest for f in against if f.sign == "~" and not math.isnan(f.smallest)]:
-        lines.append(f"Those within noise would be seen from {min(seen):.2f} to {max(seen):.2f}.")
+        lines.append(f"Those within noise would be seen if the true ones were at least {min(seen):.2f} to {max(seen):.2f}.")
     if about.get("corrected"):
         marked = f"{outside} of {len(whole)} differences are marked (`*`, `!`)"
         lines.append(f"After Holm's correction for all rows and measures, {marked}.")
     else:
         lines.append(
-            f"Marks (`*`, `!`) are of each interval by itself: {outside} of {len(whole)} exclude 0, about "
+            f"Marks (`*`, `!`) judge each interval by itself: {outside} of {len(whole)} exclude 0, about "
             f"{max(1, round(len(whole) * 0.05))} would by chance. {_corrected(whole, about['over'])}"
         )
     return " ".join(lines)

@@ -352,7 +352,7 @@ def test_networks_and_tasks_that_cannot_be_counted_are_refused(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["anchor", "norms"])
 def test_questions_that_are_not_counted_are_refused(name: str, tmp_path: Path) -> None:
     reply = site(tmp_path).perform(request(name, initial(ClassificationTask(**PICTURES))))
-    assert f"answers to '{name}' are not counted" in reply.reason
+    assert f"answers to the task '{name}' are not counted" in reply.reason
     assert (reply.status, reply.report, reply.stats) == ("skipped", {}, {})
 
 

@@ -73,7 +73,7 @@ class CGSV(Downloads):
 
     Args:
         cgsv_alpha: how much of a reputation is kept, in [0, 1).
-        cgsv_beta: ``> 0``; the larger, the more alike is what the sites are sent: with 1e7 all get everything.
+        cgsv_beta: ``> 0``; the larger, the more alike are the sites' parts of the change: with 1e7 all get everything.
 
     Source:
         Xu et al., equations 1 to 5. Authors' code: alpha 0.95, beta 0.5 to 2; one entry of each tensor is never sent,

@@ -118,7 +118,7 @@ class Ledger:
         """Write a round into the ledger and to disk, and return the epsilon spent including this round.
 
         Args:
-            cases: what tells the cases of the list apart.
+            cases: identifiers of the list's cases.
             spending: the round.
             of: names of job, experiment and round.
 

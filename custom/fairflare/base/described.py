@@ -51,7 +51,7 @@ def described(cls: type, prefix: str = "") -> list[Setting]:
 
 
 def markdown(found: Sequence[Setting]) -> str:
-    """Return settings as a Markdown table for the docs."""
+    """Return settings (name, type, default, meaning) as a Markdown table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
     for s in found:
         default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"

@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def range(self) -> str:
-        """Return the metric's range and unit in signs: ``[0, 1]``, ``[0, inf) mm``."""
+        """Return the metric's range and unit as text, such as ``[0, 1]`` or ``[0, inf) mm``."""
         ends = "(" if math.isinf(self.low) else "[", ")" if math.isinf(self.high) else "]"
         return f"{ends[0]}{self.low:g}, {self.high:g}{ends[1]}{self.unit and f' {self.unit}'}"
 

@@ -141,7 +141,7 @@ def _shown(component: Any) -> list[str]:
 
 
 def default_of(cls: Any, name: str) -> Any:
-    """Return the default of a field; ``REQUIRED`` when the field has none."""
+    """Return the default value of a settings class's field; ``REQUIRED`` when the field has none."""
     field: FieldInfo = cls.__pydantic_fields__[name]
     return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
 

@@ -39,7 +39,7 @@ class PriorNetwork(Protocol):
         """Return (n, width) features of a batch of inputs."""
 
     def to(self, device: Device) -> Any:
-        """Return the network on a device."""
+        """Return this encoder with its tensors moved to a device."""
 
 
 class SiteData(ABC):
@@ -78,7 +78,7 @@ class SiteData(ABC):
 
     @abstractmethod
     def num_samples(self, split: str) -> int:
-        """Return the number of samples of one of ``lists``."""
+        """Return the number of samples of a list of the site's data, one of ``lists``."""
 
     def class_counts(self, split: str) -> torch.Tensor | None:
         """Return the number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
@@ -99,7 +99,7 @@ class SiteData(ABC):
         raise ValueError(f"these data have no attribute {attribute!r}")
 
     def num_cases(self, split: str) -> int:
-        """Return the number of different cases of a split."""
+        """Return the number of different cases (patients, volumes or images) in a split of the site's data."""
         cases = self.cases(split)
         return self.num_samples(split) if cases is None else len(set(cases))
 

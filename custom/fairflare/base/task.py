@@ -242,7 +242,7 @@ class Task(ABC):
 
     @property
     def primary(self) -> Metric:
-        """Return the declaration of the primary metric."""
+        """Return the declaration (:class:`Metric`) of the task's primary metric."""
         own = {metric.name: metric for metric in self.declared_metrics()}
         return own.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
 

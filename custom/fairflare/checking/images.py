@@ -190,11 +190,11 @@ class _Looker:
 
     @property
     def good(self) -> list[_Look]:
-        """Return the looks at images that can be used."""
+        """Return the results of checking those images of a site that can be used."""
         return [look for look in self.looks if not look.errors]
 
     def look(self) -> Iterator[None]:
-        """Check every image, and yield after each."""
+        """Check every image of the site, and yield after each, so that the caller can show progress."""
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
             for found in threads.imap(self.one, self.listed):
                 self.looks.append(found)
@@ -240,7 +240,7 @@ class _Looker:
         return found
 
     def report(self) -> SiteReport:
-        """Return the numbers of images, and add the problems to ``problems``."""
+        """Return the site's numbers of images, and add the problems that were found to ``problems``."""
         misfits: dict[str, tuple[str, Misfit]] = {}  # one line for each kind of misfit
         for look in self.looks:
             for error in look.errors:

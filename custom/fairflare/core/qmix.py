@@ -86,7 +86,7 @@ class QMix:
 
     @property
     def epsilon(self) -> float:
-        """Return the share of random actions in the next decision."""
+        """Return the probability that an agent acts at random in the next decision."""
         return epsilon_at(self.decisions, start=EPS_START, end=EPS_END, steps=self.eps_steps)
 
     def act(self, observations: Mapping[str, Sequence[float]], *, greedy: bool = False) -> Step:
@@ -108,7 +108,7 @@ class QMix:
         return self._choose(self._situation(observations), greedy)
 
     def chosen(self, step: Step) -> dict[str, float]:
-        """Return the value of the action of each agent, as ``{site: mu}``."""
+        """Return the mu that each agent's action stands for, as ``{site: mu}``."""
         return {agent: self.actions[int(action)] for agent, action in zip(self.agents, step.action, strict=True)}
 
     def values(self, step: Step) -> dict[str, list[float]]:

@@ -145,7 +145,7 @@ class SelfOrganizingMap(MapSettings):
 
     @property
     def sigma(self) -> float:
-        """Return the radius of the neighbourhood in the next round."""
+        """Return the radius of the neighbourhood on the map in the next round."""
         return max(self.sigma_min, self.sigma_0 * math.exp(-self.kappa * self.rounds))
 
     def step(

@@ -25,7 +25,7 @@ POWER_FLOOR = 1e-10
 
 
 def uniform_weights(sites: Iterable[str]) -> dict[str, float]:
-    """Return the same weight for every site.
+    """Return aggregation weights that are the same for every site.
 
     Raises:
         ValueError: no site.

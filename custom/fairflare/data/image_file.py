@@ -140,7 +140,7 @@ class ImageFile(ABC):
         """
 
     def mask_facts(self) -> Facts:
-        """Return :meth:`facts` of a file that is a mask."""
+        """Return the facts (:meth:`facts`) that the header of a mask states."""
         return self.facts()
 
     def notes(self, is_mask: bool) -> tuple[str, ...]:
@@ -304,7 +304,7 @@ class Volume(ImageFile):
         return array.swapaxes(0, 1)  # swap axes to have rows first, as in pictures
 
     def opened(self) -> Any:
-        """Open the file as a stream of unpacked bytes."""
+        """Open the NIfTI file as a stream of uncompressed bytes."""
         return gzip.open(self.path, "rb") if suffix_of(self.path) == ".nii.gz" else self.path.open("rb")
 
     def facts(self) -> Facts:

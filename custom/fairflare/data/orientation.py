@@ -80,5 +80,5 @@ def back(turn: Turn | None) -> Turn | None:
 
 
 def same_turn(a: Turn | None, b: Turn | None) -> bool:
-    """Return whether two rotations have the same effect; ``None`` is no change."""
+    """Return whether two rotations of an array have the same effect; ``None`` is no rotation."""
     return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))

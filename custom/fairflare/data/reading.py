@@ -55,7 +55,7 @@ class Reading:
     drawn_on: DrawnOn | None = None
 
     def in_words(self) -> str:
-        """Return the scaling of grey values in words."""
+        """Return text that describes how grey values are scaled."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
         named = "of the DICOM header" if self.window is None else "of centre {:g} and width {:g}".format(*self.window)
@@ -343,11 +343,11 @@ class _Opened:
     fit: Fit | None = None  # geometry of mask and image, for a file of a pair
 
     def unreadable(self, reason: str) -> DataError:
-        """Return the error that this file cannot be used, with the reason."""
+        """Return an error that says that this image or mask file cannot be used, with the reason."""
         return _unreadable(self.file.path, self.what, self.site, self.split, reason)
 
     def not_finite(self) -> DataError:
-        """Return the error that this image has NaN or infinite values."""
+        """Return an error that says that this image has NaN or infinite values."""
         return DataError(
             f"site '{self.site}': image '{self.file.path}' of split '{self.split}' has values that are NaN or "
             "infinite; repair the file or take it out of the datalist",

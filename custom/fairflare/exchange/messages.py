@@ -82,7 +82,7 @@ class BySite(dict[str, Any]):
 
 @dataclass
 class SiteTask:
-    """Represent one request of the server to a site, decoded."""
+    """Represent one task that the server asks a site to perform, decoded from its message."""
 
     name: str  # name of the task, one of TASKS
     state: dict[str, torch.Tensor]

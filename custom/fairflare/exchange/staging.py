@@ -115,7 +115,7 @@ class Staging:
         return sorted({*names_in(self.folder), *self._held})
 
     def write_all(self, folder: Path) -> None:
-        """Write every staged state into another folder, as :meth:`put` would."""
+        """Write the staged states (models) of all sites into another folder, as :meth:`put` would."""
         other = Staging(folder)
         for site, state in self.open_all().items():
             other.put(site, state)
@@ -134,7 +134,7 @@ class Staging:
             path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Remove the folder if it is empty; no state can be stored afterwards."""
+        """Remove the folder of staged models if it is empty; no state can be stored afterwards."""
         with suppress(OSError):
             self.folder.rmdir()
 

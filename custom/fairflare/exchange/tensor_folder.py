@@ -82,7 +82,7 @@ class KeptTensors:
 
     @cached_property
     def root(self) -> Path:
-        """Return the folder that holds a folder for each number."""
+        """Return the folder that contains one folder for each number (round) with saved tensors."""
         if self.memory_folder is not None:
             return self.memory_folder / self.name
         self._temporary = OwnedFolder("memory")

@@ -103,7 +103,7 @@ class RoundsController(RunSettings, ModelController):
             raise
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
-        """Run the rounds, and report them to the listeners."""
+        """Lead all rounds of the run at the server, and report their progress to the listeners."""
         Rounds(self.task, self.rule, self, self, place, listeners).run()
 
     def _place(self) -> Place:

@@ -29,7 +29,7 @@ class EvaluationController(RoundsController):
     num_rounds: Literal[0] = 0
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
-        """Write the results of each model into a folder of its own."""
+        """Test each given model at the sites, and write its results into a folder of its own."""
         shared = {name: getattr(self, name) for name in field_names(WithoutTraining)}
         carried = Path(self.get_app_dir()) / MODELS
         for model in self.models:

@@ -152,7 +152,7 @@ class SiteStatistics(StatisticsController):
         page.save(told, overwrite_existing=True, fl_ctx=fl_ctx)
 
     def reset(self) -> None:
-        """Forget all answers, as before the first question."""
+        """Forget all answers of the sites, as before the server's first request for statistics."""
         self.left_out: dict[str, str] = {}
         self._counts: dict[str, dict[str, int]] = {}
         self._measured: dict[str, figures.Measured] = {}  # figures of the sites that answered both questions
@@ -246,7 +246,7 @@ class StatisticsPage(StatisticsWriter):
 
     Args:
         intensities: what 0 and 1 of the intensities are, in words.
-        class_names: in the order of the classes.
+        class_names: names of the classes, in the order of the classes.
     """
 
     intensities: str = ""

@@ -36,7 +36,7 @@ else:
             log.warning(NO_CURVES)
 
         def save(self, fl_ctx: Any, shareable: Any, record_origin: str) -> None:
-            """Ignore a value, as no curves are written."""
+            """Ignore a value of a curve, as no curves are written."""
 
         def finalize(self, fl_ctx: Any) -> None:
             """Do nothing, as no file is open."""

@@ -134,7 +134,7 @@ class SharpnessAwareTraining(SharpnessReport):
 
     @property
     def gradients(self) -> int:
-        """Return how many gradients of its batch a step takes."""
+        """Return how many gradients of the same batch one optimizer step computes (2 with SAM)."""
         return 1 + self.salt
 
     def step(

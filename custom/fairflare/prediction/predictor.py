@@ -84,12 +84,12 @@ class Predictor:
 
     @property
     def kind(self) -> Literal["segmentation", "classification"]:
-        """Return the kind of prediction that the model makes."""
+        """Return whether the model predicts masks (segmentation) or classes (classification)."""
         return "segmentation" if isinstance(self.task, StructureTask) else "classification"
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the structures or classes."""
+        """Return the names of the structures or classes that the model predicts."""
         return self.task.names()
 
     def __call__(self, file: Path) -> Iterator[Found]:

@@ -27,7 +27,7 @@ class SecretDraws:
         self._stream = cipher.encryptor()
 
     def uniform(self, count: int) -> Floats:
-        """Return numbers in [0, 1) of 53 random bits, (count,)."""
+        """Return uniform random numbers in [0, 1) with 53 random bits each, (count,)."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), "<u8")
         found: Floats = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
         return found

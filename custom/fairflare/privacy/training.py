@@ -38,7 +38,7 @@ class Units:
 
     @classmethod
     def of(cls, data: SiteData, split: str = "training") -> Units:
-        """Return the units of a training list: patients wherever the data name them."""
+        """Return the units of a training list that privacy protects: patients wherever the data name them."""
         cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
         members: dict[Hashable, list[int]] = {}
         for number, case in enumerate(cases):

@@ -56,7 +56,7 @@ def _packed(name: str, rows: list[list[Any]]) -> bytes:
 
 
 def table_rows(record: Mapping[str, Any]) -> dict[str, list[list[Any]]]:
-    """Return the CSV rows of an encoded round, by file name."""
+    """Return the rows that a round adds to the CSV files of a run, by file name."""
     number = record["current_round"]
     told: list[tuple[int, str, Mapping[str, Mapping[str, Any]]]] = [
         (number, "validation", record["validation"]),

@@ -40,7 +40,7 @@ class ByKey:
         return key in self.keys()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a part, or ``default`` where the document does not have it."""
+        """Return a part of the results document by its key, or ``default`` where the document lacks it."""
         return getattr(self, key, default)
 
     def keys(self) -> Iterable[str]:

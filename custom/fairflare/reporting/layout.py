@@ -278,12 +278,12 @@ def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) ->
 
 
 def counted(count: int, what: str) -> str:
-    """Return a count with its noun: ``1 site``, ``2 sites``."""
+    """Return a count with its noun in singular or plural: ``1 site``, ``2 sites``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Write numbers as ranges: 1, 2, 3, 7 as ``1-3, 7``."""
+    """Return numbers as text with ranges: 1, 2, 3, 7 as ``1-3, 7``."""
     starts = [n for k, n in enumerate(numbers) if k == 0 or n != numbers[k - 1] + 1]
     ends = [n for k, n in enumerate(numbers) if k + 1 == len(numbers) or n + 1 != numbers[k + 1]]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

@@ -92,7 +92,7 @@ class ClassificationTask(Preprocessing, ClassTask):
         label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class.
         attributes: split the phantom's common test set by its attribute (skin tone) as well, which runs may ask for as
             groups of ``tone``.
-        attribute_prevalence, attribute_noise: what more depends on the tone, see
+        attribute_prevalence, attribute_noise: what else depends on the skin tone, see
             the phantom's plan (``fairflare_lab.phantoms.PhantomPlan``).
     """
 

@@ -149,17 +149,17 @@ class ImageTask(Intensities, Fitted, Task):
     allow_phantom: bool = True
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the network's outputs for whole inputs, in evaluation."""
+        """Return the network's outputs for whole images or volumes, in evaluation."""
         found: torch.Tensor = model(inputs)
         return found
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the classes or structures."""
+        """Return the names of the task's classes or structures."""
 
     @property
     def structures(self) -> list[list[int]]:
-        """Return the labels that make each structure or class."""
+        """Return, for each structure or class, the labels that belong to it."""
         return [[number] for number in range(self.classes or 0)]
 
     def known(self, values: Sequence[Any]) -> list[Any]:
@@ -336,7 +336,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     @abstractmethod
     def open_phantom(self, site: str, own: Any) -> SiteData:
-        """Return synthetic images for a site."""
+        """Return the task's synthetic images for a site."""
 
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
         """Raise ``DataError`` if the synthetic data have another number of classes than the task."""

@@ -55,7 +55,7 @@ class PriorNetwork(nn.Module):
         self.fingerprint = fingerprint(encoder.state_dict(), f"{name}/{image_size}")
 
     def train(self, mode: bool = True) -> PriorNetwork:
-        """Ignore the mode and stay in evaluation mode."""
+        """Ignore the wanted mode: the prior network stays in evaluation mode."""
         return super().train(False)
 
     @torch.no_grad()

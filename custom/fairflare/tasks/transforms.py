@@ -145,7 +145,7 @@ class Structured(MapTransform):
 
 
 def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
-    """Return the different values of a mask, sorted."""
+    """Return the different pixel values of a mask, sorted."""
     low = int(mask.min())
     if int(mask.max()) - low >= 2**16:
         return np.unique(mask).tolist()

@@ -103,7 +103,7 @@ def compare(
 
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
-    """Return the table of a comparison in the form of :func:`compare`."""
+    """Return the table of a comparison's rows as text, in the form of :func:`compare`."""
     return printed([_table(found, found.sites if per_site else [])], found.notes, style, width)
 
 

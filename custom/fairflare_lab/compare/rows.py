@@ -148,7 +148,7 @@ def named(run: Results) -> str:
 
 
 def settings_of(run: Results) -> dict[str, Any]:
-    """Return all settings of a run except the seed, by their dotted names."""
+    """Return all settings of a run except the seed, by names such as ``rule.q``."""
     found = by_name({name: value for name, value in run.info.config.items() if name != "seed"})
     found.pop("task.path", None)  # the same file has another module name in a job
     return found

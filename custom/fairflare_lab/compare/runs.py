@@ -87,7 +87,7 @@ class Runs:
         return cls(values, seeds, sites, units)
 
     def at(self, site: str) -> Runs:
-        """Return the values at a single site."""
+        """Return the same runs with the values of a single site only."""
         rank = self.sites.index(site)
         units = {site: self.units[site]} if site in self.units else {}
         return replace(self, values=self.values[:, :, [rank]], sites=[site], units=units)

@@ -52,7 +52,7 @@ def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFra
 
 
 def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
-    """Return a table of one figure of each :class:`Spread`, such as its mean."""
+    """Return a table of one figure, such as the mean, of each :class:`Spread` in a table."""
     return panel.map(lambda cell: getattr(cell, attribute, math.nan)).astype(float)
 
 

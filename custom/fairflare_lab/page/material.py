@@ -53,7 +53,7 @@ class PageRun(Results):
 
     @cached_property
     def layers(self) -> pd.DataFrame:
-        """Return the values by layer, a frame with the columns of :data:`LAYERS`."""
+        """Return the run's values by layer (weights, CKA) as a frame with the columns of :data:`LAYERS`."""
         import pandas as pd
 
         values = [

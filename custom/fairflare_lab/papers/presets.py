@@ -19,7 +19,7 @@ class PaperTable:
         name: name of the preset. title: title of the paper's table. paper: the experiment whose settings it has
             (``--paper NAME``).
         train_like: the method whose training all rows get in a quick comparison.
-        settings: of all rows.
+        settings: settings that all rows share.
         rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
         sweeps: ``{label: {setting: values}}``.
         columns: what the paper prints; see :mod:`fairflare_lab.compare.paper_table`.

@@ -41,7 +41,7 @@ class ClassPhantom:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Return the number of images in the real data set, by class."""
+        """Return the number of images of each class in the real data set that the phantom imitates."""
         return tuple(self.classes.values())
 
     def draw(self, label: int, rng: np.random.Generator, size: int, attribute: str | None = None) -> Images:
@@ -94,7 +94,7 @@ class PhantomPlan:
 
     Args:
         phantom: a name in :data:`PHANTOMS`.
-        seed: of images, class counts and partition.
+        seed: random seed of images, class counts and partition.
         image_size: height and width.
         num_sites: sites of the federation.
         num_samples: images for training and validation, all sites together; the classes in the proportions of
@@ -108,7 +108,7 @@ class PhantomPlan:
         shard_mode: ``"literal"``, ``"complement"`` or ``"authors"``.
         corrupted_sites: how many sites, the last ones, have corrupted images.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
-        severity: of the corruption.
+        severity: severity of the corruption, 1 to 5.
         label_noise_sites: how many sites, the last ones, have wrong labels among those they train on; labels for
             validation and test are right.
         label_noise: share of the training labels there that are wrong.

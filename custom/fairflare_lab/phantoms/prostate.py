@@ -160,7 +160,7 @@ def patients_of(site: str, seed: int, cases: float) -> dict[str, list[np.random.
 
 
 def entropy(purpose: str, site: str) -> list[int]:
-    """Return seed numbers for a purpose and a site, from a hash of both."""
+    """Return numbers that seed a random generator for a purpose and a site, from a hash of both."""
     digest = hashlib.sha256(f"{purpose}/{site}".encode()).digest()
     return np.frombuffer(digest[:16], dtype="<u4").tolist()
 

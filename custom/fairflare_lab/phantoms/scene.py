@@ -35,7 +35,7 @@ class Look(NamedTuple):
 
 @lru_cache(maxsize=64)
 def look_of(label: int) -> Look:
-    """Return the usual look of class number ``label``, from 0."""
+    """Return the usual look of a spot of class number ``label``, from 0."""
     rng = np.random.default_rng([SEED, label])
     return Look(
         colour=rng.uniform(0.1, 0.75, 3),

@@ -110,7 +110,7 @@ class FolderLock:
 
 
 def in_words(holder: Mapping[str, Any]) -> str:
-    """Return a lock's holder as ``job 'x' (process 12 on host 'a', since ...)``."""
+    """Return the description of a lock's holder as text: ``job 'x' (process 12 on host 'a', since ...)``."""
     if not holder:
         return "another process"
     what = f"job {holder['job_id']!r}" if holder.get("job_id") else "another run"

@@ -101,7 +101,7 @@ class RecordLog:
         write_whole(self.path, lambda path: path.write_bytes(b""))
 
     def read(self) -> Iterator[str]:
-        """Return the records up to :attr:`size`."""
+        """Return the log's records in its first :attr:`size` bytes."""
         return records(self.path, self.size)
 
     def _add(self, data: bytes) -> None:

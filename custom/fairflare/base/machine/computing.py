@@ -178,7 +178,7 @@ class LossScale:
 
     @property
     def exhausted(self) -> bool:
-        """Return whether gradients overflow at any loss scale."""
+        """Return whether gradients overflow in float16 even at the smallest loss scale."""
         return self.scaler.get_scale() < LEAST_SCALE
 
 

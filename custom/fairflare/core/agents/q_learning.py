@@ -83,7 +83,7 @@ class Mixer(nn.Module):
         self.v = nn.Sequential(_Linear(size, EMBED, generator), nn.ReLU(), _Linear(EMBED, 1, generator))
 
     def forward(self, q: Tensor, seen: Tensor) -> Tensor:
-        """Map values (n, H) and states (n, H, 4) to Q_tot, (n,)."""
+        """Map the agents' values (n, H) and observations (n, H, 4) to the joint value Q_tot, (n,)."""
         state = seen.flatten(1)
         w1 = self.w1(state).unflatten(-1, (q.shape[-1], -1))
         return mix(q, w1, self.b1(state), self.w2(state), self.v(state).squeeze(-1))
@@ -104,7 +104,7 @@ class _Networks(nn.Module):
         self.mixer = None if mixer == "vdn" else Mixer(num_agents, gen)
 
     def forward(self, seen: Tensor) -> Tensor:
-        """Return Q of every action, (n, H, actions), for observations (n, H, 4)."""
+        """Return the value Q of every action of each agent, (n, H, actions), for observations (n, H, 4)."""
         q: Tensor = self.agents(seen.transpose(0, 1)).transpose(0, 1)
         return q
 

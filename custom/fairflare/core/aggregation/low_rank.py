@@ -172,5 +172,5 @@ class Products:
         return lost / whole if whole > 0 else 0.0
 
     def errors(self) -> dict[str, float]:
-        """Return the relative truncation error of the last average by layer."""
+        """Return, by layer, the relative truncation error of the last average of adapter products."""
         return {layer: lost / whole if whole > 0 else 0.0 for layer, (lost, whole) in self.made.items()}

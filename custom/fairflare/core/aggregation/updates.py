@@ -29,7 +29,7 @@ def change(part: torch.Tensor, base: torch.Tensor | None) -> torch.Tensor:
 
 
 def square(part: torch.Tensor, base: torch.Tensor | None) -> float:
-    """Return the squared L2 norm of a change."""
+    """Return the squared L2 norm of a tensor's change."""
     moved = change(part, base)
     return float(moved.square_().sum()) if moved.numel() else 0.0
 

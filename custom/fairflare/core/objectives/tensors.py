@@ -46,13 +46,13 @@ def dot(left: Sequence[Tensor], right: Sequence[Tensor]) -> float:
 
 
 def add(tensors: Sequence[Tensor], others: Sequence[Tensor], factor: float) -> None:
-    """Add ``factor * others`` to ``tensors``, in place."""
+    """Add ``factor * others`` to a list of tensors, tensor by tensor, in place."""
     for a, b in _alike(tensors, others):
         torch._foreach_add_(a, b, alpha=factor)
 
 
 def scale(tensors: Sequence[Tensor], factor: float) -> None:
-    """Multiply ``tensors`` by ``factor``, in place."""
+    """Multiply each of a list of tensors by ``factor``, in place."""
     for (group,) in _alike(tensors):
         torch._foreach_mul_(group, factor)
 

@@ -87,7 +87,7 @@ class Footing:
         return (SHARED if self.shared else ADJUSTED) if self.differs else ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the description of the comparison for the results file."""
+        """Return a description of how sites are compared, for the results file."""
         structures, empty = ({site: sorted(own) for site, own in of.items()} for of in (self.of, self.empty))
         return {
             "how": self.how, "shared": self.shared, "structures": structures, "empty": empty, "parts": self.parts,
@@ -272,6 +272,6 @@ def relative(losses: Cells) -> dict[str, float]:
 
 
 def known_mean(values: Iterable[float]) -> float:
-    """Return the mean of the finite values; NaN if no value is finite."""
+    """Return the mean of those values that are finite; NaN if none is."""
     known = [value for value in values if math.isfinite(value)]
     return statistics.fmean(known) if known else math.nan

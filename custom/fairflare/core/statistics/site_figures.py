@@ -32,7 +32,7 @@ class Axis:
     whole: bool = True
 
     def bin_of(self, value: float) -> int:
-        """Return the number of the bin that holds a value ``>= 0``."""
+        """Return the number of the axis's bin that holds a value ``>= 0``."""
         return min(int(round(value / self.width, 6)), self.bins - 1)
 
     def number(self, low: float) -> int:

@@ -219,7 +219,7 @@ class CheckedList:
         return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
 
     def findings(self, label: list[Any], where: str) -> tuple[int, ...]:
-        """Return a label with findings: 1, 0, or -1 where the datalist has null."""
+        """Return an image's label for each finding: 1, 0, or -1 where the datalist has null."""
         odd = [value for value in label if value is not None and (isinstance(value, bool) or value not in (0, 1))]
         self.need(
             not odd,

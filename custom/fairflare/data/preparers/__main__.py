@@ -59,7 +59,7 @@ def make_app(prog: str = PROG) -> typer.Typer:
 
 
 def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
-    """Return a function with the options of one preparer as its arguments."""
+    """Return the command of one preparer: a function whose arguments are the preparer's options."""
 
     def run(**options: Any) -> None:
         try:

@@ -75,7 +75,7 @@ def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pi
 
 
 def corrupted(source: Source, kind: str, severity: int, seed: int, edge: int) -> Pixels:
-    """Resize an image to edge x edge pixels, and return a corrupted copy."""
+    """Resize an image to edge x edge pixels, and return a copy with noise or blur."""
     return corrupt(resized(source, edge), kind, severity, seed)
 
 

@@ -130,7 +130,7 @@ class Sums(Protocol):
     """Compute means of models that the server does not hold, from secure sums; ``steps``: optimizer steps by site."""
 
     def anchor(self, sites: Sequence[str], steps: Mapping[str, int | None]) -> State:
-        """Return the plain mean of the sites' models."""
+        """Return the plain mean of the sites' models (the anchor), from a secure sum."""
 
     def mean(self, weighing: Weighing, steps: Mapping[str, int | None]) -> tuple[Weighing, State]:
         """Return the weights that were used, and the mean of the sites' models with these weights."""
@@ -222,7 +222,7 @@ class Collector:
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Return why a site's model is not in the round, by site."""
+        """Return the reason why a site's model is not used in the round, by site."""
         return self._round.rejected
 
     @property
@@ -321,7 +321,7 @@ class Collector:
         self._round.anchor_reports[site] = report
 
     def reject(self, site: str, reason: str) -> None:
-        """Record why a site is not in the round."""
+        """Record the reason why a site's answer is not used in the round."""
         self._round.rejected[site] = reason
 
     def drop(self, site: str, reason: str) -> None:

@@ -90,7 +90,7 @@ class Phase:
         self.left_out[site] = printable(reason, LONGEST)
 
     def record(self) -> PhaseRecord:
-        """Return the phase as a record for the results."""
+        """Return the record of this exchange with the sites (phase) for the results."""
         return PhaseRecord(
             name=self.name,
             seconds=round(self.seconds, 4),

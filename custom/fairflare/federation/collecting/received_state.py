@@ -49,7 +49,7 @@ class Incoming(LazyState):
 
 
 class Shape(Protocol):
-    """Check the models that sites send against the form that they must have."""
+    """Check the models that sites send: names, shapes and dtypes of their tensors."""
 
     updates: bool  # True: updates are collected; False: models
     stays: frozenset[str]  # names of tensors that stay at the sites and are not averaged
@@ -64,7 +64,7 @@ class Shape(Protocol):
         """
 
     def collected(self, state: State) -> State:
-        """Return a collected state in the form in which it is averaged."""
+        """Return a site's collected tensors in the form in which models are averaged."""
 
 
 class LikeReceived:

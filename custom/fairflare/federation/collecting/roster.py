@@ -91,14 +91,14 @@ class Roster:
         return silent if among is not None else {**silent, **self.excluded}
 
     def seen(self, site: str) -> None:
-        """Record that a site showed a sign of life, outside of an answer in time."""
+        """Record that a site showed a sign of life other than an answer in time."""
         with self._lock:
             for (name, _), patience in self._patience.items():
                 if name == site:
                     patience.alive = True
 
     def answered(self, site: str, name: str) -> None:
-        """Record that a site answered in time, and forget its misses."""
+        """Record that a site answered in time, and forget its earlier missing answers."""
         with self._lock:
             self._patience.pop((site, ALL), None)
             self._patience.pop((site, name), None)

@@ -34,7 +34,7 @@ class Question:
 
 
 class Transport(Protocol):
-    """Define how the server reaches the sites."""
+    """Define how the server sends tasks to the sites and receives their answers."""
 
     def sites(self) -> list[str]:
         """Return the names of the sites of the job, including sites that do not answer at present."""

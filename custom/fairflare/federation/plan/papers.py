@@ -83,5 +83,5 @@ def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:
 
 
 def values_in(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of settings without their sources."""
+    """Return the values of a paper's settings without the sources that the file gives for each."""
     return {name: entry["is"] for name, entry in told.items()}

@@ -49,7 +49,7 @@ class BestModel:
 
     @property
     def value(self) -> float | None:
-        """Return the best model's criterion over the sites that scored this model."""
+        """Return the best model's score (such as the mean) over the sites that scored this model."""
         return self._criterion(self.scores) if self.scores else None
 
     def offer(self, scores: Mapping[str, float], made: int, *, last: bool = False) -> bool:

@@ -100,7 +100,7 @@ class Journal:
             self.say("the data are SYNTHETIC (a phantom): the figures say nothing about patients")
 
     def training(self, phase: Phase, record: RoundRecord) -> None:
-        """Record what the sites reported of their training."""
+        """Record in the results what the sites reported of a round's training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
         record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
@@ -172,7 +172,7 @@ class Journal:
             self.say(f"round {record.current_round}{phase}: {who}{one.text}", warning=True)
 
     def round_done(self, record: RoundRecord) -> None:
-        """Record a completed round."""
+        """Record a completed round in the results, and report it to the listeners."""
         self.store.add_round(record)
         for listener in self.listeners:
             listener.round_done(record, self.metric)

@@ -126,7 +126,7 @@ class SecureSums:
         """Return the weights that were used, and the mean of the sites' models with them.
 
         Args:
-            weighing: what the rule decided.
+            weighing: the weights that the rule chose.
             steps: number of optimizer steps of each site.
 
         Raises:

@@ -147,7 +147,7 @@ class Turns:
         return self._served(request, size)
 
     def close(self) -> None:
-        """Serve all waiting requests, and from now on serve every request at once."""
+        """Serve all waiting requests for pieces of models, and from now on serve every request at once."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -31,7 +31,7 @@ class OnDisk:
         self._reference = reference
 
     def materialize(self) -> torch.Tensor:
-        """Read the tensor from the file."""
+        """Read the tensor that FLARE saved from its file."""
         return cast(torch.Tensor, self._reference.materialize())
 
     @property

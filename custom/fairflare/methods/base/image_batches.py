@@ -38,7 +38,7 @@ class ImageBatches:
 
     @property
     def count(self) -> int:
-        """Return the number of images in a pass."""
+        """Return the number of images in one pass over the batches."""
         total = self.run.data.num_samples(self.split)
         return total if self.max_samples is None else min(total, self.max_samples)
 

@@ -239,7 +239,7 @@ class TwoPhase(Rule):
         return True
 
     def asks_about_anchor(self, current_round: int) -> bool:
-        """Return whether the second phase takes place in this round."""
+        """Return whether sites are asked about the anchor (the average of their models) in this round."""
         return True
 
     @abstractmethod

@@ -29,7 +29,7 @@ CERTAIN, MORE = 0.95, 7  # FixMatch: least probability of a pseudo-label; unlabe
 
 
 def has_labels(data: SiteData) -> bool:
-    """Return whether a site has a labelled training image."""
+    """Return whether a site has any labelled training image."""
     return UNLABELLED not in data.lists or data.num_samples("training") > 0
 
 
@@ -200,7 +200,7 @@ class NotDrawn(Consistency):
             return self.others.loss(model(inputs), target) * self.weight  # type: ignore[no-any-return]
 
     def stepped(self, model: torch.nn.Module) -> None:
-        """Do nothing, as the teacher stays the received model."""
+        """Do nothing after a step, as the teacher stays the received model."""
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -172,7 +172,7 @@ class FeatureCache:
         self._changed = True
 
     def save(self, run: SiteRun) -> None:
-        """Write the features to the site's state folder if any are new."""
+        """Write the cached features of the prior network to the site's state folder if any are new."""
         if self._changed:
             value = {"fingerprint": self.fingerprint, "checks": self.checks, "features": self.features}
             run.store.save("prior_features", run.current_round, value)

@@ -54,7 +54,7 @@ class BySamples(Weighting):
 
 @settings
 class Uniform(Weighting):
-    """Weight all sites equally."""
+    """Give all sites the same aggregation weight."""
 
     kind: ClassVar[str] = "uniform"
 

@@ -68,7 +68,7 @@ class Question:
 
     @property
     def members(self) -> list[str]:
-        """Return the sites whose numbers are added up, sorted."""
+        """Return the names of the sites whose numbers a secure sum adds up, sorted."""
         return sorted(self.table)
 
     @property
@@ -78,7 +78,7 @@ class Question:
 
     @property
     def is_total(self) -> bool:
-        """Return whether the sites' numbers are added up without weights."""
+        """Return whether the secure sum adds up the sites' numbers without weights."""
         return self.label in TOTALS
 
     @property
@@ -123,7 +123,7 @@ def _is_table(table: Table) -> bool:
 
 
 def packed(table: Table) -> bytes:
-    """Return a table of weights as bytes."""
+    """Return the table of the sites' weights in a secure sum as bytes."""
     rows = ((site.encode(), struct.pack(f"<{len(row)}d", *row)) for site, row in sorted(table.items()))
     return fields(*(part for row in rows for part in row))
 
@@ -145,7 +145,7 @@ class Masks:
         self._streams = [(sign, Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()) for sign, key in signed]
 
     def put_on(self, block: Words) -> None:
-        """Mask the next numbers, at most a block of them, in place."""
+        """Add the masks to the next numbers of a vector, at most a block of them, in place."""
         for sign, stream in self._streams:
             sign(block, np.frombuffer(stream.update(_ZEROS[: block.nbytes]), block.dtype), out=block)
 

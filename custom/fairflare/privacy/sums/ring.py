@@ -103,7 +103,7 @@ class Layout:
 
     @cached_property
     def numbers(self) -> int:
-        """Return the number of entries of the flat vector."""
+        """Return the number of entries of the flat vector of all tensors."""
         return sum(map(math.prod, self.shapes.values()))
 
     def parts(self, name: str) -> Iterator[slice]:

@@ -58,12 +58,12 @@ class Histogram(_Part):
     bins: list[Bin]
 
     def by_number(self, axis: str) -> dict[int, int]:
-        """Return the counts of the bins, by the number of the bin on this axis."""
+        """Return the histogram's counts by the number of the bin."""
         return {AXES[axis].number(of.low): of.count for of in self.bins}
 
     @property
     def suppressed(self) -> int:
-        """Return the number of records in bins that are withheld."""
+        """Return the number of the histogram's records in bins that are withheld."""
         return self.records - sum(of.count for of in self.bins)
 
 
@@ -91,7 +91,7 @@ class Figures(_Part):
         return made
 
     def dense(self, axis: str = INTENSITY) -> list[int]:
-        """Return the counts of all bins of an axis."""
+        """Return the counts of all bins of a histogram's axis, 0 for a bin without records."""
         found = self.histograms[axis].by_number(axis) if axis in self.histograms else {}
         return [found.get(k, 0) for k in range(AXES[axis].bins)]
 
@@ -221,7 +221,7 @@ def _pooled(sites: Sequence[Figures]) -> Figures:
 
 
 def others_of(sites: Mapping[str, Figures], site: str = "") -> Figures:
-    """Return the pooled figures of all sites, or of all but one."""
+    """Return the statistics of the images of all sites together, or of all sites but one."""
     return _pooled([of for name, of in sites.items() if name != site and "cases" in of.counts])
 
 

@@ -126,7 +126,7 @@ class KeyMetric:
         return float(compute_confusion_matrix_metric(self.confusion, torch.as_tensor(np.asarray(total))))
 
     def names(self, count: int) -> list[str]:
-        """Return the names of ``count`` structures."""
+        """Return the names of the ``count`` structures that the metric measures."""
         return self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]
 
     def declared(self) -> tuple[Metric, ...]:

@@ -29,7 +29,7 @@ class BundleParts:
         class_names: names of the network's output channels; ``None`` for those of the metadata.
 
     Attributes:
-        kept: as :meth:`made`, and the same object each time.
+        kept: function like :meth:`made` that returns the same object each time.
     """
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:

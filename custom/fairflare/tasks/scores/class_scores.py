@@ -38,7 +38,7 @@ class MeasuresClasses(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of the classes."""
+        """Return the names of the classes, in the order of their numbers."""
 
     @abstractmethod
     def groups(self) -> dict[str, list[int]]:
@@ -60,7 +60,7 @@ class MeasuresClasses(ABC):
         return torch.tensor([k for k in range(len(self.names())) if k not in (self.annotated or ())], dtype=torch.int64)
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross-entropy over the samples."""
+        """Return the mean cross-entropy over the samples of a batch."""
         return self.sample_losses(outputs, targets).mean() if self.findings else self._entropy(outputs, targets)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

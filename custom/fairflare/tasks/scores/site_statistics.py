@@ -100,7 +100,7 @@ class SiteSums:
         return found
 
     def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
-        """Add records of a case to a bin of an axis."""
+        """Add records of a case (patient) to a bin of a histogram's axis."""
         self.records[axis][number][case] += count
 
 

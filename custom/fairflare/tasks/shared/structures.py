@@ -163,7 +163,7 @@ class StructureTask(ImageTask):
         return build_segmenter(self.network, width=self.width, **same)
 
     def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
-        """Return the transform from a mask file's values to structures."""
+        """Return the transform that turns a mask file's values into one mask for each structure."""
         from fairflare.tasks.transforms import Structured
 
         silent = set().union(*self.structures).difference(*self.known(self.structures))
@@ -194,7 +194,7 @@ class StructureTask(ImageTask):
         return DiceLoss(sigmoid=True, reduction="none")(*self.counted(outputs, targets)).flatten(1).mean(1)
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the channels of the annotated structures of (n, structures, ...)."""
+        """Return, of an array (n, structures, ...), the channels of the structures that the site annotates."""
         return values if self.annotated is None else values[:, list(self.annotated)]
 
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -289,7 +289,7 @@ class StructureTask(ImageTask):
         return scores, losses, counts
 
     def names(self) -> list[str]:
-        """Return the names of the structures."""
+        """Return the names of the structures that the network segments."""
         return self.class_names or [f"class_{index + 1}" for index in range(self.num_classes)]
 
     def declared_metrics(self) -> tuple[Metric, ...]:

@@ -431,7 +431,7 @@ def test_a_model_that_is_not_finite_is_refused_by_the_norm_s_name(tmp_path: Path
     state["conv_0.conv_0.conv.weight"].fill_(torch.inf)
     reply = at_site(tmp_path).perform(question(state, 0, []))
     assert (reply.status, reply.reason) == (
-        "failed", "site 'site-1': the input of norm 'conv_0.conv_0.adn.N' is not finite",
+        "failed", "site 'site-1': the input of batch norm 'conv_0.conv_0.adn.N' is not finite",
     )  # fmt: skip
 
 

@@ -193,7 +193,7 @@ def test_a_network_without_batch_norms() -> None:
 def test_what_is_not_finite_is_named() -> None:
     model = unet()
     broken = [torch.full((1, 1, 32, 32), torch.inf)]
-    with pytest.raises(Unmeasurable, match=r"the input of norm 'conv_0\.conv_0\.adn\.N' is not finite"):
+    with pytest.raises(Unmeasurable, match=r"the input of batch norm 'conv_0\.conv_0\.adn\.N' is not finite"):
         measure(model, broken, next_group(model, broken[0]))
 
 

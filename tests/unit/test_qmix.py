@@ -678,7 +678,7 @@ def test_bad_rounds():
     step = agents.act(seen(0))
     with pytest.raises(ValueError, match="reward must be a finite number, got inf"):
         agents.observe(step, math.inf, step)
-    with pytest.raises(ValueError, match="following may be None only where the episode is done"):
+    with pytest.raises(ValueError, match="may be None only at the end of an episode"):
         agents.observe(step, 0.0, None)
 
 

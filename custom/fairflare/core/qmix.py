@@ -166,7 +166,7 @@ class QMix:
         """
         checks.number("reward", reward)
         if following is None and not done:
-            raise ValueError("following may be None only where the episode is done")
+            raise ValueError("following (the next decision) may be None only at the end of an episode, with done=True")
         return self._learner.observe(step, reward, step if following is None else following, done)
 
     def end_round(

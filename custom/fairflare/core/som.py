@@ -178,7 +178,7 @@ class SelfOrganizingMap(MapSettings):
                 is then unchanged.
         """
         if self.rounds and kept is None:
-            raise ValueError(f"the map needs the neurons that it handed to keep in round {self.rounds - 1}")
+            raise ValueError(f"the map needs the neurons that it gave to ``keep`` in round {self.rounds - 1}")
         checks.not_empty("states to place on the map", states)
         models = {site: states[site] for site in sorted(states)}
         sums = self._add_up(models, received, kept)

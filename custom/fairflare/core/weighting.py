@@ -103,7 +103,7 @@ def counted_samples(labelled: float, unlabelled: float, share: float) -> float:
 def layer_weights(
     cka: Mapping[str, Mapping[str, float]], *, clip_min: float = 0.0, clip_max: float = 1.0
 ) -> dict[str, dict[str, float]]:
-    r"""Return weights per layer and site from the similarity of local and anchor features.
+    r"""Return weights per layer and site from the similarity of a local model's features to the average model's.
 
     .. math:: \rho_k^m = (1 - \tilde\delta_k^m) / \sum_i (1 - \tilde\delta_i^m), \quad
               \tilde\delta = \mathrm{clip}(\delta, \text{clip\_min}, \text{clip\_max})

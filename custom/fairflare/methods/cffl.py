@@ -34,7 +34,7 @@ class ClippedUpdates(ReportsScore, LocalTraining):
     """Train the site's own model, clip every entry of its change, and report the resulting model's metric (CFFL).
 
     The site keeps its model with the clipped update. In the next round it adds the entries that the server sends, minus
-    its own update's part in them. Buffers (the norms' statistics) stay at the site, as trained.
+    its own update's part in them. Buffers (the batch norms' statistics) stay at the site, as trained.
 
     Args:
         grad_clip: largest change of a parameter in a round, ``> 0``.

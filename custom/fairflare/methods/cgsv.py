@@ -32,7 +32,7 @@ class NormalisedUpdates(LocalTraining):
     r"""Train, and send the normalised change (CGSV) :math:`\Gamma \Delta / (\lVert \Delta \rVert + 10^{-7})`.
 
     After the training the site resets its parameters to their values before it; only the entries that the server sends
-    change them. Buffers (the norms' statistics) stay at the site and remain as trained.
+    change them. Buffers (the batch norms' statistics) stay at the site and remain as trained.
 
     Args:
         cgsv_gamma: Gamma, the length of what is sent. The authors take 0.5 (MNIST), 0.15 (CIFAR) and 1 (texts).

@@ -57,7 +57,7 @@ METHODS = [
     Method(
         name="fed_bn",
         title="FedBN",
-        summary="every site has its own norms, all other tensors are averaged",
+        summary="every site has its own norm layers, all other tensors are averaged",
         rule=FedAvg,
         training=FedBNTraining,
         group="own",

@@ -57,11 +57,12 @@ class Adapted:
 def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     r"""Replace the statistics of a network's batch norms by those of the given images, one batch norm after the other.
 
-    For each channel of a norm's input, computed over all pictures and positions, these are the mean m and the variance
+    For each channel of a batch norm's input, computed over all pictures and positions, these are the mean m and the
+    variance
 
     .. math:: v = \frac{1}{N - 1} \sum_i (x_i - m)^2
 
-    Both are computed in float64. A norm is measured after the norms in front of it have their new statistics, as with
+    Both are computed in float64. A batch norm is measured after those in front of it have their new statistics, as with
     ``norm_statistics=recalibrated`` in a federation. No label is read, and no weight changes. Of FedRDN's model only
     the statistics of the input are measured: a site has no others of its own.
 
@@ -71,7 +72,7 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
         files: paths of images and volumes.
 
     Raises:
-        ValueError: fewer than two pictures can be read, or a norm's input is not finite (the message names the norm).
+        ValueError: fewer than two pictures can be read, or a batch norm's input is not finite (the message names it).
     """
     task: Any = predictor.task
     if getattr(task, "spatial_dims", 2) == 3:
@@ -159,7 +160,7 @@ def recalibrate(
         model: the network, whose buffers are changed.
         batches: function that returns an iterable over all batches, called once for each pass.
         one_pass: measure all norms in one pass, as ``by_batch`` of :func:`.batch_norms.measure` does.
-        measured: list to which the names of the measured norms are added.
+        measured: list to which the names of the measured batch norms are added.
 
     Returns:
         Number of passes over the images.

@@ -98,10 +98,11 @@ WANTED: dict[str, tuple[Any, str]] = {
 
 
 def counted(kind: type) -> bool:
-    """Return whether differential privacy can account for a site half.
+    """Return whether differential privacy can account for a method's site half, its training at the sites.
 
-    It declares this, and has no loop, step or report of its own; but a step for which it says how many ``gradients`` of
-    a batch it takes, and a report that it has ``released`` as mean losses (name: distances from the received model).
+    The half must declare this, and must not override the training loop. It may override the step if it says how many
+    ``gradients`` of a batch a step takes, and the report if it declares the report's mean losses in ``released`` (name:
+    distances from the received model).
     """
     known = {"train": "", "step": "gradients", "report": "released"}
     own = [name for name in known if getattr(kind, name, None) is not getattr(LocalTraining, name)]

@@ -218,7 +218,7 @@ def measure(
                 continue
     for name in group.names:
         if name in found and not bool(torch.isfinite(found[name].mean + found[name].squares).all()):
-            raise Unmeasurable(f"the input of norm {name!r} is not finite")
+            raise Unmeasurable(f"the input of batch norm {name!r} is not finite")
     return {name: found[name] for name in group.names if name in found}
 
 

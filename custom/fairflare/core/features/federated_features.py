@@ -58,7 +58,7 @@ def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    # A norm is computed from clamped squares, since the gradient of a norm at 0 would be NaN.
+    # The L2 norm is computed from clamped squares, since its gradient at 0 would be NaN.
     norms: Tensor = a.square().sum(1).clamp_min(torch.finfo(a.dtype).tiny).sqrt() * torch.linalg.vector_norm(b, dim=1)
     return (a * b).sum(1) / (norms + EPSILON)
 

@@ -67,7 +67,7 @@ class JointPass:
             for which, known in zip(("model_a", "model_b"), found, strict=True):
                 if name not in known:
                     raise ValueError(f"layer {name!r} is not in {which}")
-        # Compute each norm by the same route whichever layers are requested, since the route changes the last bits.
+        # Compute each batch norm in the same way whichever layers are requested, since the way changes the last bits.
         in_front = [name for name in found[0] if name in found[1]] if least_pixels is not None else []
         self.names = list(dict.fromkeys([*self.wanted, *in_front]))
         self._kept = set(self.names)

@@ -56,8 +56,8 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
     usual.
 
     Raises:
-        LoneSample: raised by the model's forward pass inside the context if such a norm has no running statistics; the
-            message names the norm.
+        LoneSample: raised by the model's forward pass inside the context if such a batch norm has no running
+            statistics; the message names the norm.
 
     Source:
         Ours; for the projector of Fed-MAS see ``docs/fed_mas.md``.

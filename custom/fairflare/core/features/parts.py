@@ -21,7 +21,7 @@ def names_in(model: nn.Module, part: str) -> list[str]:
     """Return the names of the parameters that training a part changes, in the order of the network.
 
     ``HEAD``: tensors called ``head.*``, else those of the last layer that is trained. ``NORMS``: scale and shift of all
-    kinds of norms. Any other part: every parameter that is trained.
+    kinds of norm layers. Any other part: every parameter that is trained.
     """
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     last = layer_of(trained[-1]) if trained else ""

@@ -42,7 +42,7 @@ def training_by_task(kind: str, method: Method) -> dict[str, Any]:
 
 def training_of(site_half: Any) -> LocalTraining | None:
     """Return the sites' training as an object; ``None`` when the server cannot make the object."""
-    # Only of this package: a job's client configuration must not make the server load any other class.
+    # Only classes of this package are loaded: a job's client configuration must not name others to the server.
     path = site_half.get("path") if isinstance(site_half, dict) else None
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     if not module.startswith("fairflare.methods."):

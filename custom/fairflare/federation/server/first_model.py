@@ -44,7 +44,7 @@ class FirstModel:
         rest: fingerprint of the tensors that are not sent; empty if all tensors are sent.
         at_home: describes the tensors that the method keeps at the sites.
         numbers, nbytes, tensors: size of the whole model, in floating-point numbers, bytes and tensors.
-        still: names of the norms' statistics that do not travel.
+        still: names of the batch norms' statistics that are not sent.
         said: lines for the server's log, each with a flag that is true for a warning.
     """
 

@@ -47,7 +47,7 @@ class NormReport:
         state: the batch norms' means and (biased) variances, float64, under the names that the model has for them, so
             that ``max_update_norm`` limits them in the same way as the statistics in an update.
         images: number of images that the site reports to have measured on.
-        more: whether further norms come later.
+        more: whether further batch norms come in a later answer.
     """
 
     values: dict[str, int]
@@ -205,7 +205,7 @@ class Recalibration:
     def _pooled(
         self, names: Sequence[str], reports: Mapping[str, NormReport], state: State
     ) -> tuple[dict[str, torch.Tensor], list[Warned]]:
-        """Return the new statistics of norms under all their names, and warnings about sites beyond the bounds."""
+        """Return the new statistics of batch norms under all their names, and warnings about sites beyond bounds."""
         influence, new = Influence(self.run, len(self.roster.known())), dict[str, torch.Tensor]()
         counts, warnings = bounded_counts(reports, names, self.run.max_samples)
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}

@@ -29,7 +29,7 @@ AVERAGES = (
 )
 #: Fields that a site reports in its answer to the ``norms`` task.
 FIELDS = (
-    Field("norms", "names", doc="names of the batch norms that this answer is about", of=TRAINING),
+    Field("norms", "names", doc="names of the batch norms in this answer", of=TRAINING),
     Field(
         "values", "vector", low=1, high=MOST_VALUES, same_length_as="norms",
         doc="how many values of a channel went into each: training images times places of an image",
@@ -37,14 +37,14 @@ FIELDS = (
     ),
     Field(
         "means", "vector", low=-MOST_MEAN, high=MOST_MEAN,
-        doc="mean of each channel of these norms' inputs, one norm after the other",
+        doc="mean of each channel of these batch norms' inputs, one batch norm after the other",
         reveals=AVERAGES, of=TRAINING,
     ),
     Field(
         "variances", "vector", low=0, high=MOST_VARIANCE,
         doc="biased variance of the same", reveals=AVERAGES, of=TRAINING,
     ),
-    Field("more", "flag", doc="whether the network has further norms, which come with a later question", of=TRAINING),
+    Field("more", "flag", doc="whether the network has further batch norms, which a later answer has", of=TRAINING),
 )  # fmt: skip
 
 
@@ -77,12 +77,12 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
     The images come in the order of their list and without augmentation, as for evaluation.
 
     Args:
-        run: the site's run of the ``norms`` task; its directives name the norms that are done.
+        run: the site's run of the ``norms`` task; its directives name the batch norms that were measured.
         model: the network with the statistics found so far; is not changed.
         batch_size: number of images in a batch.
 
     Raises:
-        SiteError: a norm's moments are not finite (names the norm), or the site has no training images.
+        SiteError: a batch norm's moments are not finite (names it), or the site has no training images.
     """
     images = ImageBatches(run, "training", batch_size)
     one_pass = bool(run.directives.get(ONE_PASS))

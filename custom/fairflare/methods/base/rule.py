@@ -151,7 +151,7 @@ class Rule(ABC):
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        """Return this round's weights, which are ``>= 0`` and sum to 1 over ``inputs.sites`` (in each layer)."""
+        """Return the sites' weights in this round, ``>= 0``, which sum to 1 over ``inputs.sites`` (in each layer)."""
 
     def move(self, change: State) -> State:
         """Return the change to apply to the model's trained tensors, given the sites' mean change: a server optimizer.
@@ -244,7 +244,7 @@ class TwoPhase(Rule):
 
     @abstractmethod
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
-        """Return a site's report about the anchor after checks; ``layers`` are the names of the model's layers."""
+        """Return a site's report about the anchor (average model), checked; ``layers``: names of the model's layers."""
 
 
 class Steps(Rule):
@@ -329,7 +329,7 @@ class FollowsNumRounds(Protocol):
 
 
 def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
-    """Return the fields that sites report about the anchor; empty for a rule without that second phase."""
+    """Return the fields that sites report about the anchor, the average of their models; empty for most rules."""
     return rule.anchor_fields if issubclass(rule, TwoPhase) else ()
 
 

@@ -36,7 +36,7 @@ PREFIX, PROGRESS = "tuning_", "progress"  # names in the site's store
 class FineTuning(LocalTraining):
     """Fine-tune the received model at a site; validate after each pass, stop early, and keep the best.
 
-    A pass is one over the training images, or ``local_steps`` steps. With the head alone, norms stay
+    A pass is one over the training images, or ``local_steps`` steps. With the head alone, norm layers stay
     in evaluation mode, so that their statistics do not change.
 
     Args:

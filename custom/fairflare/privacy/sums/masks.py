@@ -73,7 +73,7 @@ class Question:
 
     @property
     def vectors(self) -> str:
-        """Return the label of the vectors that are added up; sums with the same label are of the same numbers."""
+        """Return the label of the vectors that the sum adds up; sums with one label add up the same numbers."""
         return MEANS.get(self.label, self.label)
 
     @property

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Item = dict[str, Any]
 TRAINING = "training"
-#: Modules of MONAI's transforms that leave the size of an image; those of others may cut it.
+#: Modules of MONAI whose transforms keep the size of an image; transforms of other modules may cut it.
 SAME_SIZE = re.compile(r"monai\.(?!transforms\.croppad)")
 
 

@@ -27,9 +27,9 @@ PAPERS_HEAD = """# The papers' experiments
 
 `fairflare run METHOD --paper` takes the settings of the first paper on this page whose table has the method,
 `--paper NAME` those of the named paper. `fairflare compare --preset TABLE` runs the rows of a paper's table and prints
-the table's columns, in a quick job's size, or with `--paper` in the paper's size. `make refresh` writes this page from `custom/fairflare/papers/*.yaml`. Each value has
-its source: a place in the text, the authors' code, or "ours" with the reason. A test compares the values with
-`tests/papers.md`, which was entered from the papers once more.
+the table's columns, in a quick job's size, or with `--paper` in the paper's size. `make refresh` writes this page from
+`custom/fairflare/papers/*.yaml`. Each value has its source: a place in the text, the authors' code, or "ours" with the
+reason. A test compares the values with `tests/papers.md`, which was entered from the papers once more.
 """
 Setting = tuple[str, str]  # method and name
 Value = tuple[str, str]  # value as JSON, and its source

@@ -257,7 +257,9 @@ def _legend(stored: Stored, table: str, reference: str) -> str:
     lines += about.get("notes", [])
     lines.append(f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].')
     if seen := [f.smallest for f in against if f.sign == "~" and not math.isnan(f.smallest)]:
-        lines.append(f"Those within noise would be seen if the true ones were at least {min(seen):.2f} to {max(seen):.2f}.")
+        lines.append(
+            f"Those within noise would be seen if the true ones were at least {min(seen):.2f} to {max(seen):.2f}."
+        )
     if about.get("corrected"):
         marked = f"{outside} of {len(whole)} differences are marked (`*`, `!`)"
         lines.append(f"After Holm's correction for all rows and measures, {marked}.")

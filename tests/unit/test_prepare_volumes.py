@@ -400,7 +400,7 @@ def test_the_command_and_check_data(tmp_path: Path, capsys: pytest.CaptureFixtur
     checked = fairflare("check-data", tmp_path / "out")
     assert "40 usable images at 2 site(s); 0 problem(s)" in checked
     assert main(["volumes", "--site", "A", "x", "--out", str(tmp_path / "x")]) == 1
-    assert "--site takes NAME and two places, got A x" in capsys.readouterr().err
+    assert "--site takes NAME and two paths, got A x" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["nifti", "dicom"])

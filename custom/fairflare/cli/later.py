@@ -29,7 +29,7 @@ class ModulesOfLater:
     """Find modules of a package whose import was delayed, by an import of the package itself first."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Import the package; return a module's spec only if this loaded the module, so that it is not run twice."""
+        """Import a delayed package; return the spec of its module only if the import loaded the module already."""
         package = sys.modules.get(name.partition(".")[0])
         if type(package) is not Later:
             return None

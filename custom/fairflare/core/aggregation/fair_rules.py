@@ -72,7 +72,7 @@ class AccumulatedSteps:
     velocity: float = 0.0
 
     def add(self, *, momentum: float = 0.0, nesterov: bool = False, pull: float = 0.0) -> None:
-        """Add one step of the optimizer to :attr:`total`.
+        """Add the weight of one optimizer step's gradient to :attr:`total`.
 
         Args:
             momentum: rho of SGD.

@@ -196,7 +196,7 @@ def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
 
 
 def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
-    """Return the rates of equalised odds that are undefined in a group with images, with the names of these groups.
+    """Return the rates (sensitivity, false positives) that are undefined in a group of people, with these groups.
 
     A rate is undefined where the group has no image of the class, or none of any other class.
 

@@ -78,7 +78,7 @@ class ClinicalTable:
     annotated: Sequence[int] | None = None
 
     def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
-        """Return the declared fields, and the names of the classes that are withheld.
+        """Return the clinical figures as declared fields of the reply, and the names of the classes that are withheld.
 
         Args:
             least: least number of cases with and without a class, in a split, below which its figures are withheld.

@@ -63,7 +63,7 @@ def run_local(
         Stopped: ``should_stop`` stopped the run.
     """
     if not plan.sites:
-        raise ValueError("in one process there are no connected sites: give their number or names")
+        raise ValueError("a run in one process has no connected sites: give the number or the names of its sites")
     local = dict(local or {})
     refuse_shared_images(plan.sites, local)
     own = own_settings(local, "server")

@@ -136,7 +136,7 @@ class LocalTraining:
     # -- before the first round
 
     def check_task(self, task: Task) -> None:
-        """Refuse a task that this site half cannot learn, as far as that is known without data.
+        """Refuse a task that the method's training cannot learn, as far as that is known without data.
 
         Raises:
             ValueError: a setting does not suit the task (names the setting).

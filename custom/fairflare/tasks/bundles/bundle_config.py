@@ -221,7 +221,7 @@ def code_of(folder: Path) -> Iterator[None]:
     """Let modules in a bundle's folder (``scripts.net``) be imported inside the context.
 
     Raises:
-        BundleError: a module of the same name, which is of no bundle, was already imported.
+        BundleError: a module of the same name from outside the bundle was already imported.
     """
     for name in {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}:
         if _folders.get(name) != folder:

@@ -118,7 +118,7 @@ class ImageStatistics(Intensities, Statistics):
     def histogram(
         self, dataset_name: str, feature_name: str, num_of_bins: int, global_min_value: float, global_max_value: float
     ) -> Histogram:
-        """Return the bins of a histogram that may leave the site; a figure that is a number has none.
+        """Return the bins of a histogram that may leave the site; for a figure that is a single number, return none.
 
         The ends of bins are those declared in ``AXES``, whatever number of bins and range FLARE requests.
         """

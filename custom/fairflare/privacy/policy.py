@@ -275,8 +275,7 @@ class Private:
     def begin(self, request: SiteTask) -> None:
         """Begin a task of the server; refuse one whose answer the privacy ledger does not count.
 
-        Raises:
-            Refused: the task is one about images, and no training.
+        Raises: Refused: the task asks about the site's images, and is no training.
         """
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):

@@ -44,7 +44,7 @@ class OutputRows:
         how: Aggregate = MEAN,
         bounded: Callable[[Mapping[str, float]], Mapping[str, float]] = dict,
     ) -> dict[str, State]:
-        """Return the sites' models with averaged output rows; rows that all sites annotate are left unchanged.
+        """Return the sites' models, with rows of structures that only some sites annotate averaged over these sites.
 
         Args:
             states: models by site; not changed.

@@ -39,7 +39,7 @@ def option(
 
 
 def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert the given options to the arguments of a command's function, by each option's ``made``."""
+    """Convert the given options to the arguments of a command's function, by the function ``made`` of each option."""
     made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
     return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
 

@@ -62,13 +62,13 @@ class Roster:
         return sorted(set(self.transport.sites()) - set(self.excluded))
 
     def live(self, current_round: int) -> list[str]:
-        """Return the sites to ask in the first phase of a round, sorted."""
+        """Return the sites to ask in the first phase (training) of a round, sorted."""
         known = self.known()
         live = [site for site in known if self._asks(site, ALL, current_round)]
         return live if len(live) >= self.min_sites else known
 
     def willing(self, sites: Iterable[str], name: str, current_round: int) -> list[str]:
-        """Return those of ``sites`` that are asked in a phase after the first of a round, sorted."""
+        """Return those of ``sites`` that are asked in the second or a later phase of a round, sorted."""
         return sorted(site for site in sites if self._asks(site, name, current_round))
 
     def doubtful(self, sites: Iterable[str]) -> set[str]:

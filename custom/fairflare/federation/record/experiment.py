@@ -89,7 +89,7 @@ class Experiment:
         remove_partials(self.place.run_dir)
 
     def close(self) -> None:
-        """Release the experiment's lock; without an experiment, remove the rule's memory: the run cannot be resumed."""
+        """Release the experiment's lock; of a run without an experiment id, remove the rule's saved state."""
         if self.lock is not None:
             self.lock.release()
         else:

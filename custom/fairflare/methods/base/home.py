@@ -120,7 +120,7 @@ class OwnModel(Home, ABC):
 
     @abstractmethod
     def hand_in(self, run: SiteRun, start: State, local: State) -> tuple[State, State]:
-        """Return the update to send, and the site's own model from now on.
+        """Return the update to send, and the model that is the site's own from now on.
 
         Args:
             run: the server's task that this site performs, with the site's data. start, local: model before and after

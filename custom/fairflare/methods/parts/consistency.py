@@ -62,7 +62,7 @@ def still_statistics(model: torch.nn.Module) -> Iterator[None]:
 
 
 class TrainedOn(Proxy):
-    """Give a site without labels its unlabelled images as training images, whose targets mean nothing."""
+    """Give a site without labels its unlabelled images as training images, with targets that are not used."""
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)

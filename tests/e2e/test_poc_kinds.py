@@ -166,7 +166,7 @@ def test_a_site_without_the_right_encoder(kind: str, poc: PocSystem, files: dict
     assert record["accepted"] == ["site-1"]
     (out,) = record["left_out"]
     assert out["site"] == "site-2"
-    assert "the part of the network that is not sent (exchange='trainable') is another one" in out["reason"]
+    assert "the part of the network that is not sent (exchange='trainable') differs" in out["reason"]
 
 
 def test_a_job_of_several_findings_an_image(poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:

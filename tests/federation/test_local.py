@@ -169,7 +169,7 @@ def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Pa
 
 def test_sites_are_needed(tmp_path: Path) -> None:
     plan = make_plan("fed_avg", task="classification", sites=None, settings=TINY)
-    with pytest.raises(ValueError, match="give their number or names"):
+    with pytest.raises(ValueError, match="give the number or the names"):
         run_local(plan, tmp_path)
 
 

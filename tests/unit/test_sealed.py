@@ -103,7 +103,7 @@ REFUSED = [
     ("$max(range(5000), key=lambda v: sum([i for i in range(5000)]))", "more numbers than"),
     ("$np.array(['/etc/passwd'])", "gives texts"),
     ("$np.array('', dtype='U200000000')", "gives texts"),
-    ("$np.array([@net])", "something else than numbers"),
+    ("$np.array([@net])", "whose entries are no numbers"),
     ("$np.array([1], dtype=[('a', np.float64, (9999, 9999))])", "gives texts|kinds"),
     ("$np.array(1.0, dtype=(np.float64, (10000, 10000)))", "kinds"),
     ("$np.array([[0] * 9000])[[0] * 9000]", "entries of an array by a list"),

@@ -236,8 +236,8 @@ class Addition:
             outside += int(np.count_nonzero((signed > limit) | (signed < -limit)))
         why = (
             f"{outside} of {len(self._total)} numbers of the sum {label!r} (round {self.question.round}) lie outside "
-            f"[-{ring.bound:g}, {ring.bound:g}]: some site (not known which) was asked for another sum or has "
-            "other keys; ask for keys again"
+            f"[-{ring.bound:g}, {ring.bound:g}]: a site was asked for another sum or has other keys, nobody can say "
+            "which; ask for keys again"
         )
         need(not outside, SumSpoiled(why))
         return Opened(self._total, ring, self.layout)

@@ -49,18 +49,18 @@ def test_everything_that_a_run_keeps_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any]
 ) -> None:
     monkeypatch.delenv(OFF, raising=False)  # with the page
-    for name in ("states", "checkpoints", "examples"):  # as an administrator makes them
+    for name in ("states", "checkpoints"):  # as an administrator makes them
         (tmp_path / name).mkdir()
-    local = {"state_root": str(tmp_path / "states"), "examples_folder": str(tmp_path / "examples")}
-    local["sites"] = {"server": {"checkpoint_root": str(tmp_path / "checkpoints"), "models_in_memory": 0}}  # type: ignore[assignment]
+    own = {"server": {"checkpoint_root": str(tmp_path / "checkpoints"), "models_in_memory": 0}}
+    local = {"state_root": str(tmp_path / "states"), "sites": own}
     plan = make_plan(
         method, task="classification", sites=SITES, num_rounds=2, experiment="e", settings={**TINY, **settings},
         keep_local_models=True,
     )  # fmt: skip
     results = run_local(plan, tmp_path / "run", local)
-    kept = [results, tmp_path / "states" / "e", tmp_path / "checkpoints" / "e", *(tmp_path / "examples").iterdir()]
+    kept = [results, tmp_path / "states" / "e", tmp_path / "checkpoints" / "e"]
     found = {path.name.partition(".")[0] for folder in kept for path in folder.rglob("*")}
-    assert {"results", "progress", "report", "local_model", "state-000002", "rounds", "examples"} <= found
+    assert {"results", "progress", "report", "local_model", "state-000002", "rounds"} <= found
     assert [line for folder in kept for line in open_to_others(folder)] == []
     models = [*results.parent.glob("*.pt")]
     assert len(models) == 2

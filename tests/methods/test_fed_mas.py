@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
@@ -13,7 +12,6 @@ import torch
 
 from fairflare.core.priors import prior_distance
 from fairflare.core.sharpness import GSAM
-from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION
 from fairflare.federation.collecting.collector import QuorumError
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
@@ -551,22 +549,3 @@ def test_paper_settings_and_the_projector_of_the_paper():
     assert plan.task.phantom == "endoscopy"
     model = Classifier(torch.nn.Identity(), 512, 23, projector_dim=2048)
     assert sum(p.numel() for p in model.projector.parameters()) == 1_314_304
-
-
-def test_what_it_measured_by_class_is_drawn_for_the_site_alone(worker, tmp_path):
-    """Check a site whose own file names a folder; nothing of the picture is in the answer."""
-    folder = tmp_path / "ex"
-    site = worker(settings={"examples_folder": str(folder)})
-    assert train(site).status == "ok"
-    kept = divergence(site)
-    asked = request("validate", initial(), 1, num_rounds=1, measure=(SPLIT_TEST, SPLIT_VALIDATION))
-    reply = site.perform(asked)
-    assert reply.status == "ok", reply.reason
-    (found,) = folder.rglob("by_class.csv")
-    with found.open(newline="") as file:
-        rows = {row["class"]: row for row in csv.DictReader(file)}
-    present = kept["counts"].nonzero().flatten().tolist()
-    assert [int(row["images"]) for row in rows.values()] == kept["counts"][present].tolist()
-    for name in ("before", "during"):
-        assert [float(row[name]) for row in rows.values()] == pytest.approx(kept[name][present].tolist())
-    assert "divergence" not in repr(reply)

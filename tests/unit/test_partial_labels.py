@@ -112,7 +112,6 @@ def test_at_the_size_of_the_image(tmp_path: Path, evaluate_at: Any) -> None:
     found = task.suited_to(data).evaluate(FindsBoth(), data.batches("test", batch_size=2), "cpu")
     assert "dice_class_1" not in found
     assert 0 < found["dice_class_2"] == found["dice"]
-    assert task.suited_to(data).write_examples(FindsBoth(), data, tmp_path, batch_size=2, device="cpu", title="a")
 
 
 def test_a_loss_of_the_users_own_is_refused_by_name(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from fairflare.base.metric import LOSS, Metric, metric_name
 from fairflare.base.site_data import SPLIT_GLOBAL, Batches, PriorNetwork, Proxy, SiteData
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import TypeAlias
 
     import numpy as np
@@ -245,23 +244,6 @@ class Task(ABC):
         """Return the declaration (:class:`Metric`) of the task's primary metric."""
         own = {metric.name: metric for metric in self.declared_metrics()}
         return own.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
-
-    def write_examples(
-        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
-    ) -> bool:
-        """Draw a site's best, median and worst test image with the model's predictions, for the site's own use.
-
-        Args:
-            model: the model whose predictions are drawn.
-            data: the site's data.
-            folder: existing folder for the pictures, which only the site can read.
-            batch_size, device: batch size and device of the evaluation.
-            title: text over the picture.
-
-        Returns:
-            Whether pictures were drawn; False: this task draws none (the default).
-        """
-        return False
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return every metric that :meth:`evaluate` gives, with direction and range; a metric not listed is refused.

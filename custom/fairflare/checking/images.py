@@ -30,7 +30,7 @@ from fairflare.data.kinds import by_kind, odd_pair, shown
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
-from fairflare.tasks.scores.examples import flat_pair
+from fairflare.tasks.placing import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted

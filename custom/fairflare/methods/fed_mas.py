@@ -83,7 +83,6 @@ class RescueTraining(LocalTraining):
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {"rf_mode": only_with("mas"), "rf_source": only_with("mas")}
-    by_class: ClassVar[str] = "divergence"
 
     lambda_f: NonNegative = 3.0
     prior: Text | None = None
@@ -156,7 +155,7 @@ class RescueTraining(LocalTraining):
             factor = rescue_factor(own.before, during, counts, self.rf_mode) if told else math.nan
             report["rescue_factor"] = factor
             kept = {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor}
-            run.store.save(self.by_class, run.current_round, kept)
+            run.store.save("divergence", run.current_round, kept)
         return report
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:

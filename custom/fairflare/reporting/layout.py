@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import textwrap
 import unicodedata
@@ -268,6 +269,11 @@ def printed(
         return "\n".join([*head, *(line for table in tables for line in (*table.markdown(), "")), *notes])
     further = [line for table in tables[1:] for line in ("", table.text(width), "")]
     return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrapped(notes, width)])
+
+
+def in_order(sites: Iterable[str]) -> list[str]:
+    """Return sites sorted by name, ``site-2`` before ``site-10``."""
+    return sorted(sites, key=lambda site: re.sub(r"\d+", lambda number: number[0].zfill(20), site))
 
 
 def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:

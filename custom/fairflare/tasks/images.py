@@ -223,18 +223,6 @@ class ImageTask(Intensities, Fitted, Task):
             log.info("the output layer is unknown: %s", in_one_line(error))
             return ()
 
-    def write_examples(
-        self, model: torch.nn.Module, data: SiteData, folder: Path, *, batch_size: int, device: Device, title: str
-    ) -> bool:
-        """Write the site's best, median and worst test image with the model's predictions into a folder."""
-        from fairflare.tasks.scores import examples
-
-        if self.findings:
-            return False
-        chosen = examples.of_classification if self.class_labels else examples.of_segmentation
-        examples.write(chosen(self, model, data, batch_size, device), folder, self.names(), title)  # type: ignore[arg-type]
-        return True
-
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Return the site's own images, or synthetic ones if the site's file asks for them or names no data.
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.layout import in_order
 from fairflare.reporting.notes import run_notes
-from fairflare.reporting.pictures import in_order
 from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import (

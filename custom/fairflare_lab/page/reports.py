@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from fairflare.reporting.layout import number
-from fairflare.reporting.pictures import in_order
+from fairflare.reporting.layout import in_order, number
 from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
 from fairflare_lab.page.lines import by_site, in_the_end, panels_of, site_parts
 from fairflare_lab.page.material import Material, PageRun

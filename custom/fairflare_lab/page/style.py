@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairflare.reporting.layout import printable
-from fairflare.reporting.pictures import short_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,7 +58,8 @@ def look(index: int) -> Look:
 
 def label(text: object, most: int = MAX_NAME) -> str:
     """Return a short name for an axis or a legend; matplotlib would hide a name that begins with ``_``."""
-    found = short_name(printable(text), most)
+    name = printable(text)
+    found = name if len(name) <= most else name[: most // 2] + "…" + name[-(most - most // 2 - 1) :]
     return f"\u200b{found}" if found.startswith("_") else found
 
 

@@ -14,7 +14,6 @@ from pydantic import TypeAdapter, ValidationError
 from fairflare.base.disk.files import keys_once
 from fairflare.base.machine.computing import Computing
 from fairflare.base.settings import Flag, in_words
-from fairflare.federation.site.examples import EXAMPLES
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.privacy.policy import PRIVACY
@@ -42,7 +41,6 @@ SHELL_SETTINGS = (
     TRAINS_BELOW,
     SAVES,
     SUBMITS,
-    EXAMPLES,
     PRIVACY,
     *SECURE,
 )

@@ -31,7 +31,6 @@ from fairflare.exchange.messages import (
     clean_state,
 )
 from fairflare.federation.site import clinical, groups, norm_moments, sums
-from fairflare.federation.site.examples import draw_examples
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, support_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
@@ -196,7 +195,6 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         draws = task.resampled(model, run.data, units.drawn(worker.site, request.resample), worker.device)
         if draws is not None:
             reply.stats |= {RESAMPLED: draws, DRAWN_UNITS: units.kind, NUM_UNITS: len(units.members)}
-    draw_examples(worker.examples, request, run, model, worker.training)
     return reply
 
 

@@ -42,7 +42,6 @@ from fairflare.exchange.messages import (
     SiteReply,
     SiteTask,
 )
-from fairflare.federation.site.examples import examples_folder
 from fairflare.federation.site.facts import measured_in
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate, safely_named
 from fairflare.federation.site.site_file import (
@@ -138,7 +137,6 @@ class SiteWorker:
         self.trains_below = setting(site, self.settings, TRAINS_BELOW, True)
         self.private = Private.of(site, self.settings)
         self.save_seconds = setting(site, self.settings, SAVES, SAVE_SECONDS, NonNegative, "a number of seconds >= 0")
-        self.examples = examples_folder(site, self.settings)
         self.state = SiteFolder(site, state_folder)
         self.device = pick_device(site, self.settings.get("device"))
         self.computing = pick_computing(site, training, self.settings)

@@ -27,8 +27,7 @@ from fairflare.core.statistics.site_figures import (
     quantile,
     wasserstein,
 )
-from fairflare.reporting.layout import listed, number
-from fairflare.reporting.pictures import in_order
+from fairflare.reporting.layout import in_order, listed, number
 
 DOCUMENT, PAGE, CSV = "stats.json", "stats.html", "stats.csv"
 APART = 0.1  # a sentence reports class mixes as different from this Jensen-Shannon distance on

@@ -1,1 +1,1 @@
-"""Compute metrics and statistics of a site's images, and draw example predictions."""
+"""Compute metrics and statistics of a site's images."""

@@ -19,7 +19,7 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES
 CACHE_BYTES = 2**30  # default memory for decoded images of a site, all splits together
 OTHER_KEYS = (  # keys of the site file that other parts than the task read
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
-    "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model", "examples_folder",
+    "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model",
     "precision", "channels_last", "compile", "deterministic", "networks", "bundle_classes", "privacy",
 )  # fmt: skip
 

@@ -46,11 +46,10 @@ def in_both(
     return run, here
 
 
-def test_ranks_of_their_own_and_the_average_of_products(simulate, tmp_path: Path) -> None:
+def test_the_average_of_products(simulate, tmp_path: Path) -> None:
     pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
-    ranks, settings = {"site-1": 2, "site-2": 6}, {**VIT, "adapters": "lora", "adapters.rank": 6}
-    local = {"sites": {"site-1": {"adapter_rank": 2}}}
-    run, here = in_both(simulate, tmp_path, "fed_avg", local, settings=settings, keep_local_models=True)
+    settings = {**VIT, "adapters": "lora", "adapters.rank": 6}
+    run, here = in_both(simulate, tmp_path, "fed_avg", settings=settings, keep_local_models=True)
     sent, whole = model_of(run.folder.parent), model_of(here.parent)
     layers = pairs_of(whole)
     assert sent.keys() == {*(name for pair in layers.values() for name in pair), "head.weight", "head.bias"}
@@ -61,7 +60,7 @@ def test_ranks_of_their_own_and_the_average_of_products(simulate, tmp_path: Path
         models = Staging(run.folder / "local_models" / f"round_{number:04d}").open_all()
         for layer, (name_a, name_b) in layers.items():
             products = {site: m[name_b].double().numpy() @ m[name_a].double().numpy() for site, m in models.items()}
-            assert {site: np.linalg.matrix_rank(p, tol=1e-9) for site, p in products.items()} == ranks
+            assert all(np.linalg.matrix_rank(product, tol=1e-9) == 6 for product in products.values())
             mean = sum(found["site_weights"][site] * product for site, product in products.items())
             values = np.linalg.svd(mean, compute_uv=False)
             lost = np.sqrt((values[6:] ** 2).sum() / (values**2).sum())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.core.aggregation.low_rank import ROW, Averaged, Products, average_products, cut, pairs_of
+from fairflare.core.aggregation.low_rank import ROW, Averaged, Products, average_products, pairs_of
 from fairflare.core.features.layers import layers_of
 from fairflare.core.states import Movement, layerwise_average, weighted_average
 
@@ -175,29 +175,6 @@ def test_an_error_names_the_layer() -> None:
     given["b"]["conv.lora_A.default.weight"][0] = torch.inf
     with pytest.raises(ValueError, match="adapter of layer 'conv': site 'b': a factor is not finite"):
         weighted_average(given, WEIGHTS, movement=moving(Products(), given["a"]))
-
-
-# ------------------------------------------------------------------------------------------------ ranks of the sites
-
-
-def test_a_smaller_rank_is_the_best_of_that_rank_and_stays_it_in_training() -> None:
-    found = average_products(made(20, 15), WEIGHTS, 6)
-    state = {"l.lora_A.default.weight": found.a, "l.lora_B.default.weight": found.b, "other": found.b}
-    own = cut(state, 2)
-    assert own["other"] is found.b
-    u, values, v = np.linalg.svd((found.b @ found.a).numpy())
-    a, b = (own[f"l.lora_{factor}.default.weight"].clone().requires_grad_() for factor in "AB")
-    np.testing.assert_allclose((b @ a).detach().numpy(), (u[:, :2] * values[:2]) @ v[:2], atol=1e-12)
-    optimizer = torch.optim.AdamW([a, b], lr=0.1, weight_decay=0.1)
-    inputs = torch.randn(8, 15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for _ in range(3):
-        optimizer.zero_grad()
-        (inputs @ a.T @ b.T).square().sum().backward()
-        optimizer.step()
-    assert not a[2:].any()
-    assert not b[:, 2:].any()
-    assert bool(a[:2].all())
-    assert found.a[2:].any()  # what was given is as it was
 
 
 def test_pairs_are_told_by_their_names() -> None:

@@ -16,7 +16,6 @@ from fairflare.base.settings import Flag, Part, Positive, PositiveInt, Share, ch
 from fairflare.core.features.adapting import Adapting, outline_of
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 #: Regular expressions for parameter names of FairFlare's own networks: encoders, heads, attention projections, MLPs.
@@ -237,9 +236,3 @@ class Fitted(Adapting):
         super().check()  # type: ignore[misc]
         if self.freeze is not None or not isinstance(self.adapters, NoAdapters):
             outline_of(self)  # type: ignore[arg-type]
-
-    def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        from fairflare.core.aggregation.low_rank import cut
-
-        rank = settings.get("adapter_rank")
-        return state if rank is None else cut(state, rank)

@@ -97,25 +97,6 @@ def average_products(
     return Averaged(torch.from_numpy(mean_a), torch.from_numpy(mean_b), lost, whole)
 
 
-def cut(state: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
-    """Return a model whose low-rank adapters are 0 beyond a rank.
-
-    If the adapters come from :func:`average_products`, the result is their best approximation of that rank.
-
-    Where rows of A and columns of B are 0, their gradients are 0 too, so that training does not change them.
-
-    Args:
-        state: state dict of a model; not changed.
-        rank: rank to retain, ``>= 1``; adapters of at most this rank stay unchanged.
-    """
-    found = dict(state)
-    for name_a, name_b in pairs_of(state).values():
-        found[name_a], found[name_b] = state[name_a].clone(), state[name_b].clone()
-        found[name_a][rank:] = 0
-        found[name_b][:, rank:] = 0
-    return found
-
-
 def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the names of the factors ``(A, B)`` of each adapted layer, by the layer's name, among a model's tensors.
 

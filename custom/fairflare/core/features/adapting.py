@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from fairflare.base.task import Task
@@ -29,10 +27,6 @@ class Adapting(ABC):
         Raises:
             ValueError: a setting names parts that the network does not have (the message names those that it has).
         """
-
-    @abstractmethod
-    def of_site(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-        """Return the state that a site's training starts from, given the received ``state`` and the site's settings."""
 
 
 def network_of(task: Task) -> nn.Module:
@@ -73,8 +67,3 @@ def products_of(task: Task) -> Products | None:
     from fairflare.core.aggregation.low_rank import Products
 
     return Products() if isinstance(task, Adapting) and task.averages_products else None
-
-
-def of_site(task: Task, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-    """Return the state that a site's training starts from, for any task: see :meth:`Adapting.of_site`."""
-    return task.of_site(state, settings) if isinstance(task, Adapting) else state

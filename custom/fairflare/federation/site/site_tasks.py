@@ -12,7 +12,7 @@ from fairflare.base.disk.files import write_whole
 from fairflare.base.machine.computing import plainly
 from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.core.features.adapting import network_of, of_site
+from fairflare.core.features.adapting import network_of
 from fairflare.exchange.messages import (
     COMPARED,
     SPLIT_TEST,
@@ -93,7 +93,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         model.load_state_dict(home.measured(run, received))
         metrics = run.metrics = worker.evaluate(model, run, "validation")
-        model.load_state_dict(of_site(worker.task, received, worker.settings))
+        model.load_state_dict(received)
         training = ClassifierRetraining.told(worker.training, run.directives)
         training = FineTuning.told(training, run.directives, shares=worker.settings.get(SUBMITS, False) is True)
         run.unlabelled = Consistency.of(training, run, model) if training is worker.training else None

@@ -58,14 +58,12 @@ class SiteSettings(FolderSettings):
             site's ``state_root``.
         decoded_bytes: disk space for decoded volumes, in bytes; 0: none is kept.
         phantom_seed: seed of the synthetic data; default: the task's.
-        adapter_rank: the site trains no more than this rank of a job's adapters; default: all of it.
     """
 
     max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     decoded_folder: Filename | None = None
     decoded_bytes: NonNegativeInt = DECODED_BYTES
     phantom_seed: NonNegativeInt | None = None
-    adapter_rank: PositiveInt | None = None
 
     def __post_init__(self) -> None:
         for folder in self.linked_roots:

@@ -19,7 +19,7 @@ from fairflare.tasks.scores.mask_metrics import MaskMetrics
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
-EVERY = ("iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier")
+EVERY = ("iou", "hd95", "assd", "surface_dice", "volume_error")
 
 
 def surface(mask: np.ndarray) -> list[tuple[int, ...]]:
@@ -127,23 +127,6 @@ def test_millimetres_and_pixels_are_not_mixed(caplog: pytest.LogCaptureFixture) 
     assert "hd95 left out: 1 of 2 images do not say their spacing" in caplog.text
 
 
-def test_calibration_of_pixels() -> None:
-    rng = np.random.default_rng(3)
-    told, truth = rng.random((2, 2, 5, 6)), rng.integers(-1, 2, (2, 2, 5, 6))
-    metrics = MaskMetrics(("ece", "brier"), 2, 1.0)
-    for image in range(2):
-        metrics.add_probabilities(torch.from_numpy(told[[image]]), torch.from_numpy(truth[[image]]))
-    for part in range(2):
-        bins: dict[int, list[tuple[float, int]]] = {}
-        for p, y in zip(told[:, part].ravel(), truth[:, part].ravel(), strict=True):
-            if y >= 0:
-                bins.setdefault(min(int(p * 15), 14), []).append((p, y))
-        every = [pair for pairs in bins.values() for pair in pairs]
-        ece = sum(abs(sum(p for p, _ in pairs) - sum(y for _, y in pairs)) for pairs in bins.values()) / len(every)
-        assert metrics.means()["ece"][part] == pytest.approx(ece)
-        assert metrics.means()["brier"][part] == pytest.approx(np.mean([(p - y) ** 2 for p, y in every]))
-
-
 class Perfect(torch.nn.Module):
     """Predict all bright pixels as every structure."""
 
@@ -170,8 +153,6 @@ def test_a_task_gives_what_it_declares(kind: Any) -> None:
         "hd95",
         "assd",
         "surface_dice",
-        "ece",
-        "brier",
         *(f"{size}_{w}" for w in ("error", "over", "under")),
     }
     assert {name for name in found if not name.endswith(("_organ", "_lesion"))} == {"dice", "loss", *names}
@@ -182,7 +163,7 @@ def test_a_task_gives_what_it_declares(kind: Any) -> None:
     assert all(declared[name].holds(value) for name, value in found.items())
     assert declared["hd95"].unit == "mm"
     assert declared["pixel_hd95"].unit == "pixels"
-    assert [task.directions()[name] for name in ("iou", "surface_dice", "hd95", "brier")] == [True, True, False, False]
+    assert [task.directions()[name] for name in ("iou", "surface_dice", "hd95")] == [True, True, False]
     unknown = task.evaluate(Perfect(2), [(inputs, targets)], "cpu")
     assert {"pixel_hd95", "pixel_assd_lesion"} <= set(unknown)
     assert "hd95" not in unknown

@@ -235,7 +235,7 @@ def _directives() -> list[Row]:
 
 
 #: Metrics of the example segmentation tasks from which the privacy page lists all metrics that a task may declare.
-MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier")
+MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error")
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
     "segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
     "volume_segmentation": {"num_classes": 2, "metrics": MASK_METRICS},

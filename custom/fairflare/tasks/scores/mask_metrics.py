@@ -1,4 +1,4 @@
-"""Compute metrics of masks beside Dice: overlap, surface distances, volume errors (by MONAI), and calibration.
+"""Compute metrics of masks beside Dice: overlap, surface distances and volume errors, by MONAI.
 
 Each metric is computed for each image and structure, then averaged over images. If both masks are empty, they agree
 fully (IoU and surface Dice 1, distances 0). If one mask is empty, IoU and surface Dice are 0, and a distance is the
@@ -22,9 +22,8 @@ from fairflare.base.task import Metric
 if TYPE_CHECKING:
     import torch
 
-Wanted = Literal["dice", "iou", "hd95", "assd", "surface_dice", "volume_error", "ece", "brier"]
+Wanted = Literal["dice", "iou", "hd95", "assd", "surface_dice", "volume_error"]
 PIXEL = "pixel_"  # prefix of a metric's name in pixels, for images without spacing
-BINS = 15  # number of equally wide bins of the probability, for ECE
 MM3_IN_ML = 1000.0
 log = logging.getLogger(__name__)
 
@@ -72,8 +71,6 @@ def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Off
             f"{size}_over": Offered(f"how much too large the {size} is, 0 where too small", unit=unit, measured=True),
             f"{size}_under": Offered(f"how much too small the {size} is, 0 where too large", unit=unit, measured=True),
         },
-        "ece": {"ece": Offered(f"expected calibration error of pixels, {BINS} bins of the probability")},
-        "brier": {"brier": Offered("mean squared difference of probability and truth over pixels")},
     }  # fmt: skip
     return {name: one for word in wanted if word != "dice" for name, one in every[word].items()}
 
@@ -115,8 +112,6 @@ class MaskMetrics:
         self.size = "volume" if dims == 3 else "area"
         self._values: dict[str, list[Table]] = defaultdict(list)
         self._known: list[bool] = []  # for each image, whether the size of its pixels is known
-        self._pixels: Table | None = None  # (structures, BINS, 3): pixels, sum of probability, true pixels
-        self._squares: Table | None = None  # sum of squared differences of probability and truth, (structures,)
 
     def add(
         self, found: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor, spacing: Sequence[float] | None
@@ -128,8 +123,6 @@ class MaskMetrics:
             counts: mask of the same shape, False where a pixel does not count; ``found`` and ``truth`` are False there.
             spacing: size of a pixel in mm along each axis; ``None`` if the size is not known.
         """
-        if not self.wanted - {"dice", "ece", "brier"}:
-            return
         inside = counts.any(0).nonzero()
         if len(inside):  # cut off the padding around the image
             low, high = inside.aminmax(dim=0)
@@ -172,27 +165,6 @@ class MaskMetrics:
                     values[name][part] = float(measure(found[:, [part]], truth[:, [part]])[0, 0])
         return values
 
-    def add_probabilities(self, probabilities: torch.Tensor, targets: torch.Tensor) -> None:
-        """Add the probabilities of a batch, at the network's size, to the sums for calibration.
-
-        Args:
-            probabilities: predicted probabilities, (n, structures, ...) in [0, 1].
-            targets: targets of the same shape; a pixel with a negative target does not count.
-        """
-        if not self.wanted & {"ece", "brier"}:
-            return
-        parts = probabilities.shape[1]
-        if self._pixels is None or self._squares is None:
-            self._pixels, self._squares = np.zeros((parts, BINS, 3)), np.zeros(parts)
-        for part in range(parts):
-            counts = (targets[:, part] >= 0).cpu().numpy()
-            told = probabilities[:, part].double().cpu().numpy()[counts]
-            truth = (targets[:, part].cpu().numpy()[counts] > 0.5).astype(np.float64)
-            place = np.minimum((told * BINS).astype(np.int64), BINS - 1)
-            for number, weight in enumerate((np.ones_like(told), told, truth)):
-                self._pixels[part, :, number] += np.bincount(place, weight, BINS)
-            self._squares[part] += float(((told - truth) ** 2).sum())
-
     def means(self) -> dict[str, Table]:
         """Return the mean of each metric over the images, an array (structures,) by the metric's name.
 
@@ -212,9 +184,4 @@ class MaskMetrics:
             if not (measured[name] and mixed):
                 front = "" if not measured[name] or self._known[0] else PIXEL
                 found[front + name] = np.mean(values, 0)
-        if self._pixels is not None and self._squares is not None:
-            pixels, told, truth = np.moveaxis(self._pixels, 2, 0)
-            every = np.maximum(pixels.sum(1), 1)
-            of = {"ece": abs(told - truth).sum(1) / every, "brier": self._squares / every}
-            found |= {name: of[name] for name in of if name in self.wanted}
         return found

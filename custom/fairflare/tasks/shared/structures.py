@@ -95,10 +95,9 @@ class StructureTask(ImageTask):
         ignore: label of pixels that do not count, in loss and metrics (outside a field of view, not annotated).
             Default: all count.
         metrics: beside Dice, which is always there: ``"iou"``, ``"hd95"``, ``"assd"``, ``"surface_dice"``,
-            ``"volume_error"``, ``"ece"``, ``"brier"`` (:mod:`fairflare.tasks.scores.mask_metrics`). ``hd95``
-            is the larger of the two directed 95th percentiles, as MONAI's, not medpy's of both surfaces together.
-            Lengths are in mm where all images of a site say their spacing, else in pixels, under names with ``pixel_``
-            in front.
+            ``"volume_error"`` (:mod:`fairflare.tasks.scores.mask_metrics`). ``hd95`` is the larger of the
+            two directed 95th percentiles, as MONAI's, not medpy's of both surfaces together. Lengths are in mm where
+            all images of a site say their spacing, else in pixels, under names with ``pixel_`` in front.
         tolerance: largest distance that counts as a match in surface Dice, in mm or pixels.
         norm_momentum: share of a new batch in the running statistics of the batch norms. With PyTorch's 0.1
             they still hold a quarter of their initial values after 12 steps, which is all that a small site
@@ -280,11 +279,7 @@ class StructureTask(ImageTask):
                 by_structure = self.structure_losses(outputs, targets) if self.num_classes > 1 else targets[:0]
                 losses.append((float(self.loss(outputs, targets)), by_structure.tolist()))
                 counts.append(len(targets))
-                probabilities = self.probabilities(outputs)
-                found = probabilities > THRESHOLD
-                if more is not None:
-                    more.add_probabilities(self.chosen(probabilities), self.chosen(targets))
-                scores.add(found, targets, getattr(batch, "origins", None))
+                scores.add(self.probabilities(outputs) > THRESHOLD, targets, getattr(batch, "origins", None))
         checks.whole("the number of batches to evaluate on", len(counts))
         return scores, losses, counts
 

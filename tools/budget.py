@@ -21,9 +21,7 @@ import tomllib  # needs Python 3.11, which CI has
 
 ROOT = Path(__file__).parents[1]
 PACKAGES, BUDGET = ROOT / "custom", Path(__file__).with_name("budget.toml")
-COMPONENTS = (
-    "executor stock_tasks client_api statistics controller evaluation aggregator persistor tracking mlflow_tracking"
-)
+COMPONENTS = "executor stock_tasks client_api statistics controller evaluation aggregator persistor tracking"
 STARTS = tuple(f"fairflare.flare.{name}" for name in COMPONENTS.split())
 Budget = dict[str, Any]
 

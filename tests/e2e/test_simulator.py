@@ -23,9 +23,16 @@ from tests.bundles import two_sites, write_bundle
 
 from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
 from .test_every_job import CLASSES, TONES
-from .test_mlflow import of_tensorboard
 
 pytestmark = pytest.mark.e2e
+
+
+def of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (events,) = folder.rglob("events*")
+    found = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
 def global_model(run) -> dict[str, torch.Tensor]:

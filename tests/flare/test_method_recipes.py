@@ -413,6 +413,15 @@ def test_one_tensorboard_receiver(tmp_path: Path) -> None:
     assert receivers(server) == ["nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"]
 
 
+def test_flares_mlflow_receiver_is_refused_as_it_would_write_nothing(tmp_path: Path) -> None:
+    recipe = FedAvgRecipe()
+    receiver = type("MLflowReceiver", (), {"__module__": "nvflare.app_opt.tracking.mlflow.mlflow_receiver"})
+    recipe._job._deploy_map["server"].app_config.components["tracking"] = receiver()
+    with pytest.raises(ValueError, match="FLARE's MLflow receiver drops what a server sends"):
+        recipe.export(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_settings_of_one_site_alone_are_refused() -> None:
     with pytest.raises(ValueError, match=r"nothing can be set for site-1, site-2 alone.* local/fairflare\.json"):
         set_per_site_config(FedAvgRecipe(sites=2), {"site-2": {"device": "cpu"}, "site-1": {}})

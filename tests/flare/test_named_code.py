@@ -35,7 +35,7 @@ from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_TRAIN, TAS
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.flare.export.provision import MLFLOW, job_classes
+from fairflare.flare.export.provision import job_classes
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.flare.export.script_recipe import ScriptRecipe
 from fairflare.methods.base.catalog import all_methods
@@ -271,8 +271,6 @@ def _attempt(what: Any) -> None:
 @pytest.mark.many
 @pytest.mark.parametrize("path", job_classes())
 def test_no_setting_of_a_class_that_a_job_names_is_run(path: str, trap: Trap, tmp_path: Path) -> None:
-    if path == MLFLOW:
-        pytest.importorskip("mlflow")
     module, _, name = path.rpartition(".")
     cls = getattr(importlib.import_module(module), name)
     build = Builder(tmp_path / "flare", WIDE)
@@ -295,7 +293,7 @@ def test_the_packaged_list_admits_nothing_else_of_the_package(tmp_path: Path, tr
     admitted, names = set(), 0
     modules = [info.name for info in pkgutil.walk_packages(fairflare.__path__, "fairflare.")]
     for module in modules:
-        if module.endswith("__main__") or module == MLFLOW.rpartition(".")[0]:
+        if module.endswith("__main__"):
             continue
         for name, value in vars(importlib.import_module(module)).items():
             if not callable(value):
@@ -306,7 +304,7 @@ def test_the_packaged_list_admits_nothing_else_of_the_package(tmp_path: Path, tr
                 config, None, None, build.configurator.build_auth_kwargs["fl_ctx"], []
             ):  # fmt: skip
                 admitted.add(config["path"])
-    assert admitted == set(job_classes()) - {MLFLOW}
+    assert admitted == set(job_classes())
     assert names > 2000
     for path in (
         "fairflare.flare.export.job.ClientAPIExecutor",
@@ -328,7 +326,7 @@ def test_what_a_job_without_code_names_is_on_the_packaged_list(tmp_path: Path) -
     seen |= set(_paths(json.loads(next((tmp_path / "script").rglob("config_fed_server.json")).read_text())))
     assert {path for path in seen if path.startswith("fairflare.")} <= listed
     assert {"fairflare.methods.fed_lwr.FedLWR", "fairflare.tasks.scripts.ScriptTask"} <= seen
-    for path in sorted(listed - {MLFLOW}):  # and the other kinds of a part
+    for path in sorted(listed):  # and the other kinds of a part
         module, _, name = path.rpartition(".")
         cls = getattr(importlib.import_module(module), name)
         for field in field_names(cls):

@@ -523,8 +523,6 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
     monkeypatch.setattr("fairflare.cli.run.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
     monkeypatch.setattr(run_command, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
     monkeypatch.setattr(run_command, "report", lambda *rest: 0)
-    # mlflow need not be installed, and its stores are not opened; tests/flare/test_mlflow.py does both.
-    monkeypatch.setattr(run_command, "track_in_mlflow", lambda recipe, uri, **rest: None)
     words = shlex.split(command, comments=True)[1:]
     for option in ("--data", "-d"):
         if option in words:

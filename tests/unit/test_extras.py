@@ -45,7 +45,7 @@ TINY = (
 
 def fairflare(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the command line where no package of the extras can be imported."""
-    code = WITHOUT.replace("ABSENT", repr((*EXTRAS, "peft", "einops", "mlflow")))
+    code = WITHOUT.replace("ABSENT", repr((*EXTRAS, "peft", "einops")))
     return subprocess.run(
         [sys.executable, "-c", code, *words], cwd=place, capture_output=True, text=True, timeout=300, check=False
     )

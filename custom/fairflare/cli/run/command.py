@@ -13,7 +13,6 @@ from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
 from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
-from fairflare.cli.run.tracking import MLflowUri, track_in_mlflow
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
 from fairflare.cli.screen import console, errors, say, user_errors
 from fairflare.federation.plan.run_settings import RUN
@@ -51,7 +50,6 @@ def run(
             help="With --in-process: so many sites at a time; the same results.",
         ),
     ] = 1,
-    mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Run a method in FLARE's simulator and print the fairness table. Exit code 1 when the run failed."""
@@ -68,10 +66,6 @@ def run(
             raise ValueError("--threads is an option of the simulator; with --in-process use --jobs")
         if jobs > 1 and not in_process:
             raise ValueError("--jobs goes with --in-process; with the simulator use --threads")
-        if in_process and mlflow is not None:
-            raise ValueError(
-                "--mlflow is of FLARE's server, and --in-process has none; leave it out: the curves are in results.json"
-            )
         if plan["sites"] is None:
             raise ValueError("--sites all is for export; the simulator needs their number or names")
         local = site_settings(site_file, plan["experiment"], workspace)
@@ -91,8 +85,6 @@ def run(
         if not in_process:
             recipe = _recipe(**plan)
         say_plan(recipe.plan, site_file is not None)
-        if mlflow is not None:
-            track_in_mlflow(recipe, mlflow, here=True)
         if not overwrite:
             refuse_to_replace_run(workspace, plan["experiment"])
     workspace.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +152,6 @@ def export(
         ),
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
-    mlflow: MLflowUri = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
@@ -177,8 +168,6 @@ def export(
         say_plan(recipe.plan)
         if plan["task_file"]:
             _try_network(recipe.plan.task)
-        if mlflow is not None:
-            track_in_mlflow(recipe, mlflow)
         write_job(recipe, out, overwrite)
     bounds = in_words(recipe.plan.run, None if recipe.plan.sites is None else len(recipe.plan.sites))
     if bounds:

@@ -17,7 +17,6 @@ from fairflare.base.settings import Flag, Positive, settings
 EVERY_SITE = "*"
 PREFIX = "fairflare."
 RESOURCES = ("resources.json", "resources.json.default")  # FLARE reads the first of these files that exists
-MLFLOW = "fairflare.flare.mlflow_tracking.MLflow"  # as text, since mlflow may not be installed where kits are made
 # Default content of a private file: ``min_cases``, and the list of classes that a sealed bundle may use.
 SITE_FILE: dict[str, Any] = {"min_cases": 5, "bundle_classes": ["default"]}
 # Default rights of each role at a site; a project file may define others. No role may bring code or open a shell. The
@@ -214,7 +213,7 @@ def job_classes() -> list[str]:
     ]  # fmt: skip
     for method in all_methods().values():
         open_ += [method.rule, method.training]
-    found = {MLFLOW}
+    found = set[str]()
     while open_:
         cls = open_.pop()
         path = f"{cls.__module__}.{cls.__qualname__}"

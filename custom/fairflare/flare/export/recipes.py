@@ -144,17 +144,17 @@ class FairRecipe(Recipe):
                 defined.tasks.append(SUBMIT_MODEL)
 
     def finalize(self) -> None:
-        """Keep one TensorBoard receiver in the job, and replace FLARE's MLflow receiver by FairFlare's.
+        """Keep one TensorBoard receiver in the job: FLARE's own, if ``add_experiment_tracking`` has added it.
 
-        If ``add_experiment_tracking`` has added FLARE's TensorBoard receiver, FairFlare's is removed. FLARE's MLflow
-        receiver drops values that a server sends; FairFlare's writes them, and gets the same settings.
+        Raises:
+            ValueError: it has added FLARE's MLflow receiver, which drops the values that a server sends.
         """
         components = self._job._deploy_map["server"].app_config.components
-        for key, component in components.items():
-            if f"{type(component).__module__}.{type(component).__name__}" == MLFLOW_RECEIVER:
-                from fairflare.flare.mlflow_tracking import MLflow
-
-                components[key] = MLflow.like(component)
+        if any(f"{type(of).__module__}.{type(of).__name__}" == MLFLOW_RECEIVER for of in components.values()):
+            raise ValueError(
+                "FLARE's MLflow receiver drops what a server sends, so there would be no curves; leave it out: they "
+                "are in TensorBoard's files and in results.json"
+            )
         others = [c for key, c in components.items() if key != TENSORBOARD]
         if any(isinstance(component, TensorBoard.__base__) for component in others):
             components.pop(TENSORBOARD, None)

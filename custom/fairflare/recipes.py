@@ -4,7 +4,6 @@ The classes of single methods are made when they are asked for, from the setting
 :mod:`fairflare.flare.export.method_recipes`.
 """
 
-import warnings
 from typing import Any
 
 from fairflare.federation.plan.run_settings import RunSettings
@@ -21,11 +20,6 @@ _ALWAYS = {
     "ScriptRecipe": ScriptRecipe,
     "StatsRecipe": StatsRecipe,
 }
-#: Names of 0.2 and before, which go with the next release.
-_OLD = {
-    "CfflRecipe": "CFFLRecipe", "CgsvRecipe": "CGSVRecipe", "CreffRecipe": "CReFFRecipe", "LdamRecipe": "LDAMRecipe",
-    "MoonRecipe": "MOONRecipe",
-}  # fmt: skip
 
 
 def __dir__() -> list[str]:
@@ -35,10 +29,6 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted([*_ALWAYS, *class_names()])
-    if name in _OLD:
-        text = f"{name} is called {_OLD[name]} now, as in the paper; the old name goes with fairflare 0.4"
-        warnings.warn(f"fairflare.recipes.{text}", DeprecationWarning, stacklevel=2)
-        name = _OLD[name]
     if name in globals():
         return globals()[name]
     methods = {} if name.startswith("_") else class_names()

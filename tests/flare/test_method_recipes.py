@@ -72,19 +72,6 @@ def test_names_are_those_of_the_papers() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("Cffl", "CFFL"), ("Cgsv", "CGSV"), ("Creff", "CReFF"), ("Ldam", "LDAM"), ("Moon", "MOON")],
-)
-def test_names_of_before_are_kept_for_a_release(old: str, new: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"{old}Recipe is called {new}Recipe now") as warned:
-        found = getattr(fairflare.recipes, f"{old}Recipe")
-    assert found is getattr(fairflare.recipes, f"{new}Recipe")
-    assert warned[0].filename == __file__
-    assert f"{old}Recipe" not in dir(fairflare.recipes)
-    assert f"{old}Recipe" not in fairflare.recipes.__all__
-
-
 def test_the_module_is_as_any_other() -> None:
     assert set(fairflare.recipes.__all__) >= {*class_names(), "FairRecipe", "PocEnv", "RunSettings", "ScriptRecipe"}
     assert set(fairflare.recipes.__all__) <= set(dir(fairflare.recipes))

@@ -106,8 +106,9 @@ class SiteData(ABC):
     def class_cases(self, split: str) -> torch.Tensor | None:
         """Return the number of different cases of each class, (classes,) int64.
 
-        Of a finding it is the number of cases with or without it, whichever is less, of a structure that of the cases
-        that mark it. It is ``None`` if samples have none of these, or the numbers of this split are not known.
+        For a finding the number is that of the cases with it or of those without it, whichever is smaller; for a
+        structure that of the cases whose mask has it. The result is ``None`` if samples have neither classes, findings
+        nor structures, or the numbers of this split are not known.
         """
         return self.class_counts(split) if self.cases(split) is None else None
 

@@ -25,7 +25,7 @@ from fairflare.methods.parts.fine_tuning import DIRECTIVE
 from fairflare.privacy.policy import EPSILON
 
 Row = tuple[str, ...]
-#: Tasks whose answers contain a declared field, for the fields that are not in every answer.
+#: For each declared field that is not in every answer: the tasks whose answers contain it.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
     EPSILON: TASK_TRAIN,

@@ -15,7 +15,7 @@ from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_o
 from fairflare_lab.page.material import Material, PageRow, PageRun, spelt
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
-#: By split: name and title of its section, and words for the model that a round's figures are of.
+#: For each split: name and title of its section, and text on the model to which a round's figures belong.
 SPLITS = {
     "validation": ("rounds", "Over the rounds", "the model received in the round, over the sites that were in it"),
     "test": ("tests", "Tests over the rounds", "the model that the round made; it decided nothing"),

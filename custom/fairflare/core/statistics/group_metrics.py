@@ -57,7 +57,7 @@ def _mean(values: Array) -> float:
 
 
 def rates(sums: Sums) -> dict[str, Array]:
-    """Return ``sensitivity``, ``specificity`` and ``told`` of each positive class.
+    """Return ``sensitivity``, ``specificity`` and the share of predictions (``told``) of each positive class.
 
     ``told`` is the share of images for which the model predicts the class.
     """

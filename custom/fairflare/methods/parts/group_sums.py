@@ -185,7 +185,7 @@ def _cases(run: SiteRun, split: str) -> list[object]:
 
 
 class ByPeople(LocalTraining):
-    """Let a site half use a network with adapters by group of people: each image uses the adapters of its group."""
+    """Let a method's training use adapters by group of people: each image uses the adapters of its group."""
 
     @property
     @abstractmethod

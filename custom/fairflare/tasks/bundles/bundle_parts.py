@@ -17,7 +17,7 @@ from fairflare.tasks.bundles.bundle_metric import KeyMetric
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
 SAME = (*SETTING, "nesterov", "foreach", "fused", "capturable", "differentiable")  # said by settings, or only speed
-#: How a bundle says that all of the network is trained.
+#: Expressions by which a bundle's configuration says that the optimizer trains the whole network.
 PARAMETERS = re.compile(r"\$\s*(filter\(lambda (\w+): \2\.requires_grad,\s*)?@\w+\.parameters\(\)(?(1)\))\s*")
 
 

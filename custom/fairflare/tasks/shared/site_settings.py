@@ -31,7 +31,7 @@ class FolderSettings:
     """Define the settings that every task reads from a site's private file: the data folder, memory and threads.
 
     Args:
-        data_root: folder with the data; none: made-up data, where they are wanted.
+        data_root: folder with the data; without it the data are synthetic, where the run allows that.
         phantom: True: made-up data, on purpose; False: never. Default: made-up data where the site file names no data
             for any site and the task allows it. A MONAI bundle has none.
         datalist: name of the list inside it, or an absolute path; default ``datalist.json``.

@@ -21,7 +21,7 @@ class Net(torch.nn.Module):
 
 
 def load_data(site: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Your images; here: bright squares or none, in noise that is stronger at site-2."""
+    """Make images, in place of yours: bright squares or none, in noise that is stronger at site-2."""
     generator = torch.Generator().manual_seed(sum(site.encode()))
     labels = torch.arange(64) % 2
     images = torch.randn(64, 1, 16, 16, generator=generator) * (1.5 if site == "site-2" else 0.5)

@@ -25,7 +25,7 @@ class Net(torch.nn.Module):
 
 
 def load_data(site: str) -> list[DataLoader]:
-    """Your images; here: bright squares or none, in noise that is stronger at site-2. Training, validation, test."""
+    """Make images, in place of yours: bright squares or none, in noise (stronger at site-2), in three splits."""
     generator = torch.Generator().manual_seed(sum(site.encode()))
     labels = torch.arange(96) % 2
     images = torch.rand(96, 1, 16, 16, generator=generator) * (0.9 if site == "site-2" else 0.5)

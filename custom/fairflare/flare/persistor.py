@@ -46,4 +46,6 @@ class RunModels(PTFileModelPersistor):
         Raises:
             RuntimeError: always; the other workflow needs its own persistor.
         """
-        raise RuntimeError("the model files of this run are written by RoundsController; give this workflow its own")
+        raise RuntimeError(
+            "the model files of this run are written by RoundsController; give this workflow a persistor of its own"
+        )

@@ -124,13 +124,13 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
             f'"{SUBMITS}": true in local/fairflare.json allows it',
         ),
         (not known, ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}"),
-        (own, no, "the local model is not given: by the job's method it is this site's alone"),
+        (own, no, "the local model is not sent: by the job's method it is this site's alone"),
     )
     # Checked last, because finding the tensors that stay at the site means building the network.
     if stays := worker.stays(asked):
         raise NotServed(
             no,
-            f"the local model is not given: {in_words(stays)} of it stay at this site by the job's method",
+            f"the local model is not sent: {in_words(stays)} of it stay at this site by the job's method",
         )
 
 

@@ -177,7 +177,7 @@ class ImageTask(Intensities, Fitted, Task):
         if self._of_user("loss", "sample_losses", "evaluate"):
             raise ValueError(
                 f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has its own loss or "
-                "metrics, which may take them for what is not there; leave the site out"
+                "metrics, which may take those that are not annotated for absent ones; leave the site out"
             )
         own = copy.copy(self)
         vars(own)["annotated"] = numbers

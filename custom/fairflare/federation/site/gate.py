@@ -107,7 +107,7 @@ class Gate:
         if not self.classes:
             self._keep_classes_home(reply)
         tables = [reply.stats.pop(key) for key in (groups.TABLE, clinical.TABLE) if key in reply.stats]
-        # In place of a table of outcomes, send its declared figures, without those of too few cases.
+        # In place of a table of outcomes, send the figures computed from it, without those of too few cases.
         sent = [table.sent(self.floor.least, self.classes) for table in tables]
         reply.stats |= {name: value for told, _ in sent for name, value in told.items()}
         held = [

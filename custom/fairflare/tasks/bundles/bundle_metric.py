@@ -28,7 +28,7 @@ OF_STRUCTURES: Mapping[str, tuple[str, Any]] = {
     "dice": ("Dice", DiceMetric),
     "iou": ("intersection over union", MeanIoU),
 }
-#: Metrics of all images together, quotients of sums -> the power of each pixel's difference that is summed.
+#: Metrics that are quotients of sums over all images -> the power of each pixel's difference in the sum.
 ERRORS = {"mean_absolute_error": 1, "mean_squared_error": 2}
 LOW = ("fall_out", "false_positive_rate", "miss_rate", *ERRORS)  # those of which lower values are better
 TAKEN = ("include_background", "num_classes", "ignore_empty")

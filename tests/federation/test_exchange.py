@@ -373,7 +373,7 @@ def test_it_is_out_in_a_run_that_goes_on(tmp_path: Path) -> None:
     second = mixed(tmp_path, Another(), "second", num_rounds=3, **common)()
     assert second.results["info"]["resumed_at_round"] == 2
     assert second.results["rounds"][2]["accepted"] == ["site-1", "site-3"]
-    assert "another one than the server's" in second.left_out(2)["site-2"][1]
+    assert "differs from the server's" in second.left_out(2)["site-2"][1]
 
 
 # ---------------------------------------------------------------------------------------------- the encoder's file

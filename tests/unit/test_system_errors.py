@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from fairflare.base.disk.files import system_error, write_whole
 from fairflare.base.machine.environment import started_by_flare
-from fairflare.cli import commands
+from fairflare.cli import commands, main
 
 from .report_runs import document
 
@@ -159,6 +159,20 @@ def test_a_failed_write_names_the_file_that_was_wanted(tmp_path: Path) -> None:
     with pytest.raises(shutil.Error) as several:
         shutil.copytree("/proc/self/fdinfo", tmp_path / "copy", copy_function=lambda a, b: write(tmp_path))
     assert str(tmp_path / "copy") in system_error(several.value)
+
+
+def test_a_working_folder_that_is_gone_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("PWD", str(gone))
+    monkeypatch.setattr(sys, "argv", ["fairflare", "list"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == (
+        f"error: the working folder '{gone}' cannot be used (No such file or directory); change to another"
+    )
 
 
 def test_windows_gets_a_sentence() -> None:

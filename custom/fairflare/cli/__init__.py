@@ -1,6 +1,8 @@
 """Provide the command line ``fairflare``, whose commands are in :mod:`fairflare.cli.commands`."""
 
+import os
 import sys
+from pathlib import Path
 
 if sys.platform == "win32":
     raise SystemExit("FairFlare runs on Linux: Windows has no file locks of the kind that it needs (docs/install.md)")
@@ -13,6 +15,11 @@ ignore_matplotlib_settings()  # before any import of MONAI; spawned processes im
 
 def main() -> None:
     """Run the command line; large packages are imported only when a command first uses them."""
+    try:
+        Path.cwd()
+    except OSError as error:  # libraries end with their own messages, some without a word
+        here = f"the working folder '{os.environ.get('PWD', '.')}' cannot be used"
+        raise SystemExit(f"error: {here} ({error.strerror}); change to another") from error
     import_later()
     from fairflare.cli import commands
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
+from fairflare.base.checks import first_of
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
 from fairflare.core.statistics.group_intervals import FEW
@@ -316,19 +317,25 @@ def _without(found: Inequality) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for name, site in found.sites.items():
         if site.low is None:
-            cases = site.test_cases
-            if cases is None:
-                why = "it sent none"
-            elif cases < 2:
-                why = "one test case"
-            elif site.standard_error is None:
-                why = "its standard error stays at home, or is not defined with so few cases of a class"
-            else:
-                why = "its standard error is 0: all its cases, or all of each class, score the same"
+            why = first_of(
+                {
+                    "it sent none": site.test_cases is None,
+                    "one test case": (site.test_cases or 0) < 2,
+                    "its standard error stays at home, or is not defined with so few cases of a class": (
+                        site.standard_error is None
+                    ),
+                    "its standard error is 0: all its cases, or all of each class, score the same": True,
+                }
+            )
             reasons.setdefault(f"No interval ({why})", []).append(name)
         if site.p_value is None:
-            why = "fewer than two sites can be compared" if not found.test else f"{found.test} needs more"
-            why = f"fewer than {FEW} test cases" if (site.test_cases or FEW) < FEW else why
+            why = first_of(
+                {
+                    f"fewer than {FEW} test cases": (site.test_cases or FEW) < FEW,
+                    "fewer than two sites can be compared": not found.test,
+                    f"{found.test} needs more": True,
+                }
+            )
             reasons.setdefault(f"Not in the test ({why})", []).append(name)
     return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
 

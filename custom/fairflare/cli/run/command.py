@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fairflare.base.checks import first_of
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
@@ -62,12 +63,15 @@ def run(
     with user_errors():
         name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
         workspace = (workspace or Path("runs") / name).absolute()
-        if in_process and threads is not None:
-            raise ValueError("--threads is an option of the simulator; with --in-process use --jobs")
-        if jobs > 1 and not in_process:
-            raise ValueError("--jobs goes with --in-process; with the simulator use --threads")
-        if plan["sites"] is None:
-            raise ValueError("--sites all is for export; the simulator needs their number or names")
+        problem = first_of(
+            {
+                "--threads is an option of the simulator; with --in-process use --jobs": in_process and bool(threads),
+                "--jobs goes with --in-process; with the simulator use --threads": jobs > 1 and not in_process,
+                "--sites all is for export; the simulator needs their number or names": plan["sites"] is None,
+            }
+        )
+        if problem:
+            raise ValueError(problem)
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local))
         plan.update(kind_by_manifest(site_file, plan))

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.checks import first_of
 from fairflare.base.machine.computing import Precision
 from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
 from fairflare.core import losses
@@ -106,27 +107,27 @@ class LocalTraining:
     deterministic: Flag = False
 
     def __post_init__(self) -> None:
-        low = self.lowest_rate
-        if self.schedule == "cosine" and low is not None and low > self.learning_rate:
-            raise ValueError(f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}")
-        if self.home.named is not None and self.norm_statistics == "recalibrated":
-            raise ValueError(
-                f"norm_statistics='recalibrated' would change nothing: with {type(self).__name__} those of the "
-                "norms stay at the sites; leave it at 'average'"
-            )
         if self.personalise.startswith(KEEP):
             check_exchange(self.personalise.removeprefix(KEEP), "personalise=keep: needs")
-        if tuned_part(self.personalise) and (self.home.model or self.home.named or self.norm_statistics == "site"):
-            raise ValueError(
-                f"personalise={self.personalise!r} starts from a model that all sites share, and with "
-                f"{type(self).__name__} and norm_statistics={self.norm_statistics!r} each site has tensors or a model "
-                "of its own; leave it out"
-            )
-        if self.local_steps is not None and self.local_epochs != 1:
-            raise ValueError(
+        name, low, home, norms = type(self).__name__, self.lowest_rate, self.home, self.norm_statistics
+        own_parts = bool(home.model or home.named) or norms == "site"
+        problem = first_of(
+            {
+                f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}": (
+                    self.schedule == "cosine" and low is not None and low > self.learning_rate
+                ),
+                f"norm_statistics='recalibrated' would change nothing: with {name} those of the norms stay at the "
+                "sites; leave it at 'average'": home.named is not None and norms == "recalibrated",
+                f"personalise={self.personalise!r} starts from a model that all sites share, and with {name} and "
+                f"norm_statistics={norms!r} each site has tensors or a model of its own; leave it out": (
+                    bool(tuned_part(self.personalise)) and own_parts
+                ),
                 f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
-                "of them out"
-            )
+                "of them out": self.local_steps is not None and self.local_epochs != 1,
+            }
+        )
+        if problem:
+            raise ValueError(problem)
 
     @property
     def home(self) -> Home:

@@ -18,7 +18,7 @@ from fairflare.cli.commands import app
 from fairflare.core.features.adapting import network_of
 from fairflare.exchange.messages import OF_GROUPS, Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation.plan.plan import Plan, make_plan
-from fairflare.federation.privacy import ENVELOPE, HOLDERS, TOLD, field_row, page
+from fairflare.federation.privacy import ENVELOPE, TOLD, field_row, page
 from fairflare.federation.server.check import FIELDS
 from fairflare.federation.site import norm_moments
 from fairflare.federation.site.gate import Gate
@@ -35,6 +35,7 @@ from fairflare.tasks.segmentation import SegmentationTask
 
 ROOT = Path(__file__).parents[2]
 SITES = ["site-1", "site-2"]
+HOLDERS = ("metrics", "report", "stats")  # keys of an answer whose content is declared field by field
 TINY: dict[str, dict[str, Any]] = {
     "classification": {
         "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_sites": 2,

@@ -50,7 +50,6 @@ ENVELOPE: dict[str, Row] = {
     "status": (EVERY, "`ok`, `skipped` or `failed`", "", ""),
     "reason": (EVERY, f"why not `ok`, cut to {MAX_REASON} printable characters", "see below", ""),
 }
-HOLDERS = ("metrics", "report", "stats")  # keys of an answer whose content is declared field by field
 #: Texts about what a site is sent besides the model, by the keys of :func:`encode_task`'s message.
 TOLD = {
     "version": "version of fairflare at the server",

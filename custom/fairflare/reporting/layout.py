@@ -175,7 +175,7 @@ class Table:
                 other, each with the leading columns; ``None`` for one whole table.
         """
         texts, rules = self._texts(), {1, *([1 + len(self.rows)] if self.totals else [])}
-        widths = _widths(texts)
+        widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
         parts = []
         for block in cut(widths, width, lead=self.lead):
             lines = []
@@ -227,10 +227,6 @@ def _plain(value: Plain) -> Plain:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return printable(value, None) if isinstance(value, str) else value
-
-
-def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 
 def wrapped(lines: Iterable[str], width: int | None) -> list[str]:

@@ -109,3 +109,30 @@ def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     (tmp_path / "none.tif").write_bytes(b"nothing")
     with pytest.raises(DataError, match="cannot be used"):
         read_image(Sample(tmp_path / "none.tif", 0), site="a", split="test")
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint32])  # which Pillow and tifffile read
+def test_what_was_cut_off_is_refused(tmp_path: Path, kind: type) -> None:
+    """Take the end of a packed file, one entry of the table of strips, and all but the first of five pictures."""
+    path = tmp_path / "a.tif"
+    array: Any = GREY.astype(kind)
+    tifffile.imwrite(path, array, rowsperstrip=5, compression="zlib")
+    whole = path.read_bytes()
+    with tifffile.TiffFile(path) as file:
+        tags = file.pages.first.tags
+        at = tags["StripOffsets"].valueoffset
+        assert tags["StripOffsets"].dtype.name == "LONG"  # four bytes each
+    path.write_bytes(whole[:-200])
+    with pytest.raises(ValueError, match=r"it is damaged: \d of its 4 strips or tiles are not in the file"):
+        decoded(path)
+    path.write_bytes(whole[: at + 8] + bytes(4) + whole[at + 12 :])
+    with pytest.raises(ValueError, match="it is damaged: 1 of its 4 strips or tiles are not in the file"):
+        decoded(path)
+    path.write_bytes(whole[:-100] + bytes(100))  # its length is right
+    with pytest.raises(ValueError, match="it is damaged"):
+        decoded(path)
+    tifffile.imwrite(path, np.stack([array] * 5), truncate=True, photometric="minisblack")
+    with pytest.raises(ValueError, match=r"it holds 5 pictures \(pages\)"):
+        decoded(path)
+    tifffile.imwrite(path, array, truncate=True)
+    assert (decoded(path) == array).all()

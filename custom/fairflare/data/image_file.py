@@ -23,6 +23,7 @@ from fairflare.data.picture_values import (
     check_end,
     check_mask,
     check_opaque,
+    check_parts,
     in_rgb,
     is_misread,
     is_reduced,
@@ -159,6 +160,8 @@ class Picture(ImageFile):
         from fairflare.data.orientation import turned
 
         with self.opened() as picture:
+            if picture is None or picture.format == "TIFF":
+                check_parts(self.path)
             if picture is None:
                 return _tiff(self.path, limit, is_mask)
             mode = plain_mode(picture.mode, is_mask)
@@ -476,11 +479,12 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
             raise ValueError(f"its values are stored as {said} (PhotometricInterpretation); save it as grey or RGB")
         _check(page.nbytes, limit)
         try:
-            array = page.asarray()
+            with reading_as("TIFF"):
+                array = page.asarray()
         except ValueError as error:
-            if "imagecodecs" in str(error):
+            if "imagecodecs" in str(error.__cause__):
                 raise ValueError(f"it is packed as {page.compression.name} (pip install 'fairflare[tiff]')") from error
-            raise ValueError("it is damaged, or no TIFF") from error
+            raise
         array = np.moveaxis(array, 0, 2) if page.axes == "SYX" else array
         alpha = sum(kind in ALPHA for kind in page.extrasamples)
         if alpha and array.ndim == 3:

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+import math
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fairflare.base.own_errors import reading_as
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from PIL import Image
 
 # Numbers of TIFF tags; the sub-pages are the steps of a pyramid, or a preview.
-PHOTOMETRIC, DESCRIPTION, SUB_PAGES, SAMPLE_FORMAT, DEPTH = 262, 270, 330, 339, 32997
+WIDTH, LENGTH, PHOTOMETRIC, DESCRIPTION, SAMPLES, SUB_PAGES, SAMPLE_FORMAT, DEPTH = (
+    256, 257, 262, 270, 277, 330, 339, 32997,
+)  # fmt: skip
 
 
 def pictures_in(pages: int, tag: Any) -> int:
     """Return the number of pictures in a TIFF, with sub-pages, and with slices that are no pages of their own.
 
     Args:
-        pages: number of pages that the file lists; of a long stack ImageJ lists the first alone.
+        pages: number of pages that the file lists; of a long stack ImageJ lists the first alone, as tifffile does with
+            ``truncate``.
         tag: function that returns the value of a tag of the first page by its number; ``None``: there is none.
     """
     smaller, stack = tag(SUB_PAGES), re.match(r"(?s)ImageJ=.*\nimages=(\d+)", str(tag(DESCRIPTION)))
-    listed = max(pages, int(tag(DEPTH) or 1), int(stack[1]) if stack else 1)
+    cut = re.match(r'\{"shape": \[([\d, ]+)\],.* "truncated": true', str(tag(DESCRIPTION)))
+    values = math.prod(map(int, cut[1].split(","))) // (tag(WIDTH) * tag(LENGTH) * int(tag(SAMPLES) or 1)) if cut else 1
+    listed = max(pages, int(tag(DEPTH) or 1), int(stack[1]) if stack else 1, values)
     return listed + (len(smaller) if isinstance(smaller, tuple) else int(smaller is not None))
+
+
+def check_parts(path: Path) -> None:
+    """Raise ``ValueError`` for a TIFF without the data of a strip or tile, which libraries make up without a word."""
+    import tifffile
+
+    with reading_as("TIFF"), tifffile.TiffFile(path) as file:
+        page = file.pages.first
+        parts, ends = math.prod(page.chunked), file.filehandle.size
+        there = zip(page.dataoffsets, page.databytecounts, strict=False)
+        found = sum(at > 0 and 0 < size <= ends - at for at, size in there)
+    if found < parts:
+        raise ValueError(f"it is damaged: {parts - found} of its {parts} strips or tiles are not in the file")
 
 
 def is_misread(picture: Any) -> bool:

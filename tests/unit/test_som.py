@@ -626,7 +626,7 @@ def test_bad_rounds():
         with pytest.raises(ValueError, match=message):
             map_.step(*arguments)
     for kept, message in [
-        ({}, r"kept neurons lack tensor 'conv\.weight'"),
+        ({}, r"'kept' has no neurons for tensor 'conv\.weight'"),
         (
             {"conv.weight": torch.zeros(2, 6, 5)},
             r"kept neurons of tensor 'conv.weight' must have shape .25, 6, 5., got .2",

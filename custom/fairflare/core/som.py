@@ -280,7 +280,7 @@ class SelfOrganizingMap(MapSettings):
         if kept is None:
             return None
         if name not in kept:
-            raise ValueError(f"kept neurons lack tensor {name!r}")
+            raise ValueError(f"'kept' has no neurons for tensor {name!r}; pass all that the last round gave to 'keep'")
         neurons = kept[name].detach().cpu()
         checks.shape(f"kept neurons of tensor {name!r}", neurons, len(self._sq_steps), *shape)
         if not bool(torch.isfinite(neurons).all()):

@@ -212,7 +212,7 @@ def _or(value: Any, otherwise: float) -> float:
 
 
 def who_is_behind(results: Results) -> list[str]:
-    """Return sentences on which sites are behind and how certain that is, for a document with test results."""
+    """Return sentences on which sites have worse test results than chance explains, and how certain that is."""
     found = results.inequality
     if not found:
         metric = results.info.primary_metric

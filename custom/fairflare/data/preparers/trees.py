@@ -128,8 +128,8 @@ def _sites_below(
         inside = contents(below[strange[0]])
         held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
         raise DataError(
-            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}), as in the "
-            f"folders {listing(found)}; give it their form or, if it is no site, move it away"
+            f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}); arrange "
+            f"each such folder like {listing(found)} or, if it is no site, move it away"
         )
     return found
 

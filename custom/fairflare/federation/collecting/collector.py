@@ -168,7 +168,7 @@ class Collector:
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self.metrics = metrics
-        #: Names of the trained parameters; ``None`` if the model is not known, and its tensors' names decide.
+        #: Names of the trained parameters; ``None`` if the model is not known: the tensors' names then tell them.
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
         self.products: Products | None = None  # averages products of low-rank factors; ``None`` to average each factor

@@ -51,7 +51,7 @@ def _no_percentage(zeta: Any) -> Any:
 
 #: Type of a setting: values of mu to choose from, ascending.
 Actions = Annotated[tuple[Fraction, ...], Field(min_length=1), AfterValidator(_ascending)]
-#: Type of a setting: target accuracy of the agents' reward, a fraction.
+#: Type of a setting: target accuracy in the reward of the agents that choose mu, a fraction.
 Zeta = Annotated[Fraction, BeforeValidator(_no_percentage)]
 
 

@@ -181,6 +181,6 @@ def test_a_bundle_refuses_a_part_by_name(key: str) -> None:
     from fairflare.tasks.shared.site_settings import read_settings
 
     block = {"data_root": "/data"}
-    with pytest.raises(ValueError, match=rf"site 's': {key}: a MONAI bundle's loss takes what is not annotated for"):
+    with pytest.raises(ValueError, match=rf"site 's': {key} must be 'all' or nothing, got \[1\]"):
         read_settings(BundleSite, "s", {**block, key: [1]})
     assert getattr(read_settings(BundleSite, "s", {**block, key: "all"}), key) == "all"

@@ -44,12 +44,12 @@ def by_monai(config: dict[str, Any], key: str) -> Any:
 @pytest.mark.parametrize(
     "text",
     [
-        "@n", "@deep#list#1#0", "@deep::list::0", "$@n + 1", "$len(@names) + 1", "$[1,] * @n", "$@n * [0]",
+        "@n", "@deep#list#1#0", "@deep::list::0", "$@n + 1", "$len(@names) + 1", "$[1,] * @n",
         "$@names + ['c']", "$np.pi / 12", "$-@n ** 2", "$torch.float32", "$np.uint8", "$(np.float32, np.int32)",
         "$monai.utils.InterpolateMode.BICUBIC", "$monai.utils.enums.GridSampleMode.NEAREST", "$@rank > 0",
-        "$1 if @flag else 2", "$not @flag", "$@n in (3, 4)", "$@n not in [3]",
-        "$@names[0]", "$@deep['list'][1]", "$@roi[::-1]", "$[i * 2 for i in @roi if i > 4]", "$(1, *@roi)",
-        "$torch.tensor([1.0, 2.0])", "$list(range(@n))", "$max(@roi)", "$'x' + 'y'",
+        "$1 if @flag else 2", "$not @flag",
+        "$@names[0]", "$@deep['list'][1]", "$@roi[::-1]", "$(1, *@roi)",
+        "$torch.tensor([1.0, 2.0])", "$list(@roi)", "$max(@roi)", "$'x' + 'y'",
         "$tuple(@roi)", "$@n == 3", "$@n // 2 % 2", "$np.array([1, 2]).astype(np.float32)",
     ],
 )  # fmt: skip
@@ -98,15 +98,20 @@ REFUSED = [
     ("$10**10**10", "exponent above"),
     ("$2**63", "above 2"),
     ("$'x' * 10**8", "more numbers than"),
-    ("$[[0] * 9999 for i in range(9999)]", "more numbers than"),
-    ("$[1 for i in range(10**9)]", "more numbers than"),
-    ("$max(range(5000), key=lambda v: sum([i for i in range(5000)]))", "more numbers than"),
-    ("$np.array(['/etc/passwd'])", "gives texts"),
-    ("$np.array('', dtype='U200000000')", "gives texts"),
-    ("$np.array([@net])", "whose entries are no numbers"),
+    ("$[[0] * 9999 for i in range(9999)]", "ListComp"),
+    ("$[0] * 9999 * 9999", "more numbers than"),
+    ("$range(9)", "'range' is not on the list"),
+    ("$max(@roi, key=lambda v: v)", "gives 'max' texts, objects"),
+    ("$3 * [0]", "operator Mult on int and list"),
+    ("$@n in (3, 4)", "operator In on int and tuple"),
+    ("$@names[0] == 'a'", "operator Eq on str and str"),
+    ("$torch.tensor([1]).dtype", "shape \\(Attribute\\)"),
+    ("$np.array(['/etc/passwd'])", "gives 'np.array' texts"),
+    ("$np.array('', dtype='U200000000')", "gives 'np.array' texts"),
+    ("$np.array([@net])", "gives 'np.array' texts, objects"),
     ("$np.array([1], dtype=[('a', np.float64, (9999, 9999))])", "gives texts|kinds"),
     ("$np.array(1.0, dtype=(np.float64, (10000, 10000)))", "kinds"),
-    ("$np.array([[0] * 9000])[[0] * 9000]", "entries of an array by a list"),
+    ("$np.array([[0] * 9000])[[0] * 9000]", "entries by a list or an array"),
     ("$@net.training.T", "shape \\(Attribute\\)"),
     ("$np.array([1]).tofile('x')", "calls"),
     ("$np.array([1]).dump(1)", "calls"),
@@ -125,8 +130,8 @@ REFUSED = [
     ("$False and 5", "shape \\(BoolOp\\)"),
     ("${'a': @n}", "shape \\(Dict\\)"),
     ("$monai.inferers.SimpleInferer()", "'monai.inferers.SimpleInferer' is not on the list of functions"),
-    ("$" + "(" * 300 + ")" * 300, "no expression"),
-    ("$" + "1+" * 300 + "1", "longer than|no expression"),
+    ("$" + "(" * 240 + ")" * 240, "no expression"),
+    ("$" + "1+" * 300 + "1", "longer than 500 characters"),
     ("$b'x'", "Constant"),
     ("$os.sep", "Attribute"),
     ("@x", "refers to itself"),
@@ -151,24 +156,24 @@ def test_an_expression_that_is_refused(text: str, message: str) -> None:
         ({"_target_": "monai.transforms.DataStatsd", "keys": "image"}, "not on the list"),
         ({"_target_": "transforms.Compose"}, "not on the list"),
         ({"_target_": ["Compose"]}, "not on the list"),
-        ({"_target_": "LoadImaged", "keys": "image", "reader": "os.system"}, "reader of a LoadImaged may load"),
-        ({"_target_": "LoadImaged", "keys": "image", "allow_pickle": True}, "no argument 'allow_pickle'"),
-        ({"_target_": "LoadImaged", "keys": "image", "kwargs": {"a": 1}}, "no argument 'kwargs'"),
-        ({"_target_": "LoadImaged", "keys": "image", "mmap_mode": "w+"}, "no argument 'mmap_mode'"),
+        ({"_target_": "LoadImaged", "keys": "image", "reader": "os.system"}, "'reader' of a LoadImaged may load"),
+        ({"_target_": "LoadImaged", "keys": "image", "allow_pickle": True}, "'allow_pickle' of a LoadImaged is no arg"),
+        ({"_target_": "LoadImaged", "keys": "image", "kwargs": {"a": 1}}, "'kwargs' of a LoadImaged is no arg"),
+        ({"_target_": "LoadImaged", "keys": "image", "mmap_mode": "w+"}, "'mmap_mode' of a LoadImaged is no arg"),
         ({"_target_": "Spacingd", "keys": "image", "pixdim": [1e-5, 1e-5, 1e-5]}, "too large for an image"),
         ({"_target_": "GridSplitd", "keys": "image", "grid": [9999, 99999]}, "too large for an image"),
-        ({"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"}, "pretrained of a EfficientNetBN may load"),
+        ({"_target_": "EfficientNetBN", "model_name": "efficientnet-b0"}, "'pretrained' of a EfficientNetBN may load"),
         ({"_target_": "DenseNet121", "spatial_dims": 2, "in_channels": 1, "out_channels": 2, "pretrained": 1}, "may"),
-        ({"_target_": "HoVerNet", "pretrained_url": "https://x"}, "pretrained_url of a HoVerNet may load"),
-        ({"_target_": "TorchVisiond", "keys": "image", "name": "Lambda"}, "name of a TorchVisiond may load"),
+        ({"_target_": "HoVerNet", "pretrained_url": "https://x"}, "'pretrained_url' of a HoVerNet may load"),
+        ({"_target_": "TorchVisiond", "keys": "image", "name": "Lambda"}, "'name' of a TorchVisiond may load"),
         ({"_target_": "LoadImaged", "keys": "../image"}, "may be a path"),
         ({"_target_": "LoadImaged", "keys": "os.path"}, "may be a path or the name of a module"),
         ({"_target_": "Spacingd", "keys": "image", "pixdim": ["1e-05", 1, 1]}, "or is a number as text"),
-        ({"_target_": "UNet", "_mode_": "debug"}, "UNet has no argument '_mode_'"),
-        ({"_target_": "UNet", "_requires_": ["$1"]}, "UNet has no argument '_requires_'"),
+        ({"_target_": "UNet", "_mode_": "debug"}, "'_mode_' of a UNet is no argument"),
+        ({"_target_": "UNet", "_requires_": ["$1"]}, "'_requires_' of a UNet is no argument"),
         ({**HERE["net_def"], "out_channels": 10**9}, "too large"),
         ({"_target_": "BorderPadd", "keys": "image", "spatial_border": 10**6}, "too large for an image"),
-        ({"_target_": "AsDiscreted", "keys": "pred", "to_onehot": 10**7}, "to_onehot is 10000000, which is too large"),
+        ({"_target_": "AsDiscreted", "keys": "pred", "to_onehot": 10**7}, "'to_onehot' of .*too large.* got 10000000"),
         ({"_target_": "Resized", "keys": "image", "spatial_size": [2**14, 2**14, 2**14]}, "too large for an image"),
         ({"_target_": "Compose", "transforms": [{"_target_": "Flipd", "_disabled_": "$open('x')"}]}, "'open' is not"),
         ({**HERE["net_def"], "channels": [9999, 9999]}, "too large to be made"),
@@ -224,9 +229,11 @@ def test_a_function_that_gives_a_path_to_load_is_refused(tmp_path: Path) -> None
 
 
 def test_a_call_of_a_function_has_a_budget() -> None:
-    slow = "$lambda x: [max(range(5000), key=lambda v: sum([i for i in range(5000)]))][0]"
+    wide = f"$lambda x: {' + '.join(['x.reshape((-1, 1))'] * 20)} + x.reshape((1, -1))"
+    function = Sealed({"x": wide}).make("x")
+    assert function(np.zeros(99)).shape == (99, 99)
     with pytest.raises(Refused, match="more numbers than"):
-        Sealed({"x": slow}).make("x")(np.zeros(3))
+        function(np.zeros(9999))
 
 
 def test_what_is_disabled_and_what_writes_is_left_out(tmp_path: Path) -> None:

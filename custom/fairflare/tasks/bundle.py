@@ -9,7 +9,7 @@ from dataclasses import field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
 import yaml
@@ -48,17 +48,9 @@ class BundleSite(FolderSettings):
             the list that the package has, ``"-NAME"`` takes one out. Default: that list.
     """
 
-    structures: Any = None
-    classes: Any = None
+    structures: Literal["all"] | None = None
+    classes: Literal["all"] | None = None
     bundle_classes: list[Text] | None = None
-
-    def __post_init__(self) -> None:
-        for key, said in (("structures", self.structures), ("classes", self.classes)):
-            if said not in (None, "all"):
-                raise ValueError(
-                    f"{key}: a MONAI bundle's loss takes what is not annotated for background, so it can only be "
-                    f"'all', got {said!r:.80}; leave the site out of this job"
-                )
 
 
 @settings
@@ -152,8 +144,8 @@ class MonaiBundleTask(Task):
             copy_bundle(self._folder, carried)
             models = f"{self.folder}/models/ (of which files are not carried by a job: take another folder) "
             for error in self._parts_in(carried).problems():
-                text = str(error).replace(f"{carried}/models/", models).replace(str(carried), str(self.folder))
-                raise BundleError(text) from error
+                text = f"{error}".replace(f"{carried}/models/", models)
+                raise BundleError(text.replace(str(carried), str(self.folder))) from error
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return the bundle's optimizer, batch size and loss as settings of a method's site half.

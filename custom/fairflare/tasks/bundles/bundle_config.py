@@ -95,11 +95,10 @@ class Bundle:
                 if self.get(key) is not None:
                     ConfigParser(self.config)[key] = value
                 elif key in said:
-                    where = self.name.rpartition(", ")[2]
-                    raise BundleError(f"bundle_overrides names {key!r}, which {where} does not have")
-            for key, value in nodes(self.config):
-                if isinstance(value, str) and value.startswith("%") and self.get(value[1:]) is None:
-                    raise ValueError(f"key {key!r}: {value:.80} refers to itself, to another file, or to nothing")
+                    raise BundleError(f"{self.name}: bundle_overrides names {key!r}, which it does not have")
+            macros = ((key, one) for key, one in nodes(self.config) if isinstance(one, str) and one.startswith("%"))
+            if lost := [f"key {key!r}: {macro:.80}" for key, macro in macros if self.get(macro[1:]) is None]:
+                raise ValueError(f"{lost[0]} refers to itself, to another file, or to nothing")
 
     def get(self, key: str) -> Any:
         """Return the value that the configuration has under a key, or ``None`` if it has none."""
@@ -122,9 +121,7 @@ class Bundle:
         """
         looked = [self.ids[part]] if part in self.ids else PLACES[part]
         found = next((key for key in looked if self.get(key) is not None), None)
-        if found is None and part in self.ids:
-            raise BundleError(f"{self.name}: bundle_ids says that {part} is {looked[0]!r}, which is not there")
-        if found is None and part in NEEDED:
+        if found is None and part in (*NEEDED, *self.ids):
             raise BundleError(
                 f"{self.name}: no key for {part}: looked for {', '.join(map(repr, looked))}. Say where it is with "
                 f"bundle_ids={{{part!r}: 'KEY'}}"
@@ -189,9 +186,7 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
         with telling(f"MONAI bundle {folder.name!r}: {where} cannot be read"):
             if there[name].stat().st_size > LARGEST_FILE:
                 raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
-            content = ConfigParser.load_config_file(there[name])
-            if not isinstance(content, dict):
-                raise ValueError(f"{where} must hold an object, got a {type(content).__name__}")
+            content = {**ConfigParser.load_config_file(there[name])}  # no list
             for key, value in ({"_meta_": content} if name == METADATA else content).items():
                 merge_kv(parser, key, value)
     files = " and ".join(f"{CONFIGS}/{there[name].name}" for name in names)
@@ -223,17 +218,16 @@ def code_of(folder: Path) -> Iterator[None]:
     Raises:
         BundleError: a module of the same name from outside the bundle was already imported.
     """
-    for name in {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}:
-        if _folders.get(name) != folder:
-            loaded = [key for key in sys.modules if key.partition(".")[0] == name]
-            if loaded and name not in _folders:
-                raise BundleError(
-                    f"MONAI bundle {folder.name!r}: its module {name!r} has the name of one that is loaded already; "
-                    "rename it"
-                )
-            for key in loaded:  # another bundle's, whose objects keep their classes
-                del sys.modules[key]
-            _folders[name] = folder
+    names = {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}
+    others = [key for key in sys.modules if (name := key.partition(".")[0]) in names and _folders.get(name) != folder]
+    if foreign := sorted({key.partition(".")[0] for key in others} - {*_folders}):
+        raise BundleError(
+            f"MONAI bundle {folder.name!r}: its module {foreign[0]!r} has the name of one that is loaded already; "
+            "rename it"
+        )
+    for key in others:  # another bundle's, whose objects keep their classes
+        del sys.modules[key]
+    _folders.update(dict.fromkeys(names, folder))
     sys.path.insert(0, str(folder))
     try:
         yield

@@ -72,6 +72,8 @@ class KeyMetric:
                 f"{self.named} has {strange[0]!r}, which is not known of a {target}, whose reduction must be 'mean'"
             )
         self.kind = KINDS[target]
+        #: Whether the metric is a ratio of sums over all images, which single images do not have.
+        self.summed = self.kind in (CONFUSION, *ERRORS)
         named = found.get("metric_name", "hit_rate") if self.kind == CONFUSION else self.kind
         self.confusion = str(named[0] if isinstance(named, list) else named)
         self.name = re.sub(r"\W", "_", self.confusion)
@@ -110,11 +112,6 @@ class KeyMetric:
             else:
                 scores = (pair[0] == pair[1]).double().mean()
         return np.asarray(torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy(), np.float64)
-
-    @property
-    def summed(self) -> bool:
-        """Return whether the metric is a ratio of sums over all images, which single images do not have."""
-        return self.kind == CONFUSION or self.kind in ERRORS
 
     def value(self, scores: Any) -> float:
         """Return the metric of all images, from the masked array (images, structures) of :meth:`of_image`."""

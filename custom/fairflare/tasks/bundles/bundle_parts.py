@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -87,8 +87,7 @@ class BundleParts:
         Raises: BundleError: the optimizer is for some of the parameters only, or cannot be made.
         """
         key = self.bundle.place("optimizer")
-        told = self.bundle.get(str(key))
-        params = told.get("params") if isinstance(told, Mapping) else None
+        params = self.bundle.get(f"{key}#params")
         if not (isinstance(params, str) and PARAMETERS.fullmatch(params)):
             raise BundleError(
                 f"{self.bundle.name}: key {key!r} must be of all the network's parameters, in one group; set optimizer "

@@ -23,21 +23,16 @@ MOST = 20_000  # values of a configuration, or in an argument
 LONGEST = 500  # characters of an expression
 BUDGET, STEP = 2**23, 64  # numbers and elements that all expressions of an object may work on, and what a step counts
 REFERENCE = re.compile(r"@\w*(?:::\w*)*")
-MARK = "reference_"  # begin of a reference's name in the tree
 OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_,
     ast.Invert: operator.invert, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
-    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
-    ast.In: lambda one, many: one in many, ast.NotIn: lambda one, many: one not in many,
+    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
-SEARCHED = (ast.In, ast.NotIn)
-COMPARED = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.Not)
 ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 NUMBERS = (bool, int, float, *ARRAYS)
-SINGLE = (int, float, str, type(None), enum.Enum, torch.dtype, torch.device)
-ARRAY_VALUES = ("shape", "ndim", "dtype", "T", "requires_grad")
+KINDS = (type, torch.dtype, torch.device)  # of numbers, as an argument; inside of lists they are numpy's records
 ARRAY_METHODS = (
     "abs", "all", "amax", "amin", "any", "argmax", "argmin", "astype", "bool", "clamp", "clip", "flatten", "float",
     "int", "item", "long", "max", "mean", "min", "permute", "reshape", "squeeze", "std", "sum", "to", "transpose",
@@ -74,13 +69,12 @@ class Expression:
         Raises: Refused: the text is too long, is no expression, or has a form that is not allowed (names key and form).
         """
         source = self.text[1:].replace("#", "::").strip()
+        self._need(len(source) <= LONGEST, f"is longer than {LONGEST} characters")
         try:
-            if len(source) > LONGEST:
-                raise ValueError("longer than that")
-            tree = ast.parse(REFERENCE.sub(_named, source), mode="eval")
+            tree = ast.parse(REFERENCE.sub(lambda place: f"at_{place.start()}", source), mode="eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            raise self._refused(f"no expression of up to {LONGEST} characters ({error})") from None
-        scope = {_named(place): self.sealed.make(place[0][1:]) for place in REFERENCE.finditer(source)}
+            raise self._refused(f"is no expression ({error})") from None
+        scope = {f"at_{place.start()}": self.sealed.make(place[0][1:]) for place in REFERENCE.finditer(source)}
         return self._of(tree.body, scope)
 
     def _of(self, node: Any, scope: Scope) -> Any:
@@ -104,82 +98,58 @@ class Expression:
             case ast.Slice(lower=low, upper=high, step=step):
                 return slice(*(part and self._of(part, scope) for part in (low, high, step)))
             case ast.Subscript(value=whole, slice=part):
-                return self._entry(self._of(whole, scope), self._of(part, scope))
-            case ast.ListComp(elt=one, generators=[ast.comprehension(target=ast.Name(id=name), iter=many, ifs=tests)]):
-                scopes = ({**scope, name: part} for part in self._of(many, scope))
-                return [self._of(one, own) for own in scopes if all(self._of(test, own) for test in tests)]
+                place = self._of(part, scope)
+                steps = place if isinstance(place, tuple) else (place,)
+                known = all(isinstance(one, int | str | slice | None) for one in steps)
+                self._need(known, "takes entries by a list or an array")
+                return self._of(whole, scope)[place]
             case ast.Lambda(args=ast.arguments(args=names, vararg=None, kwonlyargs=[], kwarg=None, defaults=[])) if (
                 names
             ):
                 return self._function([one.arg for one in names], node.body, scope)
             case ast.Attribute() if (name := _dotted(node, scope)) in constants():
                 return constants()[name]
-            case ast.Attribute(value=inner, attr=name) if name in ARRAY_VALUES:
-                if isinstance(owner := self._of(inner, scope), ARRAYS):
-                    return getattr(owner, name)
             case ast.Call(func=called, args=given, keywords=named) if all(one.arg for one in named):
                 by_name = {str(one.arg): self._of(one.value, scope) for one in named}
                 return self._called(called, self._all(given, scope), by_name, scope)
         raise self._refused(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
 
-    def _all(self, parts: Sequence[ast.expr], scope: Scope) -> list[Any]:
+    def _all(self, parts: Sequence[ast.expr], scope: Scope) -> Any:
         """Return the values of several nodes; a node with a star stands for the values in it."""
-        found: list[Any] = []
-        for part in parts:
-            found += self._of(part.value, scope) if isinstance(part, ast.Starred) else [self._of(part, scope)]
-            self._spend(len(found))
-        return found
-
-    def _entry(self, whole: Any, place: Any) -> Any:
-        """Return an entry of a list or dict, or a part of an array by whole numbers and slices."""
-        places = place if isinstance(place, tuple) else (place,)
-        plain = all(isinstance(one, int | slice | None) for one in places)
-        self._need(plain or not isinstance(whole, ARRAYS), "takes entries of an array by a list or an array")
-        return whole[place]
+        values = (self._of(p.value, scope) if isinstance(p, ast.Starred) else [self._of(p, scope)] for p in parts)
+        return self._sound([*itertools.chain.from_iterable(values)])
 
     def _computed(self, op: ast.AST, *values: Any) -> Any:
-        """Return the result of an operator: lists are joined, repeated and searched, numbers and arrays computed."""
+        """Return the result of an operator: lists are joined and repeated, numbers and arrays computed."""
         kind, left, right = type(op), values[0], values[-1]
-        if kind is ast.Mult and isinstance(left, int):
-            left, right = right, left
         listed = isinstance(left, list | tuple | str)
+        joined = kind is ast.Add and listed and type(left) is type(right)
         repeated = kind is ast.Mult and listed and isinstance(right, int)
-        compared = (*NUMBERS, *SINGLE) if kind in COMPARED else NUMBERS
-        known = (
-            repeated
-            or (kind is ast.Add and listed and type(left) is type(right))
-            or (kind in SEARCHED and isinstance(left, SINGLE) and isinstance(right, list | tuple | dict))
-            or (kind in OPERATORS and all(isinstance(value, compared) for value in values))
-        )
+        known = joined or repeated or (kind in OPERATORS and all(isinstance(value, NUMBERS) for value in values))
         what = " and ".join(type(value).__name__ for value in values)
         self._need(known, f"has the operator {kind.__name__} on {what}")
         small = kind is not ast.Pow or isinstance(right, ARRAYS) or abs(right) <= 64
         self._need(small, "has an exponent above 64")
-        lists = [value for value in values if isinstance(value, list | tuple | str | dict)]
-        self._spend(len(left) * right if repeated else sum(map(len, lists)))
+        self._spend(len(left) * right if repeated else 0)
         self._fits(values)
-        return self._sound(OPERATORS[kind](*((left, right) if len(values) > 1 else values)))
+        return self._sound(OPERATORS[kind](*values))
 
     def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
         """Return the result of calling an allowed function, or a method of an array or a network."""
-        name, values = _dotted(called, scope), [*given, *by_name.values()]
-        inner = leaves([value for value in values if isinstance(value, list | tuple | dict)])
-        # Types inside of lists define numpy's record types.
-        odd = any(isinstance(one, type | torch.dtype) for one in inner)
-        plain = not odd and not any(isinstance(one, str) for one in [*inner, *values])
-        if name:
-            self._need(name in functions(), f"calls what it may not: {name!r:.80} is not on the list of functions")
-            texts = name == "torch.device" or name.partition(".")[0] not in MODULES
-            self._need(plain or texts, f"gives texts or kinds of numbers to {name}")
-            self._fits([*inner, *values])
-            return self._sound(functions()[name](*given, **by_name))
-        if isinstance(called, ast.Attribute) and plain:
-            owner, method = self._of(called.value, scope), called.attr
-            self._fits([owner, *inner, *values])
-            moved = isinstance(owner, torch.nn.Module) and method == "to"
-            if moved or (isinstance(owner, ARRAYS) and method in ARRAY_METHODS):
-                return self._sound(getattr(owner, method)(*given, **by_name))
-        raise self._refused(f"calls {ast.unparse(called)!r:.80} in a way that is not known")
+        name, owner = _dotted(called, scope), None
+        function: Any = functions().get(name)
+        if isinstance(called, ast.Attribute) and called.attr in ARRAY_METHODS and not name:
+            owner = self._of(called.value, scope)
+            moved = isinstance(owner, torch.nn.Module) and called.attr == "to"
+            function = getattr(owner, called.attr) if moved or isinstance(owner, ARRAYS) else None
+        what = f"{ast.unparse(called)!r:.80}"
+        self._need(function is not None, f"calls what it may not: {what} is not on the list of functions")
+        inner = leaves([value for value in (*given, *by_name.values()) if not isinstance(value, KINDS)])
+        texts = (str,) if name and (name == "torch.device" or name.partition(".")[0] not in MODULES) else ()
+        plain = all(one is None or isinstance(one, (*NUMBERS, *texts)) for one in inner)
+        self._need(plain, f"gives {what} texts, objects, or kinds of numbers in a list")
+        self._fits([owner, *inner])
+        return self._sound(function(*given, **by_name))
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
         """Return a function that computes a lambda by its syntax tree; refuse Python's own names at once."""
@@ -189,12 +159,10 @@ class Expression:
 
         def function(*values: Any) -> Any:
             numbers = sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))
-            called = self.budget is self.sealed.budget and not self.sealed.making  # by a transform: with its own budget
-            budget = [BUDGET + 16 * numbers] if called else self.budget
-            inner = Expression(self.sealed, self.key, self.text, budget)
+            inner = Expression(self.sealed, self.key, self.text, [BUDGET + 16 * numbers])
             found = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
             self._need(isinstance(found, NUMBERS), f"gives a {type(found).__name__}, which is no array and no number")
-            return self._sound(found)
+            return found
 
         return function
 
@@ -213,7 +181,7 @@ class Expression:
         large = isinstance(value, int) and abs(value) >= 2**63
         odd = isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"
         self._need(not (large or odd), "gives a number above 2 ** 63, or an array whose entries are no numbers")
-        self._spend(len(value) if isinstance(value, range) else 0)
+        self._spend(len(value) if isinstance(value, list | tuple | str) else 0)
         return value
 
     def _need(self, fine: bool, problem: str) -> None:
@@ -222,23 +190,16 @@ class Expression:
             raise self._refused(problem)
 
     def _refused(self, problem: str) -> Refused:
-        remedy = "write the value itself, or one of the shapes in docs/bundles.md"
-        return Refused(f"{self.key!r}: the expression {self.text!r:.120} {problem}; {remedy}")
+        return Refused(
+            f"{self.key!r}: the expression {self.text!r:.120} {problem}; write the value itself, or one of the shapes "
+            "in docs/bundles.md"
+        )
 
 
 def _dotted(node: ast.AST, scope: Scope) -> str:
     """Return the dotted name that a node stands for, such as ``torch.float32``; empty for any other node."""
-    match node:
-        case ast.Name(id=name) if name not in scope:
-            return name
-        case ast.Attribute(value=inner, attr=name) if before := _dotted(inner, scope):
-            return f"{before}.{name}"
-    return ""
-
-
-def _named(place: re.Match[str]) -> str:
-    """Return the Python name that stands for a reference (``@key``) in the syntax tree."""
-    return f"{MARK}{place[0].encode().hex()}"
+    parts = ast.unparse(node).split(".")
+    return ".".join(parts) if parts[0] not in scope and all(part.isidentifier() for part in parts) else ""
 
 
 def nodes(values: Any, key: str = "") -> list[tuple[str, Any]]:
@@ -254,9 +215,8 @@ def nodes(values: Any, key: str = "") -> list[tuple[str, Any]]:
 
 def leaves(values: Any) -> list[Any]:
     """Return the values inside nested lists and dicts, and the keys of these dicts."""
-    inner = [value for _, value in nodes(values)]
-    names = [name for value in inner if isinstance(value, dict) for name in value]
-    return [*names, *(value for value in inner if not isinstance(value, dict | list | tuple))]
+    inner = [value for _, value in nodes(values) if not isinstance(value, list | tuple)]
+    return [one for value in inner for one in (value if isinstance(value, dict) else [value])]
 
 
 @cache
@@ -283,10 +243,9 @@ def functions() -> dict[str, Callable[..., Any]]:
     from monai.handlers import from_engine
     from monai.utils import optional_import
 
-    plain = (len, int, float, bool, abs, min, max, sum, list, tuple, range)
     arrays = itertools.product(MODULES.items(), ARRAY_FUNCTIONS)
     return {
-        **{one.__name__: one for one in plain},
+        **{one.__name__: one for one in (len, int, float, bool, abs, min, max, sum, list, tuple)},
         **{f"{module}.{name}": getattr(own, name) for (module, own), name in arrays if hasattr(own, name)},
         "monai.handlers.from_engine": from_engine,
         "monai.handlers.utils.from_engine": from_engine,

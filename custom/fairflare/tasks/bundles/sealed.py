@@ -43,8 +43,8 @@ FURTHER = (  # arguments that classes hand on: to readers of images, to numpy's 
     "as_closest_canonical", "channel_dim", "max", "min", "brightness", "contrast", "saturation", "hue", "kernel_size",
     "sigma", "p", "mean", "std",
 )  # fmt: skip
-VARIOUS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 SPECIAL = ("_target_", "_desc_", "_disabled_")
+UNNAMED = ("self", "args", "kwargs", "pad_kwargs")  # parameters that are no arguments of a class
 
 
 class Sealed:
@@ -109,35 +109,39 @@ class Sealed:
     def _is_left_out(self, key: str) -> bool:
         """Return whether a key's object is left out, because it is disabled."""
         value = look(self.config, key)
-        said = isinstance(value, dict) and {"_target_", "_disabled_"} <= {*value} and self.make(f"{key}::_disabled_")
-        return said.strip().lower() == "true" if isinstance(said, str) else bool(said)
+        told = isinstance(value, dict) and {"_target_", "_disabled_"} <= {*value}
+        return told and str(self.make(f"{key}::_disabled_")).strip().lower() in ("true", "1")
 
 
 def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
     """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
     own = inspect.signature(cls).parameters
-    usual = {name: one.default for name, one in own.items() if one.kind not in VARIOUS}
-    bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters} - {*own, "self"}
-    if strange := [name for name in arguments if name not in (*usual, *FURTHER, *bases - {"args", "kwargs"})]:
-        raise Refused(f"{key!r}: {cls.__name__} has no argument {strange[0]!r:.80}; take it out")
-    for name, value in {**usual, **arguments}.items():
+    bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters}
+    known = {*own, *bases, *FURTHER}.difference(UNNAMED)
+    for name, value in {**{name: one.default for name, one in own.items()}, **arguments}.items():
+        reaches, choices = name in CHOICES or REACHES.search(name), CHOICES.get(name, ())
         harmless = any(value is one for one in (None, False, inspect.Parameter.empty))
-        chosen = isinstance(value, str) and value.lower() in CHOICES.get(name, ())
-        if (REACHES.search(name) or name in CHOICES) and not harmless and not chosen:
-            remedy = f"take one of {', '.join(CHOICES.get(name, ['false', 'null']))}"
-            raise Refused(f"{key!r}: {name} of a {cls.__name__} may load or write something; {remedy}")
+        chosen = isinstance(value, str) and value.lower() in choices
         sides = value if isinstance(value, list | tuple) else [value] * 3
         numbers = [abs(side) for side in sides if isinstance(side, int | float) and side]
         voxels = math.prod(100 * side ** POWERS[name] if name in POWERS else side for side in numbers)
-        if SIZES.search(name) and voxels > LARGEST_IMAGE:
-            raise Refused(f"{key!r}: {name} is {value!r:.80}, which is too large for an image; write a smaller one")
-    for value in leaves(arguments):
-        large = isinstance(value, int | float) and not abs(value) <= LARGEST
-        if large or (isinstance(value, str) and not PLAIN.fullmatch(value)):
-            raise Refused(
-                f"{key!r}: {value!r:.80} may be a path or the name of a module, or is a number as text, or one too "
-                f"large; write a plain word, or a number up to {LARGEST} (in YAML with a point: 1.0e-5)"
-            )
+        odd = [
+            one
+            for one in leaves(arguments.get(name))
+            if (isinstance(one, int | float) and not abs(one) <= LARGEST)
+            or (isinstance(one, str) and not PLAIN.fullmatch(one))
+        ]
+        reasons = {
+            "is no argument that it has; take it out": name in arguments and name not in known,
+            f"may load or write something; take one of {', '.join(choices or ('false', 'null'))}": reaches
+            and not (harmless or chosen),
+            "is too large for an image; write a smaller one": SIZES.search(name) and voxels > LARGEST_IMAGE,
+            "may be a path or the name of a module, or is a number as text, or one too large; write a plain word, or a "
+            f"number up to {LARGEST} (in YAML with a point: 1.0e-5)": odd,
+        }
+        for reason in [reason for reason, applies in reasons.items() if applies]:
+            got = f"got {[*odd, value][0]!r:.80}"
+            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {reason}, {got}")
     with _Bounded(key):
         return cls(**arguments)
 
@@ -186,9 +190,9 @@ def shipped_classes() -> frozenset[str]:
 
 def allowed_classes(entries: Collection[str] = ("default",)) -> frozenset[str]:
     """Return the classes of a site's list: ``default`` stands for the shipped ones, ``-NAME`` takes one out."""
-    taken_out = [entry[1:] for entry in entries if entry.startswith("-")]
     shipped = shipped_classes() if "default" in entries else frozenset()
-    return shipped.union(entry for entry in entries if "." in entry and entry[0] != "-").difference(taken_out)
+    added = {entry for entry in entries if "." in entry and entry[0] != "-"}
+    return (shipped | added).difference(entry[1:] for entry in entries if entry.startswith("-"))
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +28,13 @@ OF_STRUCTURES: Mapping[str, tuple[str, Any]] = {
     "dice": ("Dice", DiceMetric),
     "iou": ("intersection over union", MeanIoU),
 }
-#: Metrics that are quotients of sums over all images -> the power of each pixel's difference in the sum.
-ERRORS = {"mean_absolute_error": 1, "mean_squared_error": 2}
+#: Metrics of an image by its prediction and label, (1, channels, ...); ignite counts channels as cases of an error.
+OF_PIXELS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "accuracy": lambda found, truth: (found == truth).double().mean(),
+    "mean_absolute_error": lambda found, truth: (found.double() - truth).abs().sum() / found.shape[1:2].numel(),
+    "mean_squared_error": lambda found, truth: (found.double() - truth).square().sum() / found.shape[1:2].numel(),
+}
+ERRORS = ("mean_absolute_error", "mean_squared_error")
 LOW = ("fall_out", "false_positive_rate", "miss_rate", *ERRORS)  # those of which lower values are better
 TAKEN = ("include_background", "num_classes", "ignore_empty")
 MOST_CLASSES = 512
@@ -73,7 +78,7 @@ class KeyMetric:
             )
         self.kind = KINDS[target]
         #: Whether the metric is a ratio of sums over all images, which single images do not have.
-        self.summed = self.kind in (CONFUSION, *ERRORS)
+        self.summed = self.kind == CONFUSION
         named = found.get("metric_name", "hit_rate") if self.kind == CONFUSION else self.kind
         self.confusion = str(named[0] if isinstance(named, list) else named)
         self.name = re.sub(r"\W", "_", self.confusion)
@@ -91,7 +96,7 @@ class KeyMetric:
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
         """Return the metric of one postprocessed image, (structures,); NaN where the mask lacks a structure.
 
-        A quotient of sums: the image's sums, true and false positives and negatives, or errors and values.
+        A quotient of sums: the image's sums, true and false positives and negatives.
 
         Args:
             item: has ``"pred"`` and the label, (channels, ...) each.
@@ -106,21 +111,16 @@ class KeyMetric:
                 scores = OF_STRUCTURES[self.name][1](reduction="mean", **self.arguments)(*pair)
             elif pair[0].shape != pair[1].shape:
                 raise ValueError(f"prediction {tuple(pair[0].shape)} and label {tuple(pair[1].shape)} differ in size")
-            elif self.name in ERRORS:
-                apart = (pair[0] - pair[1]).double().abs() ** ERRORS[self.name]
-                scores = torch.tensor([apart.sum(), apart.shape[1] if apart.ndim > 1 else 1])
             else:
-                scores = (pair[0] == pair[1]).double().mean()
+                scores = OF_PIXELS[self.kind](*pair)
         return np.asarray(torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy(), np.float64)
 
     def value(self, scores: Any) -> float:
         """Return the metric of all images, from the masked array (images, structures) of :meth:`of_image`."""
         if not self.summed:
             return float(np.ma.filled(scores.mean(axis=1).mean(), np.nan))
-        total = scores.sum(axis=0)
-        if self.kind in ERRORS:
-            return float(total[0] / total[1])
-        return float(compute_confusion_matrix_metric(self.confusion, torch.as_tensor(np.asarray(total))))
+        total = torch.as_tensor(np.asarray(scores.sum(axis=0)))
+        return float(compute_confusion_matrix_metric(self.confusion, total))
 
     def names(self, count: int) -> list[str]:
         """Return the names of the ``count`` structures that the metric measures."""

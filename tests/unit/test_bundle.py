@@ -273,7 +273,7 @@ def test_a_bundle_that_cannot_be_used_is_one_line(tmp_path: Path, change: Change
     ("text", "message"),
     [
         ("{", r"configs/train.json cannot be read: JSONDecodeError"),
-        ("[1]", r"configs/train.json cannot be read: TypeError: 'list' object is not a mapping"),
+        ("[1]", r"configs/train.json cannot be read: AttributeError: 'list' object has no attribute 'items'"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:

@@ -171,7 +171,6 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
         BundleError: a file is missing, or is no JSON or YAML object.
     """
     from monai.bundle import ConfigParser
-    from monai.bundle.utils import merge_kv
 
     there = {file.stem: file for suffix in SUFFIXES for file in sorted((folder / CONFIGS).glob(f"*{suffix}"))}
     if lacking := [name for name in names if name not in there]:
@@ -180,17 +179,15 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
             f"MONAI bundle {folder}: no {CONFIGS}/{lacking[0]}.json (or .yaml); there is {listed}. A bundle is a "
             "folder with configs/train.json in it"
         )
-    parser = ConfigParser({})
-    for name in (*names, *{METADATA}.intersection(there)):
-        where = f"{CONFIGS}/{there[name].name}"
-        with telling(f"MONAI bundle {folder.name!r}: {where} cannot be read"):
-            if there[name].stat().st_size > LARGEST_FILE:
-                raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
-            content = {**ConfigParser.load_config_file(there[name])}  # no list
-            for key, value in ({"_meta_": content} if name == METADATA else content).items():
-                merge_kv(parser, key, value)
-    files = " and ".join(f"{CONFIGS}/{there[name].name}" for name in names)
-    return parser.get(), f"MONAI bundle {folder.name!r}, {files}"
+    files = [there[name] for name in names]
+    name = f"MONAI bundle {folder.name!r}, {' and '.join(f'{CONFIGS}/{file.name}' for file in files)}"
+    with telling(f"{name} cannot be read"):
+        if any(there[part].stat().st_size > LARGEST_FILE for part in {*names, METADATA}.intersection(there)):
+            raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
+        config = ConfigParser.load_config_files(files)
+    with telling(f"MONAI bundle {folder.name!r}, {CONFIGS}/{METADATA} cannot be read"):
+        config["_meta_"] = ConfigParser.load_config_file(there[METADATA]) if METADATA in there else {}
+    return config, name
 
 
 @contextmanager
@@ -219,8 +216,9 @@ def code_of(folder: Path) -> Iterator[None]:
         BundleError: a module of the same name from outside the bundle was already imported.
     """
     names = {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}
-    others = [key for key in sys.modules if (name := key.partition(".")[0]) in names and _folders.get(name) != folder]
-    if foreign := sorted({key.partition(".")[0] for key in others} - {*_folders}):
+    tops = {key: key.partition(".")[0] for key in sys.modules}
+    others = [key for key, top in tops.items() if top in names and _folders.get(top) != folder]
+    if foreign := [tops[key] for key in others if tops[key] not in _folders]:
         raise BundleError(
             f"MONAI bundle {folder.name!r}: its module {foreign[0]!r} has the name of one that is loaded already; "
             "rename it"

@@ -224,8 +224,7 @@ def constants() -> dict[str, Any]:
     """Return the constants that an expression may name: types of numbers, members of MONAI's enumerations, pi."""
     import monai
 
-    kinds: Any = [(name, kind) for name, kind in vars(monai.utils).items() if isinstance(kind, enum.EnumMeta)]
-    members = [(name, member) for name, kind in kinds for member in kind.__members__.values()]
+    kinds: Any = {name: kind for name, kind in vars(monai.utils).items() if isinstance(kind, enum.EnumMeta)}
     return {
         f"{module}.{name}": value
         for module, inside in MODULES.items()
@@ -233,7 +232,7 @@ def constants() -> dict[str, Any]:
         if name in ("pi", "inf", "nan", "e")
         or isinstance(value, torch.dtype)
         or (isinstance(value, type) and issubclass(value, np.number | np.bool_))
-    } | {f"monai.utils.{place}{name}.{m.name}": m for name, m in members for place in ("", "enums.")}
+    } | {f"monai.utils.{at}{name}.{one.name}": one for name in kinds for one in kinds[name] for at in ("", "enums.")}
 
 
 @cache

@@ -139,9 +139,9 @@ def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
             "may be a path or the name of a module, or is a number as text, or one too large; write a plain word, or a "
             f"number up to {LARGEST} (in YAML with a point: 1.0e-5)": odd,
         }
-        for reason in [reason for reason, applies in reasons.items() if applies]:
+        if wrong := [reason for reason, applies in reasons.items() if applies]:
             got = f"got {[*odd, value][0]!r:.80}"
-            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {reason}, {got}")
+            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {wrong[0]}, {got}")
     with _Bounded(key):
         return cls(**arguments)
 

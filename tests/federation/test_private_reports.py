@@ -6,8 +6,10 @@ Nothing here needs Opacus.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +50,11 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def booked(folder: Path) -> list[dict[str, Any]]:
     path = folder / "root" / BOOKS / "site-1" / LEDGER
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def last_line(folder: Path) -> str:
+    lines = (folder / "root" / BOOKS / "site-1" / LEDGER).read_bytes().splitlines(keepends=True)
+    return hashlib.sha256(lines[-1]).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ the mechanism
@@ -277,15 +284,19 @@ def test_metrics_stay_at_home_where_the_budget_of_their_cases_is_spent(tmp_path:
 # ------------------------------------------------------------------------------------------------ the run
 
 
-def run(folder: Path, method: str, reports: float | None) -> Any:
+def run(folder: Path, method: str, reports: float | None, rounds: int = 2, experiment: str = "") -> Any:
     plan = make_plan(
-        method, task="classification", sites=["site-1", "site-2"], num_rounds=2,
+        method, task="classification", sites=["site-1", "site-2"], num_rounds=rounds, experiment=experiment,
         settings={"image_size": [32, 32], "network": "vit_mini", "num_classes": 5, "batch_size": 8, "local_epochs": 1},
     )  # fmt: skip
     own: dict[str, Any] = {"privacy": {"epsilon": 1000, "noise": 2.0}, "state_root": str(folder / "root")}
     if reports:
         own["privacy"]["reports"] = reports
-    by_site = {name: {"data_root": pictures(folder / name, seed)} for seed, name in enumerate(("site-1", "site-2"))}
+    names = ("site-1", "site-2")
+    for seed, name in enumerate(names):
+        if not (folder / name).exists():
+            pictures(folder / name, seed)
+    by_site = {name: {"data_root": str(folder / name)} for name in names}
     by_site["site-1"] |= own
     return read_results(run_local(plan, folder / "run", {"sites": by_site}))
 
@@ -329,7 +340,8 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
     of = found.info.privacy["site-1"]
     spent = found.rounds[1].train["site-1"]["epsilon"]
     assert of == {
-        "epsilon": spent, "target": 1000, "delta": 1e-5, "unit": "patient", "covers": "updates, reports and metrics",
+        "ledger": last_line(tmp_path), "epsilon": spent, "target": 1000, "delta": 1e-5, "unit": "patient",
+        "covers": "updates, reports and metrics",
         "mechanism": "DP-SGD, noise 2, clip 1; Gaussian, noise 0.05",
         "worth": pytest.approx(6 * one_release(0.05, 1e-5)),
     }  # fmt: skip
@@ -339,3 +351,16 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
         "covers updates, reports and metrics). Updates, metrics and reports of site-2 are in the clear."
     )
     assert found.test["site-1"].keys() == {"accuracy"}
+
+
+def test_a_resumed_run_refuses_an_older_ledger_though_both_its_folders_were_put_back(tmp_path: Path) -> None:
+    """Check that the server shows what it last heard of, also in a later job that goes on with the experiment."""
+    first = run(tmp_path, "q_fed_avg", None, 1, "e")
+    assert first.info.privacy["site-1"]["ledger"] == last_line(tmp_path)
+    shutil.copytree(tmp_path / "root", tmp_path / "backup")
+    second = run(tmp_path, "q_fed_avg", 0.05, 2, "e")
+    assert second.info.privacy["site-1"]["ledger"] == last_line(tmp_path)
+    shutil.rmtree(tmp_path / "root")
+    (tmp_path / "backup").rename(tmp_path / "root")
+    with pytest.raises(RuntimeError, match="site 'site-1': differential privacy: its ledger lacks the line that the"):
+        run(tmp_path, "q_fed_avg", 0.05, 3, "e")

@@ -21,11 +21,13 @@ from torch import nn
 from fairflare.data.datalist import write_datalist
 from fairflare.exchange.messages import SiteReply, encode_reply
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.replies import read_stats
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.flare.statistics import ImageStatistics
 from fairflare.flare.stock_tasks import NotServed, metrics_of
 from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_heal import ConsistentTraining
 from fairflare.methods.fed_ism import SharpnessAwareTraining
@@ -380,7 +382,10 @@ def test_the_ledger_needs_a_folder_that_outlives_jobs(tmp_path: Path) -> None:
 
 def test_a_delta_that_means_nothing_is_refused(tmp_path: Path) -> None:
     here = site(tmp_path, own={**OWN, "delta": 0.5})
-    assert "delta must lie between 0 and 1 / " in here.perform(request("train", initial(here.task))).reason
+    for task in ("check", "train"):
+        reply = here.perform(request(task, initial(here.task)))
+        assert (reply.status, reply.report) == ("skipped", {})
+        assert "'site-1': differential privacy: delta must lie between 0 and 1 / " in reply.reason
 
 
 def test_a_spent_budget_ends_the_site_s_training_over_jobs(tmp_path: Path) -> None:
@@ -398,6 +403,30 @@ def test_a_spent_budget_ends_the_site_s_training_over_jobs(tmp_path: Path) -> No
     assert [(of["round"], of["unit"], of["q"], of["steps"]) for of in found] == [
         (0, "image", 1 / steps, steps), (1, "image", 1 / steps, steps),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", ["check", "train"])
+def test_a_ledger_that_lacks_what_the_server_shows_is_refused_by_name(tmp_path: Path, task: str) -> None:
+    """Check what a server shows, also one that lies or shows no text; another site's entry means nothing."""
+    here = site(tmp_path)
+    state = {} if task == "check" else initial(here.task)
+    for shown in ("0" * 64, "", 5, {}):
+        reply = here.perform(request(task, state, directives={"ledger": {"site-1": shown}}))
+        assert (reply.status, reply.update) == ("skipped", None)
+        assert "'site-1': differential privacy: 'ledger.jsonl' of its ledger is gone" in reply.reason
+    for shown in ({"site-2": "0" * 64}, 5, None):
+        assert here.perform(request(task, state, directives={"ledger": shown})).status == "ok"
+    last = here.perform(request("train", initial(here.task))).stats["ledger"]
+    assert here.perform(request(task, state, directives={"ledger": {"site-1": last}})).status == "ok"
+    reply = here.perform(request(task, state, directives={"ledger": {"site-1": "0" * 64}}))
+    assert "its ledger lacks the line that the server last heard of" in reply.reason
+
+
+@pytest.mark.parametrize("last", ["", "0" * 63, "A" * 64, "0" * 64 + "\n", "\ud800" * 64, 5, ["0" * 64]])
+def test_what_a_site_says_of_its_ledger_is_a_hash_or_refused(last: Any) -> None:
+    with pytest.raises(ReportError, match="site 's': field 'ledger' must be"):
+        read_stats("s", {"stats": {"ledger": last}})
+    assert read_stats("s", {"stats": {"ledger": "0a" * 32}})["ledger"] == "0a" * 32
 
 
 def test_a_round_is_in_the_ledger_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,6 +464,8 @@ def pictures(folder: Path, seed: int, patients: bool = True) -> str:
 
 def told(reply: SiteReply) -> tuple[Any, ...]:
     message = encode_reply(reply, 0)
+    # A hash of what only the site's own random secret gives: it tells of no image, and is another one every time.
+    assert len(message.meta["stats"].pop("ledger", "0" * 64)) == 64
     shapes = {name: tensor.shape for name, tensor in (message.params or {}).items()}
     return shapes, message.metrics, message.meta, message.is_update
 

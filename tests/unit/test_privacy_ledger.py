@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -149,6 +150,37 @@ def test_an_older_copy_of_the_file_is_noticed_and_one_of_both_is_not(tmp_path: P
         reserve(tmp_path)
     head.write_bytes(old_head)
     assert reserve(tmp_path) == 2.0  # the page says so: nothing at the site can tell
+
+
+def test_an_older_copy_of_both_files_is_noticed_if_a_server_shows_a_later_line(tmp_path: Path) -> None:
+    """Check a server that shows any line of the ledger, one that knows more than the ledger, and lies."""
+    book, _, head = files(tmp_path)
+    here, hashes, copies = Ledger("site-1", tmp_path), list[str](), []
+    for _ in range(2):
+        here.reserve("abc", spending(), OF)
+        copies.append((book.read_bytes(), head.read_bytes()))
+        hashes.append(hashlib.sha256(book.read_bytes().splitlines(keepends=True)[-1]).hexdigest())
+        assert here.last == hashes[-1]
+    for here.shown in (None, *hashes):  # a server that missed an answer shows an earlier line
+        here.verify()
+    (old, old_head), _ = copies
+    book.write_bytes(old)
+    head.write_bytes(old_head)
+    here.shown = hashes[0]
+    here.verify()
+    for here.shown in (hashes[1], "", 5, ["x"], "0" * 64):
+        for ask in (here.verify, lambda: here.reserve("abc", spending(), OF)):
+            with pytest.raises(Refused, match="lacks the line that the server last heard of: it is an older one"):
+                ask()
+    assert book.read_bytes() == old
+    book.parent.rename(tmp_path / "away")
+    head.unlink()
+    here.shown = hashes[1]
+    for ask in (here.verify, lambda: here.reserve("abc", spending(), OF)):
+        with pytest.raises(Refused, match=r"'ledger\.jsonl' of its ledger is gone"):
+            ask()
+    here.shown = None
+    assert here.reserve("abc", spending(), OF) == 1.0  # a server that shows nothing: as if there had been none
 
 
 # ------------------------------------------------------------------------------------------------ crashes

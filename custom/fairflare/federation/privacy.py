@@ -22,13 +22,13 @@ from fairflare.methods.base.rule import SendsBeside, anchor_fields
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.fed_avg import WithoutReports
 from fairflare.methods.parts.fine_tuning import DIRECTIVE
-from fairflare.privacy.policy import EPSILON
+from fairflare.privacy.policy import EPSILON, LAST_LINE, PRIVACY
 
 Row = tuple[str, ...]
 #: For each declared field that is not in every answer: the tasks whose answers contain it.
 WHEN = {
     "train_loss": TASK_TRAIN, "epoch_losses": TASK_TRAIN, "synthetic": TASK_TRAIN, "num_steps": TASK_TRAIN,
-    EPSILON: TASK_TRAIN,
+    EPSILON: TASK_TRAIN, LAST_LINE: f"{TASK_TRAIN}, {TASK_VALIDATE}",
     **dict.fromkeys(("resampled", "drawn_units", "num_units", *(field.name for field in SAMPLING)), TASK_VALIDATE),
     **dict.fromkeys((field.name for field in (*groups.FIELDS, *clinical.FIELDS)), TASK_VALIDATE),
     **dict.fromkeys(("tuned_steps", "tuned_passes", "tuned_before", "tuned_after", "own_gain"), TASK_TRAIN),
@@ -74,7 +74,8 @@ TOLD = {
     "certificates; in `mask` and `release` which sums are asked, with all sites' weights",
     "directives": "what the method tells the sites, see below; in `validate`, where sites annotate different "
     "structures: those that the site's figure is over (`compared`); in `norms`: which norms are done (`done`), the "
-    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`)",
+    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); beside "
+    f"`{PRIVACY}` what the site said last of its ledger (`{LAST_LINE}`)",
 }
 
 

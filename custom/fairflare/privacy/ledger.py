@@ -1,8 +1,8 @@
 """Keep a site's privacy ledger: what each round costs its cases in privacy, written before the round begins.
 
 One line of JSON for each round: the line's number, the hash of the line before and a code that only the site's secret
-gives. A copy of the last line's hash (the head) lies in another folder. A budget belongs to cases: what counts for a
-list are all lines of lists that share a case with it.
+gives. A copy of the last line's hash (the head) lies in another folder, and servers show the one that they last heard.
+A budget belongs to cases: what counts for a list are all lines of lists that share a case with it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import math
 import os
 import shutil
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -106,13 +107,18 @@ class Ledger:
     Args:
         site: name of the site.
         root: the site's state root, which outlives its jobs.
+
+    Attributes:
+        shown: hash of a line that the server shows, and that the ledger must have; ``None`` if it shows none.
+        last: hash of the last line that this object wrote; empty before.
     """
 
     def __init__(self, site: str, root: Path) -> None:
         name = safe_name(site)
         self.site = site
         self.folder, self.head = root / BOOKS / name, root / HEADS / f"{name}.json"
-        self._secret = b""
+        self._secret, self.last = b"", ""
+        self.shown: Any = None
 
     def reserve(self, cases: Iterable[Hashable], spending: Spending, of: Mapping[str, Any]) -> float:
         """Write a round into the ledger and to disk, and return the epsilon spent including this round.
@@ -126,43 +132,57 @@ class Ledger:
             Refused: the budget is spent; or the ledger is damaged, older than its head or gone.
             OSError: the disk is full or cannot be written.
         """
+        with self._alone():
+            if not self.folder.exists() and not self.head.exists() and self.shown is None:
+                self._begin()
+            lines = self._read()
+            keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
+            past = list(map(json.loads, lines))
+            shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
+            counted = [*(line for line in past if shares[line["cases"]]), vars(spending)]
+            history = [cost for of in counted for cost in ((of["z"], of["q"], of["steps"]), *of["also"])]
+            after, accountant = epsilon(history, spending.delta)
+            if not after <= spending.target:
+                raise Refused(
+                    self.site,
+                    f"privacy budget spent: with this round epsilon is {after:.4f}, the target {spending.target:g} "
+                    f"(delta {spending.delta:g}); only the site's own file can raise it",
+                )
+            content = b"".join(sorted(keys))
+            digest = hashlib.sha256(content).hexdigest()
+            if not (path := self.folder / LISTS / digest).exists():
+                write_whole(path, lambda draft: draft.write_bytes(content))
+            record = {
+                **vars(spending), **of, "seq": len(lines) + 1, "day": datetime.now(timezone.utc).date().isoformat(),
+                "cases": digest, "epsilon_after": after, "accountant": accountant,
+                "version": __version__, "prev": _hash(lines),
+            }  # fmt: skip
+            lines.append(self._signed(record))
+            self._append(lines)
+            self._set_head(lines)
+            self.last = _hash(lines)
+            return after
+
+    def verify(self) -> None:
+        """Read the ledger if the server shows a line of it.
+
+        Raises:
+            Refused: the ledger lacks this line; or it is damaged, older than its head or gone.
+        """
+        if self.shown is not None:
+            with self._alone():
+                self._read()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the ledger's lock; refuse if another process holds it, or opacus is not installed."""
         try:
             with locked(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True):
-                return self._reserve(cases, spending, of)
+                yield
         except Held as held:
             raise Refused(self.site, f"its ledger is in use by {held}; end that process, then start again") from held
         except ModuleNotFoundError as error:
             raise Refused(self.site, NEEDED) from error
-
-    def _reserve(self, cases: Iterable[Hashable], spending: Spending, of: Mapping[str, Any]) -> float:
-        if not self.folder.exists() and not self.head.exists():
-            self._begin()
-        lines = self._read()
-        keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
-        past = list(map(json.loads, lines))
-        shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
-        counted = [*(line for line in past if shares[line["cases"]]), vars(spending)]
-        history = [cost for of in counted for cost in ((of["z"], of["q"], of["steps"]), *of["also"])]
-        after, accountant = epsilon(history, spending.delta)
-        if not after <= spending.target:
-            raise Refused(
-                self.site,
-                f"privacy budget spent: with this round epsilon is {after:.4f}, the target {spending.target:g} (delta "
-                f"{spending.delta:g}); only the site's own file can raise it",
-            )
-        content = b"".join(sorted(keys))
-        digest = hashlib.sha256(content).hexdigest()
-        if not (path := self.folder / LISTS / digest).exists():
-            write_whole(path, lambda draft: draft.write_bytes(content))
-        record = {
-            **vars(spending), **of, "seq": len(lines) + 1, "day": datetime.now(timezone.utc).date().isoformat(),
-            "cases": digest, "epsilon_after": after, "accountant": accountant,
-            "version": __version__, "prev": _hash(lines),
-        }  # fmt: skip
-        lines.append(self._signed(record))
-        self._append(lines)
-        self._set_head(lines)
-        return after
 
     # -- reading
 
@@ -170,7 +190,7 @@ class Ledger:
         """Return the lines of the ledger, each with its line end, after all of them are verified.
 
         Raises:
-            Refused: a line is not as it was written, or the ledger is older than its head or gone.
+            Refused: a line is not as it was written, or the ledger is gone, or older than its head or what is shown.
         """
         path = self.folder / LEDGER
         for needed in (path, self.folder / SECRET, self.folder / LISTS):
@@ -203,6 +223,8 @@ class Ledger:
             self._refuse(f"its ledger has {len(lines)} lines, and its head knows of {seq}: it is an older one, or cut")
         if seq < len(lines) - 1 or last != _hash(lines[:seq]):
             self._refuse("its ledger and its head do not belong together")
+        if self.shown is not None and not any(self.shown == _hash([line]) for line in lines):
+            self._refuse("its ledger lacks the line that the server last heard of: it is an older one, or another")
         if seq < len(lines):
             self._set_head(lines)
         return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +41,7 @@ PRIVACY = "privacy"  # name of the site's setting, and of the fact that a site r
 BUDGET = "budget"  # name of the fact with target, delta, and units times epsilon of a noisy number
 LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are lots
 EPSILON = "epsilon"  # name of the value in the stats of a round
+LAST_LINE = "ledger"  # name of the last line's hash in a reply's stats, and of the directive in which it comes back
 SAYS = "under_dp"  # attribute by which a class says whether its training may be differentially private
 #: Facts about a site's lists that are sent: none depends on what is in an image or a label.
 PUBLIC = (
@@ -159,10 +161,13 @@ class Private:
         """Refuse a run whose cost in privacy cannot be counted; the message names the setting and the remedy.
 
         Raises:
-            Refused: the training, the task, a setting or the network.
+            Refused: the training, the task, a setting, the network, or a ledger older than the one the server knows.
         """
-        for problem in self._problems(half, run, model):
-            raise self._refused(problem)
+        with self._telling():
+            for problem in self._problems(half, run, model):
+                raise Refused(self.site, problem)
+            self._delta(Units.of(run.data))
+            self.ledger.verify()
 
     def train(self, half: LocalTraining, request: SiteTask, run: SiteRun, model: torch.nn.Module) -> Trained:
         """Reserve a round in the ledger, then train it.
@@ -227,11 +232,16 @@ class Private:
         sensitivity: float,
         also: tuple[Cost, ...] = (),
     ) -> float:
-        spending = Spending(
-            kind, units.kind, len(units.members), *cost, sensitivity, self.own.epsilon, self._delta(units), also
-        )
-        try:
+        with self._telling():
+            delta, many = self._delta(units), len(units.members)
+            spending = Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
             return self.ledger.reserve(cases, spending, self._names)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Let the reason of a refusal leave."""
+        try:
+            yield
         except Refused as error:
             self._public.add(error.public)
             raise
@@ -241,7 +251,8 @@ class Private:
         if self.own.delta is None:
             return min(1e-5, 0.1 / many)
         if not 0 < self.own.delta < 1 / many:
-            raise self._refused(f"delta must lie between 0 and 1 / {many} {units.kind}s; correct it in its own file")
+            why = f"delta must lie between 0 and 1 / {many} {units.kind}s; correct it in its own file"
+            raise Refused(self.site, why)
         return self.own.delta
 
     def _problems(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Iterator[str]:
@@ -265,11 +276,6 @@ class Private:
         if not run.data.num_samples("training"):
             yield "there is no training image"
 
-    def _refused(self, why: str) -> Refused:
-        error = Refused(self.site, why)
-        self._public.add(error.public)
-        return error
-
     # -- what may leave
 
     def begin(self, request: SiteTask) -> None:
@@ -278,11 +284,15 @@ class Private:
         Raises: Refused: the task asks about the site's images, and is no training.
         """
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
-        if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
-            raise self._refused(
-                f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
-                "that do not ask for them"
-            )
+        told = request.directives.get(LAST_LINE)
+        self.ledger.shown = told.get(self.site) if isinstance(told, Mapping) else None
+        with self._telling():
+            if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
+                raise Refused(
+                    self.site,
+                    f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
+                    "that do not ask for them",
+                )
 
     def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: Units | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
@@ -305,6 +315,7 @@ class Private:
             report |= {} if units is None else self.facts(units)
         else:
             stats[SUPPRESSED] = sorted(f"metrics/{name}" for name in metrics if name not in numbers)
+            stats |= {LAST_LINE: self.ledger.last} if self.ledger.last else {}
         if request.name == TASK_TRAIN and request.current_round in self._after:
             stats[EPSILON] = self._after[request.current_round]
         return replace(reply, metrics=numbers, report=report, stats=stats)

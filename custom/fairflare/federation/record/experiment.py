@@ -32,6 +32,7 @@ from fairflare.federation.record.journal import Journal
 from fairflare.federation.record.models import ModelFiles
 from fairflare.federation.record.run_info import following_rounds
 from fairflare.methods.base.rule import State
+from fairflare.privacy.policy import PRIVACY
 
 if TYPE_CHECKING:
     from fairflare.federation.server.retraining import Retraining
@@ -140,6 +141,7 @@ class Experiment:
         self.journal.synthetic = bool(found.extra["synthetic"])
         info["resumed_at_round"] = found.next_round
         info["said"] = found.extra.get("said", {})  # used in model files until the sites report again
+        info[PRIVACY] = found.extra.get(PRIVACY, {})
         differences = [*found.passed_over, *self._differences(found, info)]
         if differences:
             info["resumed_with"] = differences
@@ -204,6 +206,7 @@ class Experiment:
             "versions": self.journal.info["versions"],
             "synthetic": self.journal.synthetic,
             "said": self.journal.info.get("said", {}),
+            PRIVACY: self.journal.info.get(PRIVACY, {}),
             "best": best.state_dict(),
             "best_round": None if best.made is None else best.made + 1,  # the round that began with the best model
         }

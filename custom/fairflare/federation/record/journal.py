@@ -12,6 +12,7 @@ from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.fairness import higher_is_better, summarize
 from fairflare.core.statistics.footing import ranks, where_counted
+from fairflare.exchange.messages import BySite
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import CLINICAL, SAID, Tested, mean_of
 from fairflare.federation.collecting.phase import Phase
@@ -24,7 +25,7 @@ from fairflare.federation.site.replies import AT_HOME, RESAMPLED, printable
 from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
-from fairflare.privacy.policy import EPSILON, PRIVACY
+from fairflare.privacy.policy import EPSILON, LAST_LINE, PRIVACY
 from fairflare.reporting.documents import Warned
 from fairflare.reporting.no_effect import same_weights
 from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, RoundRecord, read_results
@@ -70,12 +71,10 @@ class Journal:
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
         said = {site: {**facts[site]} for site in sorted(facts)}
-        spent, private = (
-            self.info.get(PRIVACY, {}),
-            {site: of.pop(PRIVACY) for site, of in said.items() if PRIVACY in of},
-        )
-        told = {PRIVACY: {site: {**spent.get(site, {}), **of} for site, of in private.items()}} if private else {}
-        self.store.update_info(**directions_of(metrics), said=said, **told)
+        spent = self.info.get(PRIVACY, {})
+        private = {site: {**spent.get(site, {}), **of.pop(PRIVACY)} for site, of in said.items() if PRIVACY in of}
+        absent = {site: of for site, of in spent.items() if site not in said}  # they may come back later
+        self.store.update_info(**directions_of(metrics), said=said, privacy={**absent, **private})
         if self.info.get("measured") is None:  # the server does not know the settings of the sites' training
             own = sum(bool(found["personal"]) for found in facts.values())  # the majority decides, not one site
             self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
@@ -106,14 +105,23 @@ class Journal:
         record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
         record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
-        if private := self.info.get(PRIVACY):
-            now = {site: {EPSILON: of[EPSILON]} for site, of in record.train.items() if EPSILON in of}
-            self.store.update_info(privacy={site: {**of, **now.get(site, {})} for site, of in private.items()})
         record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
         for note in record.notes:
             self.say(f"round {record.current_round}, {note}")
         if any(found.stats["synthetic"] for found in phase.trained.values()):
             self._note_synthetic()
+
+    def ledgers(self) -> dict[str, Any]:
+        """Return the directive that shows each site with differential privacy what it said last of its ledger."""
+        found = {site: of[LAST_LINE] for site, of in self.info.get(PRIVACY, {}).items() if LAST_LINE in of}
+        return {LAST_LINE: BySite(found)} if found else {}
+
+    def spent(self, phase: Phase) -> None:
+        """Record what sites said of their privacy ledgers, also sites whose answer is not used in the end."""
+        stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
+        told = {site: {name: of[name] for name in (EPSILON, LAST_LINE) if of[name]} for site, of in stats.items()}
+        if private := self.info.get(PRIVACY):
+            self.store.update_info(privacy={site: {**of, **told.get(site, {})} for site, of in private.items()})
 
     def _note_classes_at_home(self, phase: Phase) -> None:
         """Record and log which sites withhold metrics by class, so that tables can name this reason for gaps."""

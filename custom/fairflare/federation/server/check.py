@@ -215,7 +215,8 @@ class Check:
             ServerFault, Stopped: as in any exchange.
         """
         run, sites = self.settings, self.roster.known()
-        phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, groups=tuple(run.groups))
+        told: dict[str, Any] = {"groups": tuple(run.groups), "directives": self.journal.ledgers()}
+        phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **told)
         problems = list(self._problems(phase, self.journal.synthetic if current_round > 0 else None))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():

@@ -379,13 +379,15 @@ class Rounds:
         self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
     ) -> Phase:
         rule = self.retraining.rule_at(current_round)
-        told = rule.directives(current_round, self.settings.num_rounds, sites)
+        told = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
         if name == TASK_VALIDATE and self.test.footing.differs:
-            told = {**told, COMPARED: BySite({site: self.test.footing.compared(site) for site in sites})}
+            told[COMPARED] = BySite({site: self.test.footing.compared(site) for site in sites})
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
         if name == TASK_TRAIN and isinstance(rule, SendsBeside):
             task_of["beside"] = dict(rule.beside())
-        return self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)
+        phase = self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)
+        self.journal.spent(phase)
+        return phase
 
     def _trained(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         training = self.collector.read_training(site, message)

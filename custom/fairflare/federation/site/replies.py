@@ -28,7 +28,7 @@ from fairflare.methods.base.reports import (
     shortened,
 )
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
-from fairflare.privacy.policy import EPSILON, PRIVACY
+from fairflare.privacy.policy import EPSILON, LAST_LINE, PRIVACY
 
 #: Prefix of the names of the last model's metrics on the validation split. No test list can have this name.
 VALIDATED = "validation.split/"
@@ -41,6 +41,7 @@ MAX_SAMPLES = 10**9  # a site that claims more samples is refused
 MAX_METRICS = 1000  # largest number of metrics in a reply
 MAX_NAMES = 40_000  # largest number of characters in the names of a reply's metrics together
 METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
+SHA256 = re.compile(r"[0-9a-f]{64}")
 MAX_REASON = 300
 #: Fields of a reply's ``stats``: values for the results, which a site sends besides the report for the rule.
 STATS = (
@@ -92,6 +93,11 @@ STATS = (
     Field(
         EPSILON, low=0, required=False,
         doc=f"with the site's `{PRIVACY}`: what its cases have spent, with this round; made of numbers of steps alone",
+        of=NO_IMAGES,
+    ),
+    Field(
+        LAST_LINE, "text", required=False,
+        doc="beside it: SHA-256 of the last line of its ledger, which the server shows it later",
         of=NO_IMAGES,
     ),
     *SAMPLING,
@@ -187,7 +193,13 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     """
     of_draws: dict[str, Any] = {} if primary is None else {"low": primary.low, "high": primary.high}
     fields = [replace(field, **of_draws) if field.name == RESAMPLED else field for field in STATS]
-    return read_report(meta.get("stats"), fields, site, "stats")
+    found = read_report(meta.get("stats"), fields, site, "stats")
+    last = found[LAST_LINE]
+    refuse_if(site, {
+        f"field {LAST_LINE!r} must be the 64 digits of a SHA-256, got {shortened(last)}":
+            last is not None and not SHA256.fullmatch(last),
+    })  # fmt: skip
+    return found
 
 
 def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:

@@ -318,12 +318,12 @@ def test_a_run_whose_reports_would_be_lots_is_fed_avg_and_says_so(
     tmp_path: Path, method: str, reports: float | None, why: str
 ) -> None:
     found = run(tmp_path, method, reports)
-    assert why in found.info.without
-    assert any(why in note for note in run_notes(found))
+    assert any(note.startswith("Rounds 0-1: ") and why in note for note in run_notes(found))
     of = {site: found.info.said[site]["images"]["training"] for site in ("site-1", "site-2")}
     for record in found.rounds:
         assert record.site_weights == pytest.approx({site: n / sum(of.values()) for site, n in of.items()})
         assert [phase.name for phase in record.phases] == ["train", "aggregate"]
+        assert why in record.details["without"]
     assert all(line["also"] == [] for line in booked(tmp_path))
 
 
@@ -332,8 +332,8 @@ def test_a_run_whose_reports_would_be_lots_is_fed_avg_and_says_so(
 )
 def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, method: str, report: str) -> None:
     found = run(tmp_path, method, 0.05)
-    assert found.info.without == ""
     for record in found.rounds:
+        assert "without" not in record.details
         told = record.reports["site-1"][report]
         assert -4 <= told <= 4
         assert record.site_weights["site-1"] != pytest.approx(0.5, abs=1e-6)
@@ -353,13 +353,16 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
     assert found.test["site-1"].keys() == {"accuracy"}
 
 
-def test_a_resumed_run_refuses_an_older_ledger_though_both_its_folders_were_put_back(tmp_path: Path) -> None:
-    """Check that the server shows what it last heard of, also in a later job that goes on with the experiment."""
+def test_a_resumed_run_knows_the_ledger_and_says_which_rounds_fell_back(tmp_path: Path) -> None:
+    """Check a second job whose site has enough patients, and a third one after both folders were put back."""
     first = run(tmp_path, "q_fed_avg", None, 1, "e")
     assert first.info.privacy["site-1"]["ledger"] == last_line(tmp_path)
     shutil.copytree(tmp_path / "root", tmp_path / "backup")
     second = run(tmp_path, "q_fed_avg", 0.05, 2, "e")
     assert second.info.privacy["site-1"]["ledger"] == last_line(tmp_path)
+    notes = [note for note in run_notes(second) if "falls back" in note]
+    assert [note[:41] for note in notes] == ["Round 0: QFedAvg falls back to FedAvg: of"]
+    assert [bool(record.details.get("without")) for record in second.rounds] == [True, False]
     shutil.rmtree(tmp_path / "root")
     (tmp_path / "backup").rename(tmp_path / "root")
     with pytest.raises(RuntimeError, match="site 'site-1': differential privacy: its ledger lacks the line that the"):

@@ -7,6 +7,7 @@ authors' code weight all sites equally. This module has both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 from fairflare.base.settings import settings
@@ -33,9 +34,17 @@ class FedAvg(Rule):
 
 
 class WithoutReports(FedAvg):
-    """Average by samples in place of a method whose reports sites under differential privacy do not send."""
+    """Average by samples in place of a method whose reports sites under differential privacy do not send.
+
+    Attributes:
+        why: the reason in words, which stands in the record of each round that is weighed so.
+    """
 
     directive_docs: ClassVar[dict[str, str]] = {STAY: "sites under differential privacy make no report in this run"}
+    why = ""
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        return replace(super().weigh(inputs), details={"without": self.why})
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {STAY: True}

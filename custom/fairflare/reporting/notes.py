@@ -43,7 +43,8 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     ]
     return [
         *private_notes(results),
-        *(f"{text}." for text in (info.sums, info.without) if text),
+        *([f"{info.sums}."] if info.sums else []),
+        *without_notes(results),
         *tested,
         *absent,
         *(f"Resumed: {text}." for text in info.resumed_with),
@@ -51,6 +52,17 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
         *(["Warnings (worst round):", *warned] if warned else []),
         *([SYNTHETIC_NOTE] if info.synthetic else []),
     ]
+
+
+def without_notes(results: Results) -> list[str]:
+    """Return sentences on a method that has not its own loss, or in some rounds not its own weights.
+
+    A resumed run may have rounds of both kinds.
+    """
+    fell = {of.current_round: str(text) for of in results.rounds if (text := of.details.get("without"))}
+    by_text = {text: [number for number, own in fell.items() if own == text] for text in fell.values()}
+    of_rounds = (f"Round{'s' * (len(n) > 1)} {ranges(n)}: {text}" for text, n in by_text.items())
+    return [f"{text}." for text in (results.info.without, *of_rounds) if text]
 
 
 def private_notes(results: Results) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import number, printable
 from fairflare.reporting.no_effect import faults_of
-from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes, private_notes
+from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes, private_notes, without_notes
 from fairflare.reporting.standing import of_footing, tested
 from fairflare.reporting.values import label_of
 from fairflare_lab.compare.rows import Row, named, settings_of
@@ -50,7 +50,7 @@ def notes_of(
     return [
         f"{metric} on the test splits; ± is the population standard deviation over runs.",
         *dict.fromkeys(note for run in complete for note in (*private_notes(run), *global_notes(run))),
-        *dict.fromkeys(f"{run.info.without}." for run in complete if run.info.without),
+        *dict.fromkeys(note for run in complete for note in without_notes(run)),
         *dict.fromkeys(f"{name}: {note}" if COMPARED in differing else note for name, note in footing),
         *_without_sites(rows),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),

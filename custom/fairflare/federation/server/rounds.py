@@ -167,8 +167,8 @@ class Rounds:
             )
             needs = f" (weights are lots below {least:g} patients times epsilon)" * (least < math.inf)
             why = f"{type(rule).__name__} falls back to FedAvg: of its reports under differential privacy {told}{needs}"
-            self.retraining.own = WithoutReports()
-            self.journal.store.update_info(without=why)
+            self.retraining.own = fallback = WithoutReports()
+            fallback.why = why
             self.transport.say(why, warning=True)
 
     def _average_rows(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.settings import build, values_of
+from fairflare.base.settings import build, field_names, values_of
 from fairflare.exchange.messages import Message
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
@@ -92,7 +92,8 @@ class Run:
         local: Mapping[str, Any] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         known = get_method(method)
-        rule = build(known.rule, known.server)
+        rate = {"learning_rate": 0.05} if "learning_rate" in field_names(known.rule) else {}  # as the sites' half
+        rule = build(known.rule, {**known.server, **rate})
         training = build(
             known.training,
             {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False, **known.site},

@@ -500,6 +500,13 @@ def test_nothing_but_the_update_depends_on_an_image_or_a_label(tmp_path: Path) -
     assert all(of[1] == {} and of[2].get("report", {}) == {} for of in found[0][1:])
 
 
+def test_with_secure_sums_the_norm_of_the_noised_update_leaves(tmp_path: Path) -> None:
+    private, reply = site(tmp_path).private, SiteReply("ok", report={"update_norm": 1.5, "probe_loss": 2.0})
+    assert private is not None
+    for name, sums, left in (("train", {"run": b"r"}, {"update_norm": 1.5}), ("train", {}, {}), ("validate", {}, {})):
+        assert private.told(request(name, {}, sums=sums), reply, [], None).report == left
+
+
 def test_a_renamed_image_without_a_patient_is_the_same_case(tmp_path: Path) -> None:
     """Check that images are told apart by their pixels, whatever the job makes of them."""
     first = pictures(tmp_path / "a", 1, patients=False)

@@ -17,6 +17,8 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.privacy import page
 from fairflare.federation.record.experiment import Experiment
 from fairflare.federation.server.rounds import RoundFailed
+from fairflare.methods.base.reports import ReportError
+from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
 from fairflare.privacy.sums.ring import Layout
 from fairflare.reporting.notes import run_notes
@@ -73,7 +75,7 @@ def test_the_result_has_the_bits_of_a_sum_without_masks(method: str, sites: int,
     assert {name for name, tensor in run.model.items() if not torch.equal(tensor, wanted[name])} == set()
 
 
-@pytest.mark.parametrize("method", ["fed_avg", "fed_opt", "fed_bn", "fed_nova", "fed_ism_plus_l"])
+@pytest.mark.parametrize("method", ["fed_avg", "fed_opt", "fed_bn", "fed_nova", "fed_ism_plus_l", "q_fed_avg"])
 def test_the_result_is_that_of_the_plain_run(method: str, tmp_path: Path) -> None:
     sums, plain = Run(tmp_path / "a", method)(), Run(tmp_path / "b", method, secure="", max_weight=0.5)()
     for name, tensor in plain.model.items():
@@ -81,6 +83,27 @@ def test_the_result_is_that_of_the_plain_run(method: str, tmp_path: Path) -> Non
     assert sums.results["rounds"][1]["site_weights"] == pytest.approx(
         plain.results["rounds"][1]["site_weights"], abs=1e-6
     )
+    for one, other in zip(sums.results["rounds"], plain.results["rounds"], strict=True):
+        assert one["values"] == pytest.approx(other["values"], rel=1e-5, nan_ok=True)  # q-FedAvg: its step and L
+
+
+def test_q_fed_avg_is_told_the_norm_of_each_update(tmp_path: Path) -> None:
+    """Check what each site tells against its update, that nobody else is asked, and a site that tells none."""
+    told: dict[str, float] = {}
+    run = Run(tmp_path, "q_fed_avg", num_rounds=1)()
+    for site, name, message in run.wire.sent:
+        if name == "train":
+            update = run.wire.updates[site, 0]["params"].values()
+            told[site] = message.meta["report"]["update_norm"]
+            assert told[site] == pytest.approx(float(torch.cat([of.flatten() for of in update]).double().norm()))
+    assert len(told) == 3
+    rule = QFedAvg()
+    assert rule.directives(0, 1, ["a"]) == {}
+    assert rule.check_report({"probe_loss": 1.0, "update_norm": None}, "a", 1)
+    rule.secure = True
+    assert rule.directives(0, 1, ["a"]) == {"update_norm": True}
+    with pytest.raises(ReportError, match="site 'a': the report lacks the field 'update_norm' that secure=sums needs"):
+        rule.check_report({"probe_loss": 1.0, "update_norm": None}, "a", 1)
 
 
 # ------------------------------------------------------------------------------------------------ what leaves a site
@@ -380,7 +403,6 @@ def test_a_sum_of_numbers_that_a_site_does_not_keep_is_refused_by_name(tmp_path:
         ("cgsv", {}, "every site gets a model of its own"),
         ("cffl", {}, "every site gets a model of its own"),
         ("scaffold", {}, "divides each site's update"),
-        ("q_fed_avg", {}, "it needs the norm of each site's update"),
         ("creff", {}, "would come in the clear"),
         ("afl", {"afl_mode": "argmax"}, "its model is that of one site"),
         ("fed_avg", {"aggregate": "median"}, "aggregate='median' needs every site's model"),

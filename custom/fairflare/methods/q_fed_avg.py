@@ -7,14 +7,15 @@ the simpler form in FedISM's code.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.aggregation.fair_rules import finite_or_mean, q_bend, q_step
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.weighting import POWER_FLOOR, power_weights, uniform_weights
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.reports import LENGTH, TRAINING, Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Steps, Weighing
 from fairflare.methods.parts.probes import PROBE_LOSS, LossProbe
 
@@ -52,7 +53,14 @@ class QFedAvg(Steps):
         Li et al., Algorithm 2 and the authors' code.
     """
 
-    report_fields = (PROBE_LOSS,)
+    report_fields = (
+        PROBE_LOSS,
+        Field(
+            LENGTH, low=0, required=False, of=TRAINING,
+            doc="`delta_h` with `secure=sums`: norm of the update of the trained parameters",
+        ),
+    )  # fmt: skip
+    directive_docs: ClassVar[dict[str, str]] = {LENGTH: f"with `secure=sums`: the report has `{LENGTH}`"}
 
     q: NonNegative = 1.0
     q_form: Literal["delta_h", "weighted"] = "delta_h"
@@ -67,10 +75,14 @@ class QFedAvg(Steps):
     def only_mean(self) -> str:  # type: ignore[override]
         return "" if self.q_form == "weighted" else f"{super().only_mean} (q_form=weighted does not)"
 
-    @property
-    def reads_models(self) -> str:  # type: ignore[override]
-        needs = "it needs the norm of each site's update (q_form=weighted does not)"
-        return "" if self.q_form == "weighted" else needs
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        return {LENGTH: True} if self.secure and self.q_form == "delta_h" else {}
+
+    def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
+        if self.directives(0, 0, [site]) and report[LENGTH] is None:
+            why = "lower min_cases there, or set q_form=weighted"
+            raise ReportError(f"site {site!r}: the report lacks the field {LENGTH!r} that secure=sums needs; {why}")
+        return report
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
@@ -78,7 +90,11 @@ class QFedAvg(Steps):
             return Weighing(sites=power_weights(losses, self.q))
         floored = {site: max(loss, POWER_FLOOR) for site, loss in losses.items()}
         losses = inputs.moderated(floored, "probe_loss")
-        squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)
+        if self.secure:
+            told = {site: inputs.reports[site][LENGTH] for site in inputs.sites}
+            squares = {site: norm * norm for site, norm in inputs.moderated(told, LENGTH).items()}
+        else:
+            squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)
         lipschitz = self._constant(q_bend(losses, squares, self.q))
         self.step = q_step(losses, squares, self.q, lipschitz)
         return Weighing(

@@ -28,7 +28,7 @@ from fairflare.exchange.messages import (
     SiteTask,
 )
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.reports import SUPPRESSED
+from fairflare.methods.base.reports import LENGTH, SUPPRESSED
 from fairflare.methods.base.site_run import SiteError, SiteRun
 from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.ledger import Cost, Ledger, Refused, Spending
@@ -309,7 +309,9 @@ class Private:
             return SiteReply(STATUS_FAILED, reason=f"site {self.site!r}: {request.name} failed; its own log says why")
         stats: dict[str, Any] = {"synthetic": reply.stats["synthetic"]} if "synthetic" in reply.stats else {}
         numbers = {name: value for name, value in reply.metrics.items() if (name, value) in self._noisy}
-        report = {name: value for name, value in reply.report.items() if (name, value) in self._noisy}
+        # With secure sums the norm of the update, which has its noise: it costs no more than the update itself.
+        free = {LENGTH} if request.sums and request.name == TASK_TRAIN else set()
+        report = {name: of for name, of in reply.report.items() if name in free or (name, of) in self._noisy}
         if request.name == TASK_CHECK:
             report = {name: fact for name, fact in reply.report.items() if name in PUBLIC}
             report |= {} if units is None else self.facts(units)

@@ -99,7 +99,7 @@ class Rounds:
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.retraining = Retraining(rule, run)
         self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say)
-        rule.memory_folder = self.experiment.memory
+        rule.memory_folder, rule.secure = self.experiment.memory, bool(run.secure)
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
         parts = len(task.outcome_names())
         self.test = FinalTest(

@@ -7,6 +7,7 @@ folder of the experiment, so that a process that begins anew goes on from them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,9 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from pydantic import Field
 
+from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.features.layers import layers_of
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_meta
 from fairflare.federation.site.site_file import setting
+from fairflare.methods.base.reports import LENGTH
 from fairflare.methods.base.training import SiteError, SiteStore
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
@@ -70,6 +73,9 @@ def kept_home(
     same_integers(worker.site, received, local)
     trained = (name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad)
     of, reply = kinds(received, trained), replace(reply, update=None)
+    if LENGTH in request.directives:
+        square = squared_norms({"": update}, None, of.params)[""]
+        reply.report = {**reply.report, LENGTH: math.sqrt(square)}
     parts = {what: {name: update[name] for name in getattr(of, what)} for what in ("params", "buffers")}
     told = json.dumps(clean_meta(vars(reply)))
     model_of = _digest(request, (*of.params, *of.buffers)).hex()

@@ -14,6 +14,7 @@ MAX_TEXT = 200
 MAX_ARRAY = 2**28  # largest number of bytes of an array in a report
 MAX_ENTRIES = 100_000  # largest number of entries of a vector or a list of names; no network has more layers
 STAY = "reports_stay"  # directive: sites under differential privacy make no report in this run
+LENGTH = "update_norm"  # with secure sums: name of a directive, and of the report's norm of the site's update
 SUPPRESSED = "suppressed"  # word for a value that a site withholds because it has fewer cases than its min_cases
 SENT_BACK = "sent back the model that it received"  # part of the message about a site that made no optimizer step
 TOO_FEW = "fewer cases than its min_cases"

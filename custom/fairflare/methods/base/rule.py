@@ -148,6 +148,7 @@ class Rule(ABC):
     def __post_init__(self) -> None:
         #: Folder for data too large for :meth:`state_dict`, set by the run; ``None`` if the rule is not in a run.
         self.memory_folder: Path | None = None
+        self.secure = False  # whether the run has secure sums, set by the run
 
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:

@@ -228,11 +228,11 @@ def _ranks(stored: Stored, tables: Sequence[str]) -> str:
         for place, row in enumerate(sorted(worst, key=lambda row, of=worst: -of[row]), 1):
             first = 1 + sum(low > ends[row][1] for low, _ in ends.values())
             last = len(ends) - sum(high < ends[row][0] for _, high in ends.values())
-            against = "" if row == reference else stored.find(table, row, "worst", reference).text()
+            against = "" if row == reference else stored.find(table, row, "worst", reference).text().removesuffix(" ?")
             average = stored.find(table, row, "average").mean
             rows.setdefault(row, [row]).extend([f"{place} ({first}-{last})", f"{average:.3f}", against])
         head += [f"{table}: rank", "average", "d worst"]
-        notes.append(f"*{table}*: {_legend(stored, table, reference)}")
+        notes.append(f"*{table}*: {stored.about(table)['title']}. {_marks(stored, table, reference)}")
     note = "Ranks are by the worst site; in brackets the ranks that the intervals of *d worst* leave possible."
     return "\n\n".join([_markdown(head, list(rows.values())), note, *notes])
 
@@ -247,15 +247,20 @@ def _sites(stored: Stored, table: str) -> str:
 def _legend(stored: Stored, table: str, reference: str) -> str:
     """Say what a table's figures are; docs/results/README.md explains the marks."""
     about = stored.about(table)
-    against = [f for f in stored.figures if f.table == table and f.reference == reference and f.measure in MEASURES]
-    whole = [f for f in against if not math.isnan(f.low)]
-    outside = sum(f.verdict in SIGNS for f in whole)
     lines = [f"{about['metric']} on the test splits: mean ± deviation over the seeds."]
     if about.get("personal"):
         own = ", ".join(f'"{row}"' for row in about["personal"])
         lines.append(f"Measured with each site's own model: {own}; with the common model: the others.")
-    lines += about.get("notes", [])
-    lines.append(f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].')
+    return " ".join([*lines, *about.get("notes", []), _marks(stored, table, reference)])
+
+
+def _marks(stored: Stored, table: str, reference: str) -> str:
+    """Say what a table's differences are, and how many intervals mark one."""
+    about = stored.about(table)
+    against = [f for f in stored.figures if f.table == table and f.reference == reference and f.measure in MEASURES]
+    whole = [f for f in against if not math.isnan(f.low)]
+    outside = sum(f.verdict in SIGNS for f in whole)
+    lines = [f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].']
     if seen := [f.smallest for f in against if f.sign == "~" and not math.isnan(f.smallest)]:
         lines.append(
             f"Those within noise would be seen if the true ones were at least {min(seen):.2f} to {max(seen):.2f}."

@@ -164,7 +164,7 @@ def test_ranks_are_those_that_the_intervals_leave() -> None:
     ]
     figures += [tool.Figure("t", row, "r", m, "0 1", d, math.nan, low, high, "within noise", math.nan, math.nan)
                 for row, (d, low, high) in told.items() for m in tool.MEASURES]  # fmt: skip
-    about = {"metric": "dice", "over": "seeds+images", "reference": "r", "corrected": True}
+    about = {"title": "x", "metric": "dice", "over": "seeds+images", "reference": "r", "corrected": True}
     made = tool._ranks(tool.Stored("page", figures, {"tables": {"t": about}}), ["t"])
     cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in made.splitlines()[2:7]]
     ranks = [("b", "1 (1-2)"), ("r", "2 (2-4)"), ("c", "3 (1-4)"), ("a", "4 (2-4)"), ("d", "5 (5-5)")]

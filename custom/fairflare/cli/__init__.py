@@ -18,8 +18,10 @@ def main() -> None:
     try:
         Path.cwd()
     except OSError as error:  # libraries end with their own messages, some without a word
-        here = f"the working folder '{os.environ.get('PWD', '.')}' cannot be used"
-        raise SystemExit(f"error: {here} ({error.strerror}); change to another") from error
+        raise SystemExit(
+            f"error: the working folder '{os.environ.get('PWD', '.')}' cannot be used ({error.strerror}); "
+            "change to another"
+        ) from error
     import_later()
     from fairflare.cli import commands
 

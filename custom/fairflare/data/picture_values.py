@@ -41,8 +41,7 @@ def check_parts(path: Path) -> None:
     with reading_as("TIFF"), tifffile.TiffFile(path) as file:
         page = file.pages.first
         parts, ends = math.prod(page.chunked), file.filehandle.size
-        there = zip(page.dataoffsets, page.databytecounts, strict=False)
-        found = sum(at > 0 and 0 < size <= ends - at for at, size in there)
+        found = sum(0 < n <= ends - at < ends for at, n in zip(page.dataoffsets, page.databytecounts, strict=False))
     if found < parts:
         raise ValueError(f"it is damaged: {parts - found} of its {parts} strips or tiles are not in the file")
 

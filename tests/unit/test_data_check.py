@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, write_datalist
+from fairflare.data.preparers.__main__ import main as prepare
 
+Mask = npt.NDArray[np.bool_]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -229,3 +233,44 @@ def test_swapped_folders_are_one_line(tmp_path: Path) -> None:
     assert code == 1
     assert "image and mask look swapped: the mask has" in line
     assert "5 more such: 'a/images/p1.png', 'a/images/p2.png', 'a/images/p3.png' and 2 more" in line
+
+
+def cells(folder: Path, spoil: Callable[[int, Mask], Mask]) -> None:
+    """Make a site of bright cells on a dark ground, a crowded picture among them, as ``prepare masks`` takes it."""
+    rng = np.random.default_rng(5)
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    for number in range(8):
+        row, column = rng.integers(6, 26, 2)
+        inside = np.hypot(*(np.indices((32, 32)) - [[[row]], [[column]]])) < (22 if number == 7 else 4 + number / 2)
+        image = rng.normal(60 + 90 * inside, 20).clip(0, 255).astype(np.uint8)
+        Image.fromarray(image).save(folder / f"images/p{number}.png")
+        Image.fromarray(spoil(number, inside).astype(np.uint8)).save(folder / f"masks/p{number}.png")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda number, inside: inside, None),
+        (
+            lambda number, inside: inside ^ (number < 4),
+            "4 of 8 masks mark mostly what the others leave: '{0}p0.png', '{0}p1.png', '{0}p2.png' and 1 more; "
+            "are inside and outside exchanged in them?",
+        ),
+        (
+            lambda number, inside: np.indices((32, 32))[0] < 9 if number > 4 else inside,
+            "3 different images share a mask with two others or more: '{0}p5.png', '{0}p6.png', '{0}p7.png'; "
+            "was it copied?",
+        ),
+    ],
+    ids=["right", "inverted", "copied"],
+)
+def test_masks_that_are_inverted_or_copied_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spoil: Callable[[int, Mask], Mask], said: str | None
+) -> None:
+    cells(tmp_path / "in", spoil)
+    assert prepare(["masks", "--source", str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 0
+    checked = " ".join(check(tmp_path / "out", "--all")[1].split())
+    for text, where in ((caplog.text, "in/images/"), (checked, "site-1/images/")):
+        assert ("mark mostly" in text or "share a mask" in text) == (said is not None)
+        assert said is None or said.format(where) in text

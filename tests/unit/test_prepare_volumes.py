@@ -32,6 +32,7 @@ def labels_of(number: int, values: Sequence[int] = (1,), shape: Sequence[int] = 
     found = np.zeros(shape, np.uint8)
     block = found[FIRST:LAST, FIRST:LAST, FIRST:LAST]
     block[...] = np.random.default_rng(number).choice(values, block.shape)
+    block[number % len(block) :, number // len(block) % len(block), :1] = 0  # no two masks are the same
     return found
 
 

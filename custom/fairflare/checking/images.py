@@ -26,7 +26,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
-from fairflare.data.kinds import by_kind, odd_pair, shown
+from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_masks, odd_pair, shown
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
@@ -114,6 +114,7 @@ class _Look:
     full: bool = False  # whether one structure covers the whole image
     #: Features with the class of the image; of a mask those of its background (0) and structures (from 1).
     features: list[tuple[npt.NDArray[np.floating], int]] = field(default_factory=list)
+    drawn: list[Drawn] = field(default_factory=list)  # the mask, where there is one
     errors: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the geometry of image and mask
 
@@ -230,6 +231,10 @@ class _Looker:
             regions = {int(target): features_of(picture)} if not target.ndim else {}  # of findings: nothing
             regions |= regions_of(seen) if target.ndim > 1 else {}
             found.features = [(features, number) for number, features in regions.items()]
+            if target.ndim > 1:
+                # A number of its own for each combination of structures.
+                labels = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1)
+                found.drawn = [drawn_of(shown(sample.image), image.mean(0), labels)]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             self._values.add(sample)
         except DataError as error:
@@ -262,7 +267,8 @@ class _Looker:
             self._judge(split, counts)
         for text in by_kind(misfits.values()):
             self.say(text)
-        for text in [*notes_of(note for look in self.looks for note in look.notes), *self._values.lines()]:
+        notes = notes_of(note for look in self.looks for note in look.notes)
+        for text in [*notes, *self._values.lines(), *odd_masks([mask for look in good for mask in look.drawn])]:
             self.say(text, grave=False)
         return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, self._annotated(labelled))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from fairflare.data.datalist import DataError, Sample, suffix_of
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of
-from fairflare.data.kinds import by_kind, odd_pair
+from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
 from fairflare.data.orientation import same_turn, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
@@ -37,6 +37,7 @@ class Look:
         slices: numbers of the slices to list; None if the file is listed whole.
         empty: number of slices that are left out because their mask is empty.
         own_plane: whether the listed slices have the plane and the order of the file.
+        drawn: what to compare the mask with others by; None if there is none.
     """
 
     values: tuple[int, ...] = ()
@@ -47,6 +48,7 @@ class Look:
     slices: tuple[int, ...] | None = None
     empty: int = 0
     own_plane: bool = True
+    drawn: Drawn | None = field(default=None, compare=False)
 
 
 Looker = Callable[[Path, Path | None], Look]
@@ -107,19 +109,19 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
     for facts in [image_file(image).facts(), *([image_file(mask).mask_facts()] if mask else [])]:
         if (facts.slices or 1) > 1:
             raise ValueError(f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})")
-    values: tuple[int, ...] = ()
+    values, marks = (), None
     if mask is not None:
         try:
-            values = tuple(np.unique(read_pair(sample, site="", split="none", how=how)[1]).tolist())
+            picture, labels = read_pair(sample, site="", split="none", how=how)
         except DataError as error:
             if odd := odd_pair(image, mask):
                 raise ValueError(odd) from error
             raise
+        values, marks = tuple(np.unique(labels).tolist()), drawn_of(shown(image), picture.mean(-1), labels)
         if len(values) > 2 and (odd := odd_pair(image, mask)):
             raise ValueError(odd)
-    return Look(
-        values, (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
-    )
+    notes = (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
+    return Look(values, notes, drawn=marks)
 
 
 def look_at_volume(
@@ -162,8 +164,8 @@ def look_at_volume(
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
     kept, empty = None, 0
     if plane is not None:
-        shown = turned(np.broadcast_to(np.True_, facts.grid.shape) if labels is None else labels != 0, turn)
-        filled = shown.any(axis=(0, 1)) | (labels is None or keep_empty)
+        seen = turned(np.broadcast_to(np.True_, facts.grid.shape) if labels is None else labels != 0, turn)
+        filled = seen.any(axis=(0, 1)) | (labels is None or keep_empty)
         kept, empty = tuple(np.flatnonzero(filled).tolist()), int((~filled).sum())
         if spacing is not None and turn is not None:
             spacing = spacing[np.argsort(turn[:, 0])]
@@ -176,6 +178,7 @@ def look_at_volume(
         kept,
         empty,
         plane is None or same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
+        None if labels is None else drawn_of(shown(image), volume, labels),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
-from fairflare.data.kinds import shown
+from fairflare.data.kinds import odd_masks, shown
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
@@ -77,6 +77,11 @@ def write_own(
     refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
     looks = [seen for _, seen in good]
     notes += notes_of(note for seen in looks for note in seen.notes)
+    notes += [
+        f"{site}: {text}" if site else text
+        for site in dict.fromkeys(case.site for case, _ in good)
+        for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
+    ]
     called = {value: name for tree in trees.values() for value, name in tree.names.items()}
     values = {value for seen in looks for value in seen.values}
     task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values, what)

@@ -254,7 +254,7 @@ def test_the_nearest_names_take_the_place_of_all() -> None:
 
 
 def test_a_setting_of_the_site_is_told_where_it_stands() -> None:
-    with pytest.raises(ValueError, match=r"^'device' is the site's own: .* local/fairflare.json"):
+    with pytest.raises(ValueError, match=r"^'device' is set by each site itself, in its local/fairflare.json"):
         make_plan("fed_avg", settings={"device": "cuda"})
     assert {*OF_SITES} <= {*SHELL_SETTINGS, *SiteSettings.__dataclass_fields__}
 

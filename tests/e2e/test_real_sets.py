@@ -141,7 +141,7 @@ def test_pneumonia_has_copies_that_check_data_finds(real_data: Path, tmp_path: P
     table.write_text("\n".join([rows[0], *first.values()]) + "\n")
     fairflare(*command, *dealt)
     text = fairflare("check-data", out, "--set", "in_channels=1")
-    assert "note: 8 of 3166 images in " in text
+    assert "prepare noted: 8 of 3166 images in " in text
     assert "are not in the table" in text
     assert "3158 usable images at 3 site(s); 0 problem(s), 2 note(s)" in text
     run(out, tmp_path, "fed_ism_plus_s", "num_classes=2", "in_channels=1", "max_pool=false", "features=[4,4,8,8]")

@@ -156,7 +156,7 @@ def test_check_data_says_again_what_was_missing(tmp_path: Path) -> None:
     prepare_isic2018(tmp_path / "s", tmp_path / "out", dealing=replace(FEDMRL, sites=2))
     for place in ("out", "out/site-1"):
         told = " ".join(CliRunner().invoke(app, ["check-data", str(tmp_path / place)]).output.split())
-        assert "note: 28 of 28 images have no key of a patient" in told
+        assert "prepare noted: 28 of 28 images have no key of a patient" in told
         assert "classes of 'test_global'" not in told  # it is no site's own
 
 

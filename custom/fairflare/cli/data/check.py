@@ -60,7 +60,7 @@ def check_data(
             _print_problems(report.problems, every)
             for site in report.sites:
                 _print_counts(site, names)
-            for text in ([report.labels] if report.labels else []) + [f"note: {note}" for note in told]:
+            for text in ([report.labels] if report.labels else []) + [f"prepare noted: {note}" for note in told]:
                 _tell(text)
             for root in {str(own["state_root"]) for own in sites.values() if own.get("state_root")}:
                 _print_asked(Path(root))

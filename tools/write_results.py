@@ -225,14 +225,17 @@ def _ranks(stored: Stored, tables: Sequence[str]) -> str:
                 found = stored.find(table, row, "worst", reference)
                 ends[row] = (found.low, found.high)
             worst[row] = stored.find(table, row, "worst").mean
-        for place, row in enumerate(sorted(worst, key=lambda row, of=worst: -of[row]), 1):
+        for row in sorted(worst, key=lambda row, of=worst: -of[row]):
+            place = 1 + sum(value > worst[row] for value in worst.values())
             first = 1 + sum(low > ends[row][1] for low, _ in ends.values())
             last = len(ends) - sum(high < ends[row][0] for _, high in ends.values())
             against = "" if row == reference else stored.find(table, row, "worst", reference).text().removesuffix(" ?")
             average = stored.find(table, row, "average").mean
             rows.setdefault(row, [row]).extend([f"{place} ({first}-{last})", f"{average:.3f}", against])
         head += [f"{table}: rank", "average", "d worst"]
-        notes.append(f"*{table}*: {stored.about(table)['title']}. {_marks(stored, table, reference)}")
+        hidden = sum(f.verdict == "cannot tell" for f in stored.figures if f.table == table and f.measure in MEASURES)
+        said = f"{hidden} differences could not be seen at any size. {_marks(stored, table, reference)}"
+        notes.append(f"*{table}*: {stored.about(table)['title']}. {said}")
     note = "Ranks are by the worst site; in brackets the ranks that the intervals of *d worst* leave possible."
     return "\n\n".join([_markdown(head, list(rows.values())), note, *notes])
 

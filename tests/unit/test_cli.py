@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import os
 import pickle
 import re
 import shlex
@@ -1002,3 +1003,34 @@ def test_export_for_as_many_sites_as_the_quick_job_has(tmp_path: Path) -> None:
     assert fairflare("export", "fed_avg", "--sites", "0", "--out", str(tmp_path)).exit_code == 0
     committed = Path(__file__).parents[2] / "jobs" / "fed_avg" / "meta.json"
     assert json.loads((tmp_path / "fed_avg" / "meta.json").read_text()) == json.loads(committed.read_text())
+
+
+def test_a_delayed_package_and_what_it_imports_are_imported_by_two_threads(tmp_path: Path) -> None:
+    """Import a delayed package in one thread, and in another the module that the package imports too: neither hangs."""
+    for name, text in {
+        "big/__init__.py": "import time; time.sleep(0.5); import other; __version__ = '1'",
+        "big/part.py": "",
+        "other/__init__.py": "import time; time.sleep(1); import other.sub",
+        "other/sub.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    script = """
+import sys, threading, time
+from fairflare.cli import later
+later.LARGE, later.LOCKS = ("big",), {"big": threading.RLock()}
+later.import_later()
+import big
+assert type(big) is later.Later
+first = threading.Thread(target=__import__, args=["other"], daemon=True)
+first.start()
+time.sleep(0.2)
+second = threading.Thread(target=__import__, args=["big.part"], daemon=True)
+second.start()
+first.join(10)
+second.join(10)
+print(first.is_alive(), second.is_alive(), sys.modules["big.part"].__name__, type(big).__name__)
+"""
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env=env)
+    assert told.stdout.split() == ["False", "False", "big.part", "module"], told.stderr

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec
 from threading import RLock
 from types import ModuleType
 from typing import Any
 
 #: The packages that take longest to import; many files of this package import them at the top.
 LARGE = ("torch", "monai", "scipy")
-LOCK = RLock()
+LOCKS = {name: RLock() for name in LARGE}
 
 
 class Later(ModuleType):
     """Stand in for a package, which is imported at the first use of one of its attributes."""
 
     def __getattr__(self, name: str) -> Any:
-        with LOCK:
+        with LOCKS[self.__name__]:
             if type(self) is Later:
                 self.__class__ = ModuleType  # type: ignore[assignment]
                 vars(self)["__spec__"].loader.exec_module(self)
@@ -26,27 +26,40 @@ class Later(ModuleType):
 
 
 class ModulesOfLater:
-    """Find modules of a package whose import was delayed, by an import of the package itself first."""
+    """Find modules of a package whose import was delayed, and import the package itself before such a module.
+
+    Python holds a lock over all imports while it asks for a spec, so the package is imported only when the module is
+    made: a thread that imported the package under that lock would wait for ever for a module that another thread is
+    importing.
+    """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Import a delayed package; return the spec of its module only if the import loaded the module already."""
-        package = sys.modules.get(name.partition(".")[0])
-        if type(package) is not Later:
-            return None
-        package.__getattr__("__version__")
-        if (module := sys.modules.get(name)) is None:
-            return None
-        module.__spec__ = ModuleSpec(name, self, loader_state=module.__spec__)  # type: ignore[arg-type]
-        return module.__spec__
+        """Return a spec of a delayed package's module; importing it imports the package first."""
+        delayed = type(sys.modules.get(name.partition(".")[0])) is Later
+        return ModuleSpec(name, self, loader_state=path) if delayed else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the module that the package's import has loaded already."""
-        return sys.modules[spec.name]
+        """Import the package, and return its module, which that import may have loaded already.
+
+        Raises:
+            ModuleNotFoundError: the package has no such module.
+        """
+        assert sys.modules[spec.name.partition(".")[0]].__version__  # a use, which imports the package
+        if (module := sys.modules.get(spec.name)) is not None:
+            spec.loader_state = (module.__spec__, True)
+            return module
+        found = PathFinder.find_spec(spec.name, spec.loader_state)
+        if found is None:
+            raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+        spec.loader_state = (found, False)
+        return module_from_spec(found)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the module's own spec; the module is loaded already and is not executed again."""
+        """Restore the module's own spec, and execute the module unless it is loaded already."""
         assert module.__spec__ is not None
-        module.__spec__ = module.__spec__.loader_state
+        module.__spec__, loaded = module.__spec__.loader_state
+        if not loaded:
+            module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
 
 
 def import_later() -> None:

@@ -421,7 +421,7 @@ def test_a_site_with_the_wrong_or_no_file_is_out_by_name(kind: str, tmp_path: Pa
     right = encoder_file(tmp_path / "right.pt", 7)
     local = {"initial_weights": right, "sites": {"site-2": {"initial_weights": theirs}}}
     words = {
-        "wrong": r"another one than the server's.*encoder file \(initial_weights\)",
+        "wrong": r"differs from the server's.*encoder file \(initial_weights\)",
         "absent": r"cannot be built here .ValueError.; give this site the encoder's file \(initial_weights in",
     }[kind]
     with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}") as told:

@@ -34,6 +34,7 @@ WHY = {
     "cgsv": "a model moves at most cgsv_gamma a round",
     "moon": "five rounds hardly train its projection head",
     "logit_adjustment": "at seed 0, not at seed 1",
+    "bsm_fl": "at seed 0; the same loss as logit adjustment's",
     "ldam": "its cosine classifier learns slowly: FedAvg with it reaches 0.78; see docs/ldam.md",
     "fed_ga": "at seeds 0 and 1; see docs/fed_ga.md",
     "fed_lwr_last_layer": "at seed 0; the mean of seeds 0 to 2 is 0.95",

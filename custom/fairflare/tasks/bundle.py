@@ -70,7 +70,7 @@ class MonaiBundleTask(Task):
         bundle_overrides: values, by key of the configuration, that replace those in the bundle's files.
         image_key, label_key: keys of image and label in the dicts that the bundle's transforms work on.
         class_names: names of the network's output channels, background too; default: the names in the metadata.
-            bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
+        bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
     """
 
     #: Path of the bundle's folder; the subclass in a job's task file sets it.

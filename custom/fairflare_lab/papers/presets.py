@@ -16,8 +16,9 @@ class PaperTable:
     """Describe a table of a paper, for ``fairflare compare --preset``.
 
     Args:
-        name: name of the preset. title: title of the paper's table. paper: the experiment whose settings it has
-            (``--paper NAME``).
+        name: name of the preset.
+        title: title of the paper's table.
+        paper: the experiment whose settings it has (``--paper NAME``).
         train_like: the method whose training all rows get in a quick comparison.
         settings: settings that all rows share.
         rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.

@@ -125,8 +125,8 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield findings on whether a MONAI bundle can be trained where code is forbidden, and what data it needs.
 
     Args:
-        folder: the bundle's folder; none of its code is run. settings: settings of the task, of which those count that
-            say which files, keys and values are read.
+        folder: the bundle's folder; none of its code is run.
+        settings: settings of the task, of which those count that say which files, keys and values are read.
     """
     from fairflare.tasks.bundles.bundle_config import Bundle
     from fairflare.tasks.bundles.bundle_parts import BundleParts

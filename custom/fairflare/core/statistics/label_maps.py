@@ -100,7 +100,8 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
     maps), and if the map explains 0.2 more than the labels do, as the mean share over the labels that it changes.
 
     Args:
-        features: features of each site's images, (n, d). labels: class of each image, (n,), ``>= 0``, by site.
+        features: features of each site's images, (n, d).
+        labels: class of each image, (n,), ``>= 0``, by site.
 
     Returns:
         The result by site, sorted. A site has no entry if it has one class only, or fewer than two classes in common

@@ -97,8 +97,8 @@ class Home:
         """Store the tensors that stay at the site after a training, and return the update to send.
 
         Args:
-            run: the server's task that this site performs, with the site's data. model: network of the task; its values
-                may be overwritten.
+            run: the server's task that this site performs, with the site's data.
+            model: network of the task; its values may be overwritten.
             start, local: the model before and after the training.
         """
         names = self.stays(model)
@@ -123,8 +123,9 @@ class OwnModel(Home, ABC):
         """Return the update to send, and the model that is the site's own from now on.
 
         Args:
-            run: the server's task that this site performs, with the site's data. start, local: model before and after
-                the training, without the tensors that stay at the site; those are stored as trained.
+            run: the server's task that this site performs, with the site's data.
+            start, local: model before and after the training, without the tensors that stay at the site; those are
+                stored as trained.
         """
 
     @abstractmethod

@@ -54,7 +54,8 @@ class SumLog:
 
         Args:
             question: the sum that the server asks for.
-            pairs: the keys that the site shares with the other sites. layout: order and layers of the tensors.
+            pairs: the keys that the site shares with the other sites.
+            layout: order and layers of the tensors.
             update: the site's tensors, each read once.
 
         Raises:
@@ -95,8 +96,8 @@ class SumLog:
 
         Args:
             question: the sum that the server asked for.
-            pairs: the keys that the site shares with the other sites. present: the sites whose vectors the server has;
-                it must be all members.
+            pairs: the keys that the site shares with the other sites.
+            present: the sites whose vectors the server has; it must be all members.
 
         Raises:
             SumRefused: a member is missing, another attempt is open, or another rule forbids it.

@@ -180,7 +180,7 @@ def test_prepare_asks_in_the_numbers_to_write(tmp_path: Path, capsys: pytest.Cap
             for kind, high in (("images", 200), ("masks", value)):
                 (tmp_path / "src" / site / kind).mkdir(parents=True, exist_ok=True)
                 pixels = np.zeros((20, 20), np.uint8)
-                pixels[5:15, 5:10] = high - number * (kind == "images")
+                pixels[5:15, 5 : 10 + number] = high - number * (kind == "images")
                 Image.fromarray(pixels).save(tmp_path / "src" / site / kind / f"{site}{number}.png")
     given = ["masks", "--source", str(tmp_path / "src"), "--out", str(tmp_path / "out")]
     assert main(given) == 0

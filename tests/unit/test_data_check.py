@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -274,3 +275,29 @@ def test_masks_that_are_inverted_or_copied_are_named(
     for text, where in ((caplog.text, "in/images/"), (checked, "site-1/images/")):
         assert ("mark mostly" in text or "share a mask" in text) == (said is not None)
         assert said is None or said.format(where) in text
+
+
+@pytest.mark.parametrize("kind", ["volumes", "padded"])
+def test_padding_of_the_task_hides_no_inverted_mask(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    """Hold dark organs, which padding with dark pixels would turn to bright ones, and low or narrow images."""
+    rng, size = np.random.default_rng(3), (20, 18, 12) if kind == "volumes" else (12, 40)
+    folders = [tmp_path / "in" / name for name in ("images", "masks")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    for number in range(8):
+        middle = rng.integers(4, np.array(size) - 4).reshape(-1, *[1] * len(size))
+        inside = np.linalg.norm(np.indices(size) - middle, axis=0) < 4
+        image = rng.normal(150 - 90 * inside, 10).clip(0, 255).astype(np.uint8)
+        for folder, values in zip(folders, (image, inside ^ (number < 3)), strict=True):
+            if kind == "volumes":
+                nib.save(nib.Nifti1Image(values.astype(np.uint8), np.eye(4)), folder / f"p{number}.nii.gz")
+            else:
+                Image.fromarray(values.astype(np.uint8)).save(folder / f"p{number}.png")
+    said = "3 of 8 masks mark mostly what the others leave: '{}/images/p0."
+    site, out = ["--site", "a", *map(str, folders)], tmp_path / "out"
+    assert prepare(["volumes" if kind == "volumes" else "folders", *site, "--out", str(out)]) == 0
+    assert said.format("in") in caplog.text
+    task = [] if kind == "volumes" else ["--set", "resize=pad"]
+    assert said.format("a") in " ".join(check(out, "--all", *task)[1].split())

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.ndimage import find_objects
 
 from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few, first_of
@@ -225,16 +226,17 @@ class _Looker:
             if not task.class_labels:
                 found.empty = not (structures > 0).any()
                 found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
-            found.number = int(target) if not target.ndim else None
             found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
             found.target = _hash(seen)
-            regions = {int(target): features_of(picture)} if not target.ndim else {}  # of findings: nothing
-            regions |= regions_of(seen) if target.ndim > 1 else {}
-            found.features = [(features, number) for number, features in regions.items()]
-            if target.ndim > 1:
+            if not target.ndim:
+                found.number, found.features = int(target), [(features_of(picture), int(target))]
+            elif target.ndim > 1:  # of findings: nothing
+                found.features = [(features, number) for number, features in regions_of(seen).items()]
                 # A number of its own for each combination of structures.
                 labels = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1)
-                found.drawn = [drawn_of(shown(sample.image), image.mean(0), labels)]
+                # In the box that padding leaves; none where nothing counts.
+                boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
+                found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], labels[box]) for box in boxes]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             self._values.add(sample)
         except DataError as error:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,8 +50,7 @@ def check_left_out(results, site_of, tmp_path):
     assert sorted(results["test"]) == sorted(site_of[what] for what in site_of if what not in ("no folder", "typo"))
 
 
-def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_path):
-    """Check six sites in one process, and three of them in the simulator, where a site has a log of its own."""
+def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(tmp_path, caplog):
     good, unreadable, unequal = (site_folder(tmp_path / "data", n) for n in ("good", "unreadable", "unequal"))
     one_case = site_folder(tmp_path / "data", "one", cases=3)
     (unreadable / "image0.png").write_bytes(b"not a picture")
@@ -71,13 +68,7 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(job, simulate, tmp_
     plan = tiny_recipe("fed_lwr", sites=6, min_sites=2, **few).plan
     local = {"sites": {site: has[what] for what, site in site_of.items()}}
     check_left_out(document(run_local(plan, tmp_path / "here", local)), site_of, tmp_path)
-    site_of = {what: f"site-{number}" for number, what in enumerate(("good", "unreadable", "typo"), 1)}
-    local = {"sites": {site: has[what] for what, site in site_of.items()}}
-    run = simulate(job("fed_lwr", sites=3, min_sites=1, **few), threads=3, local=local)
-    assert run.code == 0, run.log[-3000:]
-    check_left_out(run.results, site_of, tmp_path)
-    local_log = (run.workspace / "site-2" / "log.txt").read_text()
-    assert "image0.png" in local_log  # the hospital's own log says which file
+    assert "image0.png" in caplog.text  # the hospital's own log says which file
 
 
 def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(tmp_path):
@@ -99,33 +90,10 @@ def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(tmp_path):
     assert str(tmp_path) not in reason
 
 
-def test_a_site_that_says_nonsense_is_left_out_of_every_round(job, simulate):
-    """Check that such a message costs that site its rounds only; once it ended the run for all sites."""
-    folder = job("fed_avg", sites=2, num_rounds=2, min_sites=1)
-    shutil.copy(Path(__file__).with_name("odd_executor.py"), folder / "app" / "custom")
-    config = folder / "app" / "config" / "config_fed_client.json"
-    client = json.loads(config.read_text())
-    client["executors"][0]["executor"]["path"] = "odd_executor.OddExecutor"
-    config.write_text(json.dumps(client))
-    run = simulate(folder, threads=2)
-    assert run.code == 0, run.log[-3000:]
-    results = run.results
-    assert results["status"] == "completed"
-    why = "site 'site-2': field 'stats' must be a dict, got 'x'"
-    for number, record in enumerate(results["rounds"]):
-        assert record["sites"] == ["site-1", "site-2"]  # it did answer: asked again
-        assert record["accepted"] == ["site-1"]
-        assert record["left_out"] == [{"site": "site-2", "phase": "train", "reason": why}]
-        assert f"round {number}, train: site 'site-2' left out: {why}" in run.log
-    assert sorted(results["test"]) == ["site-1", "site-2"]  # only its training reply was wrong
-
-
 @pytest.mark.parametrize(
     ("edit", "expected"),
     [
         (("server", ("workflows", 0, "args", "num_ronds"), 3), ["num_ronds"]),
-        (("server", ("workflows", 0, "args", "rule", "path"), "fairflare.methods.fed_lwr.FedLWRR"), ["FedLWRR"]),
-        (("client", ("executors", 0, "executor", "args", "training", "args", "optimizr"), "sgd"), ["optimizr"]),
         (
             ("client", ("executors", 0, "executor", "args", "training", "args", "optimizer"), "lion"),
             ["optimizer", "lion"],

@@ -180,12 +180,6 @@ def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
 MINIATURES = {
     "fed_lwr": (["fed_avg", "fed_lwr"], {"image_size": [32, 32], "phantom_cases": 0.2},
                 ["site-1", "site-2", "Avg.", "Std."]),
-    "fed_mrl": (["fed_avg", "fed_prox"], {"image_size": [64, 64], "phantom_samples": 300, "phantom_test": 60,
-                                          "phantom_own_test": 100}, ["ACC", "AUC", "Pre", "Recall", "F1"]),
-    "fed_mas": (["fed_avg", "bsm_fl"], {"image_size": [32, 32], "phantom_samples": 600, "phantom_test": 200,
-                                        "phantom_own_test": 100}, ["Head", "Medium", "Tail", "All", "B-acc"]),
-    "fed_mas_isic": (["fed_lc", "bsm_fl"], {"image_size": [32, 32], "phantom_samples": 300, "phantom_test": 80,
-                                            "phantom_own_test": 100}, ["Light", "Dark", "Avg", "B-Acc"]),
     "fed_ism": (["fed_avg", "fed_ism"],
                 {"image_size": [32, 32], "max_pool": False, "phantom_samples": 300, "phantom_test": 80,
                  "phantom_own_test": 100, "test_last": 2},

@@ -127,10 +127,8 @@ def check_gone(run: Running) -> None:
 @pytest.mark.parametrize(
     ("number", "group", "jobs", "code", "reason"),
     [
-        (signal.SIGTERM, False, "1", 143, SIGTERM),
         (signal.SIGINT, True, "1", 130, CTRL_C),
         (signal.SIGTERM, False, "2", 143, SIGTERM),
-        (signal.SIGTERM, True, "2", 143, SIGTERM),
     ],
 )
 def test_a_run_in_one_process(
@@ -142,24 +140,6 @@ def test_a_run_in_one_process(
     assert [name for name in run.left if name.startswith("fairflare-sites-")]  # where the sites' models are
     run.end(number, group=group)
     check_ended(run, results_of(workspace), code, reason)
-
-
-@pytest.mark.long
-def test_an_experiment_goes_on_after_sigterm(start: Callable[..., Running]) -> None:
-    """Check that the same command resumes the experiment and keeps the finished rounds."""
-    arguments = [*TRAINS, "--in-process", "--experiment", "e", "-w", "run"]
-    arguments[arguments.index("5000")] = "3"
-    first = start(*arguments)
-    first.wait_for("a round", lambda: rounds_done(first.folder / "run") > 0)
-    first.end(signal.SIGTERM)
-    assert "The same command goes on" in first.said
-    stopped = results_of(first.folder / "run")
-    assert stopped["reason"] == SIGTERM
-    again = start(*arguments)
-    assert again.process.wait(120) == 0, again.said
-    done = results_of(first.folder / "run")
-    assert (done["status"], len(done["rounds"])) == ("completed", 3)
-    assert done["resumed"][0]["next_round"] == len(stopped["rounds"])
 
 
 @pytest.mark.long

@@ -120,27 +120,19 @@ def test_table_results_and_curves(lwr):
 
 
 @pytest.mark.long
-def test_resubmitted_with_a_process_for_each_task_it_gives_the_same_bits(job, simulate, tmp_path):
-    """Do one round, then the rest in a new job of the same experiment; compare with two rounds in one process.
-
-    FLARE starts a process for each task where workers are fewer than sites, as in the new job.
-    """
-    local = {"state_root": str(tmp_path / "sites"), "checkpoint_root": str(tmp_path / "server")}
-    same = {"sites": 2, "settings": {"local_epochs": 1}, "experiment": "parts", "keep_local_models": True}
-    first = simulate(job("fed_lwr", num_rounds=1, folder="a", **same), threads=2, name="p1", local=local)
-    rest = simulate(job("fed_lwr", num_rounds=2, folder="b", **same), threads=1, name="p2", local=local)
-    for run in (first, rest):
-        assert run.code == 0, run.log[-3000:]
-    assert "going on at round 1 of 2" in rest.log
+def test_with_a_process_for_each_task_it_gives_the_same_bits(job, simulate, tmp_path):
+    """Do one round where FLARE starts a process for each task, as workers are fewer than sites."""
+    same = {"sites": 2, "num_rounds": 1, "settings": {"local_epochs": 1}}
+    run = simulate(job("fed_lwr", **same), threads=1)
+    assert run.code == 0, run.log[-3000:]
     # Check, training, anchor and test of the two sites.
-    assert rest.log.count("ClientTaskWorker started to run") >= 8
-    whole = run_local(tiny_recipe("fed_lwr", sites=2, settings={"local_epochs": 1}).plan, tmp_path / "whole")
+    assert run.log.count("ClientTaskWorker started to run") >= 8
+    whole = run_local(tiny_recipe("fed_lwr", **same).plan, tmp_path / "whole")
     single = torch.load(whole.parent / "FL_global_model.pt", weights_only=True)["model"]
-    for name, tensor in global_model(rest).items():
+    for name, tensor in global_model(run).items():
         assert torch.equal(tensor, single[name]), name
-    assert rest.results["test"] == json.loads((whole / "results.json").read_text())["test"]
-    assert [r["current_round"] for r in rest.results["rounds"]] == [0, 1]
-    assert rows(rest.folder / "layers.csv.bz2") == rows(whole / "layers.csv.bz2")
+    assert run.results["test"] == json.loads((whole / "results.json").read_text())["test"]
+    assert rows(run.folder / "layers.csv.bz2") == rows(whole / "layers.csv.bz2")
 
 
 OWN_TASK = """
@@ -229,7 +221,7 @@ def test_preinstalled_job_needs_no_custom_code(simulate, tmp_path):
 
 
 @pytest.mark.long
-def test_command_line_shows_progress_table_and_failure(tmp_path):
+def test_command_line_shows_progress_and_table(tmp_path):
     arguments = ["--sites", "2", "--rounds", "1"]
     for key, value in TINY.items():
         arguments += ["--set", f"{key}={json.dumps(value)}"]
@@ -238,18 +230,6 @@ def test_command_line_shows_progress_table_and_failure(tmp_path):
     assert code == 0, output
     for word in ("site-1", "site-2", "average", "worst", "SYNTHETIC"):
         assert word in output
-    code, output = run_group(
-        [*command, "--set", "learning_rate=1e30", "-w", "bad"], timeout=300, cwd=tmp_path, env=dict(os.environ)
-    )
-    assert code == 1
-    assert "lower learning_rate" in output
-    assert "average" not in output
-    server = tmp_path / "bad" / "server" / "simulate_job"
-    found = json.loads((server / "fairflare" / "results.json").read_text())
-    assert (found["status"], found["test"]) == ("failed", None)
-    assert "site-1" in found["reason"]
-    assert "lower learning_rate" in found["reason"]
-    assert not (server / "FL_global_model.pt").exists()
 
 
 @pytest.mark.long

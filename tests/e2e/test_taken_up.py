@@ -100,35 +100,6 @@ def test_killed_within_an_epoch(tmp_path: Path) -> None:
         end_processes(mark)
 
 
-def test_a_child_that_gets_no_further_is_not_started_again(tmp_path: Path) -> None:
-    """Check that a site that is killed at the same batch repeatedly, without new saved state, is left out."""
-    mark = uuid.uuid4().hex
-    hold = {"folder": str(tmp_path), "batch": 4, "always": True}
-    killed: list[int] = []
-    over: list[bool] = []
-
-    def kill() -> None:
-        while True:
-            wait_for("the fourth batch", lambda: over or (tmp_path / "reached").exists(), 240)
-            if over:
-                return
-            killed.append(int((tmp_path / "reached").read_text()))
-            (tmp_path / "reached").unlink()
-            os.kill(killed[-1], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        site = start(tmp_path, mark, "broken", settings={"save_seconds": 1e-9, "wait": hold}, isolate=True)
-        assert site.wait(500) == 1
-        assert 2 <= len(set(killed)) <= 6
-        assert "was killed by SIGKILL" in (tmp_path / "log").read_text()
-    finally:
-        over.append(True)
-        end_processes(mark)
-        killer.join(10)
-
-
 def test_killed_among_the_processes_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check with ``--jobs`` that another process continues the site's round, and no site is left out."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -37,6 +37,7 @@ from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
+from tests.shapes import of_what_travels, one_each
 
 from ..federation.examples import RECEIVED, SITES, anchor_message, begun, finish, net_state, take, train_message
 from ..federation.network import misbehave
@@ -44,7 +45,7 @@ from .test_aggregator import collect, flat, result
 from .test_controller import Server
 
 common_decomposers.register()  # as FLARE's processes do
-METHODS = pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
+METHODS = pytest.mark.parametrize("method", [all_methods()[name] for name in one_each(of_what_travels)])
 Params = Callable[[dict[str, torch.Tensor]], dict[str, Any]]
 
 FILTERS: dict[str, Callable[[], list[Filter]]] = {

@@ -506,13 +506,3 @@ def test_a_job_folder_shows_defaults_but_not_what_is_unset(tmp_path: Path) -> No
     assert list(config["args"]) == [name for name in FIELDS if name not in ("limit", "offers")]
     assert config["args"]["minutes"] == 10
     assert config["args"]["spice"] == {"path": f"{__name__}.Salt", "args": {"grams": 1.5}}
-
-
-@pytest.mark.many("fed_avg", "fed_lwr", "fed_ism_plus_l", "fed_mas", "fed_mrl", "creff", "cgsv")
-@pytest.mark.parametrize("method", all_methods().values(), ids=lambda m: m.name)
-def test_every_half_of_every_method_makes_the_trip(method: Any, tmp_path: Path) -> None:
-    for number, (half, chosen) in enumerate([(method.rule, method.server), (method.training, method.site)]):
-        component = build(half, chosen)
-        again = Builder().build_component(exported(component, tmp_path / str(number)))
-        assert type(again) is half
-        assert values_of(again) == values_of(component)

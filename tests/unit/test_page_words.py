@@ -26,7 +26,6 @@ def rich(label: str = "fed_x", seed: int = 0, shift: float = 0.0) -> dict[str, A
         record["site_weights"] = dict(zip(SITES, (0.6 - 0.1 * n, 0.3, 0.1 + 0.1 * n), strict=True))
         record["layers"] = {"conv": {s: {"weight": 0.1 * k, "dissimilarity": 1e-3 * k} for k, s in enumerate(SITES)}}
         record["reports"] = {s: {"mu": 0.1 * n, "own": k + n, "fixed": k} for k, s in enumerate(SITES)}
-        record["details"] = {"som": {"u_matrix": [[0.0, 1.0]], "bmu": {"site-1": [0, n]}, "sigma": 1.0}}
     run["rounds"][1]["left_out"] = [{"site": "site-2", "phase": "train", "reason": "loss is nan"}]
     run["rounds"][1]["accepted"] = ["site-1", "site-10"]
     for site, images in (("site-1", 4), ("site-2", 4 + seed)):

@@ -331,7 +331,6 @@ def test_sections_of_a_plain_run(tmp_path, quick_pictures):
         ("sharpness", {"reports": {s: {"sharpness": 0.2} for s in SITES}}),
         ("mu", {"reports": {s: {"mu": 1e-3} for s in SITES}}),
         ("reports", {"reports": {s: {"own_field": 1} for s in SITES}}),
-        ("map", {"details": {"som": {"u_matrix": [[0.0, 1.0]], "bmu": {"site-1": [0, 1]}, "sigma": 1.0}}}),
     ],
 )
 def test_a_section_where_there_is_something(tmp_path, section, more, monkeypatch):
@@ -411,21 +410,6 @@ def test_a_hundred_sites(tmp_path):
     assert "the 4 lowest in the end are named, the others grey" in read.words
     assert "and 76 more." in read.words, "a message in words says what it leaves out"
     assert "fed_x: all sites 0.010." in read.words
-
-
-@pytest.mark.parametrize(
-    "som",
-    [
-        {"u_matrix": [[None, 1.0]], "bmu": {"s": [0, 0]}},
-        {"u_matrix": [[0.0, 1.0], [0.0]], "bmu": {"s": [0, 0]}},
-        {"u_matrix": [[0.0, 1.0]], "bmu": {"s": [0, 2], "t": [0, "x"], "u": None}},
-        {"u_matrix": [], "bmu": {"s": [0, 0]}},
-    ],
-)
-def test_a_map_that_cannot_be_drawn_is_left_out(som, tmp_path, quick_pictures):
-    run = one()
-    run["rounds"][1]["details"] = {"som": som}
-    assert "map" not in page_of(write_run(tmp_path, run)).headings()
 
 
 def test_numbers_that_are_none(tmp_path):

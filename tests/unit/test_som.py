@@ -24,7 +24,6 @@ from fairflare.core.som import (
     model_similarity,
     pull,
     som_weights,
-    u_matrix,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -69,7 +68,7 @@ class Federation:
         return result
 
 
-def assert_same(one: SomResult, other: SomResult, rel: float = 1e-12, u_rel: float | None = None) -> None:
+def assert_same(one: SomResult, other: SomResult, rel: float = 1e-12) -> None:
     assert one.weights == pytest.approx(other.weights, rel=rel)
     assert one.similarity == pytest.approx(other.similarity, rel=rel)
     assert one.bmu == other.bmu
@@ -77,7 +76,6 @@ def assert_same(one: SomResult, other: SomResult, rel: float = 1e-12, u_rel: flo
     assert one.sigma == other.sigma
     for site, distances in one.sq_distances.items():
         np.testing.assert_allclose(distances, other.sq_distances[site], rtol=rel)
-    np.testing.assert_allclose(one.u_matrix, other.u_matrix, rtol=rel if u_rel is None else u_rel)
 
 
 # the specification's example
@@ -151,9 +149,6 @@ def test_minisom_gives_the_same_map():
         options = {"eta": 0.4 * math.exp(-0.05 * r), "sigma": max(0.5, 1.4 * math.exp(-0.2 * r))}
         neurons = step_by_step(neurons, data, np.ones(6), sq_steps, **options)
     np.testing.assert_allclose(neurons, theirs.get_weights().reshape(12, 9), rtol=1e-10, atol=1e-12)
-    between = np.sum((neurons[:, None] - neurons) ** 2, axis=-1)
-    ours = u_matrix(between, sq_steps).reshape(4, 3)
-    np.testing.assert_allclose(ours / ours.max(), theirs.distance_map(scaling="mean"), rtol=1e-10)
 
 
 @settings(deadline=None)
@@ -241,7 +236,6 @@ class Reference:
             similarity=dict(zip(sites, s, strict=True)),
             bmu={site: self.cells[self._winner(x, m)] for site, x in zip(sites, v, strict=True)},
             sq_distances={site: np.array(row).reshape(self.grid) for site, row in zip(sites, d2, strict=True)},
-            u_matrix=self._u_matrix(m),
             sigma=sigma,
         )
         self.rounds += 1
@@ -270,13 +264,6 @@ class Reference:
         drawn = np.concatenate(parts, axis=1)
         return list(np.mean(v, axis=0) + 0.01 * np.std(v) * drawn if self.init == "sample" else drawn)
 
-    def _u_matrix(self, m):
-        u = np.zeros(self.grid)
-        for n, (i, j) in enumerate(self.cells):
-            near = [k for k, (a, b) in enumerate(self.cells) if k != n and max(abs(a - i), abs(b - j)) <= 1]
-            u[i, j] = sum(math.dist(m[n], m[k]) for k in near) / len(near) if near else 0.0
-        return u
-
 
 @pytest.mark.parametrize("options", [
     {},
@@ -301,7 +288,7 @@ def test_a_tensor_of_two_full_blocks():
     """Check neurons nearer to one another than to the origin, which costs their distances two digits."""
     states, received = models(3, large=34000)
     ours, plain = SelfOrganizingMap((2, 2)).step(states, received), Reference(grid=(2, 2)).step(states, received)
-    assert_same(ours, plain, u_rel=1e-10)
+    assert_same(ours, plain)
 
 
 def test_where_neurons_start():
@@ -425,7 +412,6 @@ def test_weights_sum_to_one(num_sites, seed):
     assert all(w >= 0 for w in result.weights.values())
     assert all(0 <= s <= 1 for s in result.similarity.values())
     assert list(result.weights) == sorted(states)
-    assert np.isfinite(result.u_matrix).all()
 
 
 numbers = st.floats(0, 1e200)
@@ -461,7 +447,6 @@ def renamed_result(result: SomResult, name: Mapping[str, str]) -> SomResult:
         similarity=of(result.similarity),
         bmu=of(result.bmu),
         sq_distances=of(result.sq_distances),
-        u_matrix=result.u_matrix,
         sigma=result.sigma,
         excluded=tuple(sorted(name[site] for site in result.excluded)),
     )
@@ -568,7 +553,6 @@ def test_models_of_zeros():
         assert result.weights == {"A": 0.5, "B": 0.5}
         assert result.similarity == {"A": 0.5, "B": 0.5}
         assert result.bmu == {"A": (0, 0), "B": (0, 0)}
-        assert not result.u_matrix.any()
 
 
 def test_a_zero_model_among_others():

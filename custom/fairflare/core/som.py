@@ -32,7 +32,6 @@ from fairflare.core.aggregation.som_formulas import (
     nearest_neurons,
     pull,
     som_weights,
-    u_matrix,
 )
 from fairflare.core.features.layers import is_statistic
 from fairflare.core.weighting import normalise
@@ -48,7 +47,6 @@ __all__ = [
     "model_similarity",
     "pull",
     "som_weights",
-    "u_matrix",
 ]
 
 #: Type of a site's model: a state dict, which may read a tensor from disk at access.
@@ -71,8 +69,6 @@ class SomResult:
         bmu: by site, the (row, column) of the neuron nearest to the site's model after the map's training.
         sq_distances: by site, the squared distance of its model to every neuron after the map's training, (rows,
             columns).
-        u_matrix: mean distance of each neuron to its up to eight neighbours, (rows, columns); 0 for a grid of one
-            neuron.
         sigma: radius of the neighbourhood in this round.
         excluded: sites whose model is not finite.
     """
@@ -81,7 +77,6 @@ class SomResult:
     similarity: dict[str, float]
     bmu: dict[str, tuple[int, int]]
     sq_distances: dict[str, Array]
-    u_matrix: Array
     sigma: float
     excluded: tuple[str, ...] = ()
 
@@ -170,7 +165,7 @@ class SelfOrganizingMap(MapSettings):
                 be repeated.
 
         Returns:
-            The sites' weights, and the data for a picture of the map. A site whose model is not finite is left out.
+            The sites' weights, and where each site lies on the map. A site whose model is not finite is left out.
 
         Raises:
             ValueError: there is no (usable) site, a site's tensors differ from the received model's (the message names
@@ -203,7 +198,6 @@ class SelfOrganizingMap(MapSettings):
                 for site, n in zip(sites, nearest_neurons(distances).tolist(), strict=True)
             },
             sq_distances=by_site,
-            u_matrix=u_matrix(sums.sq_distances(neurons, neurons), self._sq_steps).reshape(self.grid),
             sigma=self.sigma,
             excluded=excluded,
         )

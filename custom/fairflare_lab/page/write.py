@@ -27,9 +27,7 @@ INDEX_FILE = "index.html"
 FIGURES, TABLES = "figures", "tables"
 LONG = 34  # cells with more letters are broken into lines
 GENERATOR = "FairFlare report"  # mark in the page by which a folder is recognised as a report
-OFF = "FAIRFLARE_REPORT"  # name of an environment variable; its value 0 turns a run's page and pictures off
-#: Files for pictures that a run also gets beside its page: FedMRL's map of the last round, and every site's mu.
-BESIDE = {"map_1": "som_map.png", "report_mu": "mu.png"}
+OFF = "FAIRFLARE_REPORT"  # name of an environment variable; its value 0 turns a run's page off
 
 
 def write_report(
@@ -76,7 +74,7 @@ def write_report(
 
 
 def write_run_page(results: Results, folder: str | os.PathLike[str]) -> list[str]:
-    """Write ``report.html`` of a run into its folder, and beside it those pictures of :data:`BESIDE` that it has.
+    """Write ``report.html`` of a run into its folder.
 
     Errors are never raised, as a run must not fail because of its page.
 
@@ -85,24 +83,21 @@ def write_run_page(results: Results, folder: str | os.PathLike[str]) -> list[str
         folder: folder of ``results.json``.
 
     Returns:
-        Lines for the log: the files and the seconds, or why no page was written.
+        A line for the log: the file and the seconds, or why no page was written; none where :data:`OFF` is 0.
     """
     if os.environ.get(OFF) == "0":
         return []
     begun = time.monotonic()
     try:
-        page = build(of_one(page_run(results)))
-        pictures = {p.name: drawn(p.name, p.draw, files=p.name in BESIDE) for p in parts_of(page, Picture)}
-        beside = {file: pictures[name].png for name, file in BESIDE.items() if name in pictures}
-        _put(Path(folder), {PAGE_FILE: render(page, pictures, files=False).encode(), **beside}, shared=False)
+        html = draw_and_render(build(of_one(page_run(results))))
+        _put(Path(folder), {PAGE_FILE: html.encode()}, shared=False)
     except Exception as error:
         if lacking := lacking_package(error):
             return [f"no page: {lacking}"]
         return [
             f"the page could not be made: {type(error).__name__}: {printable(error)} (fairflare report tries again)"
         ]
-    taken = f"page: {Path(folder) / PAGE_FILE} ({time.monotonic() - begun:.1f} s)"
-    return [taken, *(f"picture: {Path(folder) / file}" for file in beside)]
+    return [f"page: {Path(folder) / PAGE_FILE} ({time.monotonic() - begun:.1f} s)"]
 
 
 def _put(folder: Path, files: Mapping[str, bytes], *, shared: bool) -> None:

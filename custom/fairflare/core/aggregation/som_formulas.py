@@ -78,16 +78,6 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
     return kept, ((1.0 - kept) * shares).T
 
 
-def u_matrix(sq_between: Array, sq_steps: Array) -> Array:
-    """Return the mean distance of each neuron to its neighbours on the grid (up to eight), (neurons,); 0 without any.
-
-    ``sq_between``: squared distances between the neurons, (neurons, neurons). ``sq_steps``: squared distances between
-    the cells of the grid (:func:`grid_sq_steps`).
-    """
-    beside = (sq_steps > 0) & (sq_steps <= 2)
-    return np.asarray((np.sqrt(sq_between) * beside).sum(axis=1) / np.maximum(beside.sum(axis=1), 1))
-
-
 def som_weights(
     sq_distances: Mapping[str, npt.ArrayLike], similarity: Mapping[str, float], *, sigma_w: float = 1.0
 ) -> dict[str, float]:

@@ -94,11 +94,7 @@ class BySom(MapSettings, Weighting):
         rounds = self._map.rounds
         before = self._kept().at(rounds) if rounds else None
         found = self._map.step(states, received, kept=before, keep=self._kept().begin(rounds + 1))
-        details = {
-            "u_matrix": found.u_matrix.tolist(),
-            "bmu": {site: list(cell) for site, cell in found.bmu.items()},
-            "sigma": found.sigma,
-        }
+        details = {"bmu": {site: list(cell) for site, cell in found.bmu.items()}, "sigma": found.sigma}
         return {site: found.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
 
     def _kept(self) -> KeptTensors:

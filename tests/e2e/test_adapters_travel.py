@@ -20,7 +20,7 @@ from fairflare.reporting.results import read_document
 from .conftest import SimulatorRun
 from .test_every_job import CLASSES, TONES, model_of
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.walk]
 VIT: dict[str, Any] = {
     "network": "vit_mini", "image_size": [32, 32], "patch_size": 8, "phantom_samples": 100, "phantom_test": 64,
     "phantom_own_test": 40, "local_epochs": 1,

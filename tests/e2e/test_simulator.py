@@ -13,16 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from fairflare.cli.commands import app
 from fairflare.federation.transports.local import run_local
-from fairflare.provision import job_classes
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
 
 from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
-from .test_every_job import CLASSES, TONES
 
 pytestmark = pytest.mark.e2e
 
@@ -61,31 +57,6 @@ def test_the_bits_of_one_process(lwr, tmp_path):
     for name, tensor in global_model(lwr).items():
         assert torch.equal(tensor, single[name]), name
     assert lwr.results["test"] == json.loads((here / "results.json").read_text())["test"]
-
-
-def test_given_models_get_the_figures_of_the_final_test(lwr, simulate, tmp_path):
-    """Run the job of `fairflare evaluate`, whose models reach the server alone, and leave no model file at a site."""
-    names = ["best_FL_global_model", "FL_global_model"]
-    places = [str(lwr.workspace / "server" / "simulate_job" / f"{name}.pt") for name in names]
-    what = ["evaluate", *places, "--sites", "site-1,site-2", "--job", str(tmp_path / "jobs"), "--bundle"]
-    assert (made := CliRunner().invoke(app, what)).exit_code == 0, made.output
-    run = simulate(tmp_path / "jobs" / "evaluate", threads=2)
-    assert run.code == 0, run.log[-3000:]
-    folders = [run.folder.with_name("evaluation") / name / "fairflare" for name in names]
-    best, last = (json.loads((folder / "results.json").read_text()) for folder in folders)
-    assert best["test"] == (lwr.results["test_best"] or lwr.results["test"])
-    assert [last[key] for key in ("test", "inequality", "fairness")] == [
-        lwr.results[key] for key in ("test", "inequality", "fairness")
-    ]
-    assert [path for site in ("site-1", "site-2") for path in (run.workspace / site).rglob("*FL_global_model*")] == []
-    shown = json.loads(CliRunner().invoke(app, ["show", *map(str, folders), "--json"]).stdout)["comparison"]
-    assert {d["verdict"] for d in shown["differences"]} <= {
-        "better",
-        "worse",
-        "within noise",
-        "cannot tell",
-        "not known",
-    }
 
 
 def test_table_results_and_curves(lwr):
@@ -193,31 +164,6 @@ def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
     assert sorted(run.results["test"]) == ["site-1", "site-2"]
     names = list(run.results["rounds"][0]["layers"])
     assert any("attention" in name for name in names)
-
-
-@pytest.mark.long
-def test_preinstalled_job_needs_no_custom_code(simulate, tmp_path):
-    """Check also that figures by group of people equal those of one process."""
-    recipe = FairRecipe(
-        "fed_avg", task="classification", sites=2, num_rounds=1, packaging="preinstalled",
-        settings={**CLASSES, **TONES, "local_epochs": 1},
-    )  # fmt: skip
-    recipe.export(str(tmp_path / "jobs"))
-    folder = tmp_path / "jobs" / "fed_avg"
-    assert not (folder / "app" / "custom").exists()
-    local = tmp_path / "ws" / "local"
-    local.mkdir(parents=True)
-    allowed = {"format_version": 2, "client": {"retry_timeout": 30, "compression": "Gzip"},
-               "class_allow_list": job_classes(), "components": []}  # fmt: skip
-    (local / "resources.json").write_text(json.dumps(allowed))
-    run = simulate(folder, threads=2)
-    assert run.code == 0, run.log[-3000:]
-    document = json.loads((run_local(recipe.plan, tmp_path / "here") / "results.json").read_text())
-    assert run.results["groups"] == document["groups"]
-    assert run.results["groups"]["pooled"]["tone"]["gaps"]["equalised_odds"] is not None
-    refused = simulate(folder, threads=1, name="ws_refused")
-    assert refused.code != 0
-    assert "fairflare.flare" in refused.log
 
 
 @pytest.mark.long

@@ -8,16 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.transports.local import run_local
 
 from .conftest import ROOT, TINY
 from .poc_tools import MARK, end_processes, wait_for
@@ -98,30 +94,3 @@ def test_killed_within_an_epoch(tmp_path: Path) -> None:
             assert re.search(r"round 0 goes on behind [1-4] of its steps", (place / "log").read_text())
     finally:
         end_processes(mark)
-
-
-def test_killed_among_the_processes_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check with ``--jobs`` that another process continues the site's round, and no site is left out."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    settings = {**TINY, "local_epochs": 2, "batch_size": 2}
-    plan = make_plan("fed_avg", sites=2, num_rounds=1, settings=settings, task_file=ROOT / "tests/e2e/waiting_task.py")
-    whole = run_local(plan, tmp_path / "whole")
-    reached = tmp_path / "reached"
-    killed: list[int] = []
-
-    def kill() -> None:
-        wait_for("the fourth batch", reached.exists, 240)
-        killed.append(int(reached.read_text()))
-        os.kill(killed[0], signal.SIGKILL)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    own = {"save_seconds": 1e-9, "wait": {"folder": str(tmp_path), "batch": 4}}
-    broken = run_local(plan, tmp_path / "broken", {"sites": {"site-1": own}}, jobs=2)
-    killer.join()
-    assert killed
-    assert killed[0] != os.getpid()
-    ours, theirs = (torch.load(x.parent / "FL_global_model.pt", weights_only=True)["model"] for x in (whole, broken))
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-    (record,) = json.loads((broken / "results.json").read_text())["rounds"]
-    assert not record["left_out"]

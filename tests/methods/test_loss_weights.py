@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -11,16 +10,12 @@ import torch
 
 from fairflare.base.task import evaluating
 from fairflare.federation.collecting.influence import Influence
-from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.transports.local import run_local
 from fairflare.methods.afl import AFL
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fair_fed import FairFed, ReportAccuracy
 from fairflare.methods.fed_ga import LOCAL_LOSS, FedGA, ReportGap
 from fairflare.tasks.classification import ClassificationTask
-from tests.tiny import model_in
 
 from .support import CLASSES as TASK
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
@@ -214,36 +209,3 @@ def test_fed_gas_gap_over_rounds(tmp_path):
     assert math.isnan(ask(3)[0])
     assert ask(1)[0] == second  # the server went back
     assert sorted(p.name for p in tmp_path.rglob(f"{LOCAL_LOSS}*")) == [f"{LOCAL_LOSS}.{r:06d}.pt" for r in (0, 1)]
-
-
-# ------------------------------------------------------------------------------------------------ together
-
-
-class Dying(Listener):
-    """Stop the server in round 2, before the sites are asked."""
-
-    def event(self, kind, details):
-        if kind == "phase" and details["current_round"] == 2:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.many
-@pytest.mark.parametrize("method", ["fed_ga", "fed_ce"])
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path, method):
-    found = []
-    for name in ("whole", "parts"):
-        local = {"state_root": str(tmp_path / name / "s"), "checkpoint_root": str(tmp_path / name / "c")}
-        settings: dict[str, Any] = {"settings": SMALL, "num_rounds": 3, "experiment": "e", "task": "segmentation"}
-        if name == "parts":
-            with pytest.raises(KeyboardInterrupt):
-                run_local(make_plan(method, sites=3, **settings), tmp_path / "dead", local, listeners=[Dying()])
-        folder = run_local(make_plan(method, sites=3, **settings), tmp_path / name, local)
-        results = json.loads((folder / "results.json").read_text())
-        found.append((results, model_in(folder)))
-    (whole, first), (parts, second) = found
-    assert parts["info"]["resumed_at_round"] == 2
-    assert [r["site_weights"] for r in whole["rounds"]] == [r["site_weights"] for r in parts["rounds"]]
-    assert [r["reports"] for r in whole["rounds"]] == [r["reports"] for r in parts["rounds"]]
-    last = whole["rounds"][-1]["site_weights"]
-    assert len({round(w, 9) for w in last.values()}) > 1  # something moved
-    assert all(torch.equal(first[k], second[k]) for k in first)

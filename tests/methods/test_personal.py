@@ -36,16 +36,18 @@ def half(name: str, **more: Any) -> LocalTraining:
 
 
 every = pytest.mark.parametrize("name", list(STAYING))
-with_downloads = pytest.mark.parametrize("name", [*STAYING, "cffl", "cgsv"])
+#: Parts of the model that stay, and a model of the site's own; with one that gets its own by downloads.
+both = pytest.mark.parametrize("name", ["fed_bn", "ditto"])
+with_downloads = pytest.mark.parametrize("name", ["fed_bn", "ditto", "cffl"])
 
 
 def of_method(name: str) -> dict[str, Any]:
     """Return a rule of the method where the plain mean is not its average."""
-    return {"rule": build(all_methods()[name].rule, {})} if name in ("cffl", "cgsv") else {}
+    return {"rule": build(all_methods()[name].rule, {})} if name == "cffl" else {}
 
 
 def kept_by(name: str) -> str:
-    return "own_model" if name in ("ditto", "cffl", "cgsv") else "parts"
+    return "own_model" if name in ("ditto", "cffl") else "parts"
 
 
 def parts(sites: Sites, site: str, current_round: int) -> dict[str, torch.Tensor]:
@@ -75,7 +77,7 @@ def test_what_stays_is_not_sent_differs_and_the_rest_is_shared(tmp_path, name):
     assert [p["left_out"] for p in made.results["rounds"]] == [[]] * 3
 
 
-@every
+@both
 def test_results_table_and_model_file_say_which_model_was_measured(tmp_path, name):
     made, _ = run(tmp_path, half(name))
     assert made.results["info"]["measured"] == "personal"
@@ -133,7 +135,7 @@ def test_a_site_is_measured_with_its_own(tmp_path, name):
         assert abs(common["loss"] - made.results["test"][site]["loss"]) > 1e-4
 
 
-@every
+@both
 def test_an_absent_site_goes_on_with_its_own_and_a_late_one_begins_with_the_received(tmp_path, name):
     def answer(site, task, message):
         away = (site == "site-2" and message.current_round == 1) or (site == "site-3" and message.current_round < 2)
@@ -177,7 +179,6 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name):
     assert all(same(before.kept(s, kept_by(name), 3), sites.kept(s, kept_by(name), 3)) for s in SITES)
 
 
-@pytest.mark.many
 @with_downloads
 def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name):
     whole, first = run(tmp_path / "whole", half(name), experiment="e", num_rounds=4, **of_method(name))
@@ -199,7 +200,7 @@ def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name)
     assert all(same(first.kept(s, kept, 3), second.kept(s, kept, 3)) for s in SITES)
 
 
-@every
+@both
 def test_one_site_with_the_bits_of_fed_avg(tmp_path, name):
     """Check that a single site gives FedAvg's bits, as no site differs from it; with Ditto the common model does."""
     settings = {"sites": ["site-1"], "num_rounds": 4}
@@ -213,24 +214,23 @@ def test_one_site_with_the_bits_of_fed_avg(tmp_path, name):
             assert mine["validation"] == theirs["validation"]
 
 
-@pytest.mark.parametrize("name", ["solo", "fed_bn", "statistics"])
-def test_a_tensor_that_should_have_stayed_is_not_used_and_said(tmp_path, name):
-    quiet, _ = run(tmp_path / "quiet", half(name))
+def test_a_tensor_that_should_have_stayed_is_not_used_and_said(tmp_path):
+    quiet, _ = run(tmp_path / "quiet", half("fed_bn"))
 
     def loud(site, task, message):
         if (site, task) != ("site-2", "train"):
             return None
         reply = sites.perform(site, task, message)
-        for tensor in STAYING[name]:
+        for tensor in NORM:
             reply.params[tensor] = torch.full((7, 7), torch.nan)  # not even looked at
         return reply
 
-    sites = Sites(tmp_path / "loud" / "state", half(name))
-    made, _ = run(tmp_path / "loud", half(name), answer=loud)
+    sites = Sites(tmp_path / "loud" / "state", half("fed_bn"))
+    made, _ = run(tmp_path / "loud", half("fed_bn"), answer=loud)
     assert same(made.model()["model"], quiet.model()["model"])
     for record in made.results["rounds"]:
         (note,) = record["notes"]
-        assert note.startswith(f"site 'site-2': {len(STAYING[name])} tensors (")
+        assert note.startswith(f"site 'site-2': {len(NORM)} tensors (")
         assert "keeps at the sites; not used" in note
 
 
@@ -247,7 +247,7 @@ def test_nothing_sent_is_an_error_where_something_is_due(tmp_path):
     assert "sent no model" in made.left_out()["site-2"][1]
 
 
-@every
+@both
 def test_the_best_model_is_not_tested_without_what_the_sites_had_then(tmp_path, name):
     def answer(site, task, message):
         reply = sites.perform(site, task, message)
@@ -268,7 +268,7 @@ def test_the_best_model_is_not_tested_without_what_the_sites_had_then(tmp_path, 
     )
 
 
-@every
+@both
 def test_the_mean_of_the_last_models_is_of_each_with_the_parts_of_its_round(tmp_path, name):
     made, sites = run(tmp_path, half(name), test_last=2)
     kept = kept_by(name)
@@ -298,7 +298,7 @@ def test_the_final_test_waits_for_the_site_s_folder_and_says_what_is_damaged(tmp
     (path,) = (tmp_path / "state" / "site-1").glob(f"*/{kept}.000002.pt")
     path.write_bytes(path.read_bytes()[:-30])
     assert f"{kept} of round 2 is damaged; that of round 1 is taken" in worker.perform(request).stats["state_lost"]
-    if name in ("cffl", "cgsv"):
+    if name == "cffl":
         return  # what comes is not a whole model
     plain = Sites(tmp_path / "plain", LocalTraining(**SMALL)).worker("site-1")
     monkeypatch.setattr(plain.state, "opened", lambda request: pytest.fail("nothing is kept, nothing is locked"))
@@ -323,7 +323,7 @@ def message_of(sites: Sites) -> Any:
     return encode_task(SiteTask("validate", state, 3, 3, 0, run=run_folder.name))
 
 
-@every
+@both
 def test_a_failed_round_leaves_nothing(tmp_path, name):
     training = half(name, learning_rate=1e30, optimizer="sgd")
     with pytest.raises(RoundFailed, match="lower learning_rate"):

@@ -102,9 +102,8 @@ def test_the_attribute_of_a_person_is_in_the_datalist(tmp_path: Path) -> None:
     light = list(drawn.group_numbers("test", "tone")).count(0)
     assert f"test by tone: light {light}, dark {28 - light}" in counted.stdout
     assert kind_by_manifest(tmp_path / "fairflare.json", {"task": None}) == {"task": "classification"}
-    prepare_phantom(
-        "dermoscopy7", tmp_path, sites=2, plan=PhantomPlan(phantom="dermoscopy7", num_sites=2), overwrite=True
-    )
+    few = {"num_sites": 2, "num_samples": 80, "num_test": 56, "num_own_test": 28}
+    prepare_phantom("dermoscopy7", tmp_path, sites=2, plan=PhantomPlan(phantom="dermoscopy7", **few), overwrite=True)
     assert "attributes" not in (tmp_path / "site-1" / "datalist.json").read_text()
 
 

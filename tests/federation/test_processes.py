@@ -24,12 +24,9 @@ from tests.tiny import RESULTS, VOLUMES, document, model_in, without_times
 from .slow_task import SlowTask
 from .test_local import TINY
 
-AGENTS: dict[str, Any] = {**TINY, "mu_policy": "qmix"}
-
 
 def made(method: str, **more: Any) -> Plan:
     kind, settings = ("segmentation", VOLUMES) if method == "fed_lwr" else ("classification", TINY)
-    settings = AGENTS if method == "fed_mrl" else settings
     return make_plan(method, task=kind, sites=3, settings=settings, num_rounds=2, **more)
 
 
@@ -38,9 +35,9 @@ def assert_nobody_left() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("method", ["fed_lwr", "fed_mrl", "ditto"])
+@pytest.mark.parametrize("method", ["fed_lwr", "ditto"])
 def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Check two phases, a mu for each site, and a model of each site's own; the sites' lines are in the log."""
+    """Check two phases, and a model of each site's own; the sites' lines are in the log."""
     one = document(run_local(made(method), tmp_path / "one"))
     caplog.clear()
     with caplog.at_level(logging.INFO):

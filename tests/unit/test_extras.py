@@ -111,7 +111,6 @@ def test_a_run_works_and_says_what_its_page_needs(tmp_path: Path) -> None:
     ("words", "package", "extra"),
     [
         ("phantom prostate --out DATA --sites 2 --size 32", "pillow", "data"),
-        ("phantom volumes3d --out DATA --sites 2", "nibabel", "data"),
         ("privacy", "jinja2", "page"),
     ],
 )

@@ -273,14 +273,14 @@ def test_what_is_not_applied_is_said(tmp_path: Path) -> None:
     item = Dataset()
     item.RealWorldValueSlope = 3.0
     path = dicom(tmp_path / "a.dcm", np.arange(4, dtype=np.int16).reshape(2, 2), Units="BQML",
-                 RealWorldValueMappingSequence=Items([item]), ICCProfile=b"none")  # fmt: skip
+                 RealWorldValueMappingSequence=Items([item]), ICCProfile=b"none", ShutterShape="CIRCULAR")  # fmt: skip
     head = pydicom.dcmread(path)
     head.add_new(0x20050010, "LO", "Philips MR Imaging DD 001")
     head.add_new(0x2005100E, "FL", 0.01)
     head.add_new(0x00281101, "US", [256, 0, 8])  # supplemental palette
     head.save_as(path)
     said = " ".join(image_file(path).notes(False))
-    for word in ("RealWorldValueMapping", "Philips", "ICC", "SUV", "supplemental palette"):
+    for word in ("RealWorldValueMapping", "Philips", "ICC", "SUV", "supplemental palette", "ShutterShape"):
         assert word in said
     assert image_file(dicom(tmp_path / "b.dcm", np.zeros((2, 2), np.int16))).notes(False) == ()
 
@@ -519,6 +519,11 @@ def test_profile_and_gamma_are_said(tmp_path: Path) -> None:
     chunk = struct.pack(">I", 4) + gamma + struct.pack(">I", zlib.crc32(gamma))
     (tmp_path / "gamma.png").write_bytes(content[:33] + chunk + content[33:])
     assert "its gamma is not applied" in image_file(tmp_path / "gamma.png").notes(False)
+
+
+def test_a_tiffs_value_of_no_data_is_said(tmp_path: Path) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", GREY, extratags=[(42113, "s", 0, "255", True)])
+    assert image_file(tmp_path / "a.tif").notes(False) == ("its value of no data (GDAL_NODATA) is not applied",)
 
 
 # --- labels -----------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ NOT_APPLIED: dict[Any, str] = {
     "RealWorldValueMappingSequence": "a mapping to real-world values (RealWorldValueMapping) is not applied",
     0x2005100E: "the private scale of Philips (2005,100E) is not applied",
     "ICCProfile": "an ICC profile is not applied",
+    "ShutterShape": "a shutter (ShutterShape) is not applied: what it hides is read",
 }
 #: Tags that are read before the pixels.
 HEADER_TAGS = (

@@ -53,7 +53,8 @@ ALPHA = (1, 2)  # kinds of a TIFF's extra samples that are an alpha channel, pre
 INVERTED_BY_PILLOW = ("1", "L")  # picture modes that Pillow inverts itself where the lowest value is white
 CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
 PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
-ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH = 0x0112, 257, 256  # TIFF tags of orientation (also in EXIF), height and width
+# TIFF tags of orientation (also in EXIF), height, width, and GDAL's value of no data.
+ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH, NO_DATA = 0x0112, 257, 256, 42113
 SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
@@ -196,6 +197,7 @@ class Picture(ImageFile):
                 "its lowest value is white, and it is inverted": min_is_white(picture),
                 "its ICC profile is not applied": "icc_profile" in picture.info and picture.mode != "LAB",
                 "its gamma is not applied": abs(picture.info.get("gamma", PLAIN_GAMMA) - PLAIN_GAMMA) > 1e-3,
+                "its value of no data (GDAL_NODATA) is not applied": NO_DATA in getattr(picture, "tag_v2", {}),
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
             }
             return tuple(note for note, true in said.items() if true)

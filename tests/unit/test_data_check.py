@@ -187,6 +187,22 @@ def test_what_is_meant_is_no_problem(tmp_path: Path) -> None:
     assert "note: c: no 'data_root'" in text
 
 
+def test_a_patient_of_two_spellings_is_named(tmp_path: Path) -> None:
+    """Hold one person in training and test, and that numbers which differ are left alone."""
+    splits = site(tmp_path / "a", True, 1)
+    given = {"training": ["M-1", "10", "1"], "validation": ["17", "Ann ", "101"], "test": ["017", "ann", "m-2"]}
+    for split, names in given.items():
+        for entry, name in zip(splits[split], names, strict=True):
+            entry["patient"] = name
+    write_datalist(tmp_path / "a/datalist.json", splits)
+    code, text = check(tmp_path, "--all")
+    notes = [line for line in text.splitlines() if "write them alike" in line]
+    assert (code, notes) == (0, [
+        "note: a: patients '17', '017' may be one; write them alike",
+        "note: a: patients 'Ann ', 'ann' may be one; write them alike",
+    ])  # fmt: skip
+
+
 def test_sites_that_name_the_classes_differently(tmp_path: Path) -> None:
     site(tmp_path / "a", True, 1, class_names=["x", "y", "z"], class_groups={"head": [0]})
     site(tmp_path / "b", True, 2, class_names=["y", "x", "z"], class_groups={"head": [1]})

@@ -27,7 +27,8 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
-from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_masks, odd_pair, shown
+from fairflare.data.kinds import Drawn, by_kind, drawn_of, named, odd_masks, odd_pair, shown
+from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
@@ -299,10 +300,9 @@ class _Looker:
             if count := sum(getattr(look, kind) for look in looks):
                 self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
         if split not in ("training", SPLIT_GLOBAL):
-            lacking = sorted(n for n in counts[split] if n is not None and n not in counts.get("training", ()))
             names = dict(enumerate(self.list.class_names or ()))
-            if lacking:
-                told = ", ".join(names.get(n, str(n)) for n in lacking)
+            lacking = sorted(n for n in counts[split] if n is not None and n not in counts.get("training", ()))
+            if told := ", ".join(names.get(n, str(n)) for n in lacking):
                 self.say(f"classes of '{split}' without an image in 'training': {told}", grave=False)
 
     def say(self, text: str, grave: bool = True, about: str = "") -> None:
@@ -416,14 +416,23 @@ def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
 
 
 def _people(seen: pd.DataFrame) -> Iterator[Problem]:
-    """Yield a problem for each patient who is at several sites.
+    """Yield a problem for each patient who is at several sites, and for each whom one site spells in two ways.
 
     This function does not look for a patient in several splits of one site, since loading such a datalist fails.
     """
-    for patient, sites in seen[seen["split"] != SPLIT_GLOBAL].groupby("patient")["site"].unique().items():
-        if len(sites) > 1:
-            text = f"patient '{patient}' is at {', '.join(sorted(sites))}: the same person, or the same number?"
-            yield Problem("", text, grave=False)
+    known = seen.dropna(subset="patient")
+    yield from (
+        Problem(site, f"patients {named(names)} may be one; write them alike", grave=False)
+        for (site, _), names in known.groupby(["site", known["patient"].map(bare)])["patient"].unique().items()
+        if len(names) > 1
+    )
+    yield from (
+        Problem(
+            "", f"patient '{who}' is at {', '.join(sorted(sites))}: the same person, or the same number?", grave=False
+        )
+        for who, sites in known[known["split"] != SPLIT_GLOBAL].groupby("patient")["site"].unique().items()
+        if len(sites) > 1
+    )
 
 
 def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:

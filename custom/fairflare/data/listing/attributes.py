@@ -173,11 +173,18 @@ def doubts_of(
     return found
 
 
+def bare(name: str) -> str:
+    """Return a name without what two spellings of it differ in: capitals, accents, blanks, zeros in front.
+
+    >>> bare("0012 "), bare("Ann Müller")
+    ('12', 'annmuller')
+    """
+    return re.sub(LEFT_OUT, "", unicodedata.normalize("NFKD", name).casefold())
+
+
 def _alike(*names: str) -> bool:
     """Return whether two names differ in capitals, accents, blanks or zeros alone, or one abbreviates the other."""
-    short, long = sorted(
-        (re.sub(LEFT_OUT, "", unicodedata.normalize("NFKD", name).casefold()) for name in names), key=len
-    )
+    short, long = sorted(map(bare, names), key=len)
     return short == long or (len(short) == 1 and len(long) > 2 and f"{short}{long}".isalpha() and long[0] == short)
 
 

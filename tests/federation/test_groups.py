@@ -152,7 +152,6 @@ def test_nothing_of_an_attribute_leaves_but_the_declared_sums(
             "flex_fair",
             {"flexfair_over": "groups", "flexfair_attribute": "age", "flexfair_measure": "demographic_parity"},
         ),
-        ("group_dro", {"dro_attribute": "age", "dro_over": "site_groups"}),
     ],
 )
 def test_methods_that_act_on_groups_tell_their_declared_sums_alone(

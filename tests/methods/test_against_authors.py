@@ -761,7 +761,7 @@ def calibrated(criterion: str) -> float:
 def creff() -> float:
     """CReFF-FL, update_feature_syn: the classifier that the sites had, all steps of the features, round after round."""
     g = torch.Generator().manual_seed(4)
-    rule = CReFF(num_features=5, feature_steps=4, classifier_epochs=2, feature_seed=9)
+    rule = CReFF(num_features=5, feature_steps=4, classifier_epochs=2)
     weight, bias = torch.randn(3, 6, generator=g), torch.randn(3, generator=g)
     features = torch.randn((3, 5, 6), generator=torch.Generator().manual_seed(9)).double()
     worst = 0.0
@@ -773,7 +773,7 @@ def creff() -> float:
         }
         given = RoundInputs(
             current_round=r, num_rounds=3, sites=["a", "b", "c"], num_samples=dict.fromkeys("abc", 5), reports=said,
-            anchor_reports={}, states={}, owner={},
+            anchor_reports={}, states={}, owner={}, seed=9,
         )  # fmt: skip
         rule.weigh(given)
         made = rule.made()

@@ -14,7 +14,6 @@ import torch
 
 from fairflare.core.aggregation.fair_rules import variance_slopes
 from fairflare.core.statistics.group_metrics import exponentiated
-from fairflare.exchange.messages import BySite
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.reports import ReportError
@@ -156,34 +155,21 @@ def test_group_dro_pools_losses_and_tells_weights_over_shares() -> None:
     assert again.directives(1, 2, ["a"]) == rule.directives(1, 2, ["a"])
 
 
-@pytest.mark.parametrize(("attribute", "over"), [("sex", "groups"), ("sex", "site_groups"), ("", "groups")])
-def test_a_small_group_is_taken_to_have_a_higher_loss(attribute: str, over: str) -> None:
+@pytest.mark.parametrize("attribute", ["sex", ""])
+def test_a_small_group_is_taken_to_have_a_higher_loss(attribute: str) -> None:
     """Check section 3.3 of the paper: C / sqrt(n) is added to the loss that moves q, and to nothing else."""
     groups = 2 if attribute else 1
     reports = {
         "a": losses_of([1.0, 3.0][:groups], [9, 36][:groups]),
         "b": losses_of([2.0, 0.5][:groups], [16, 64][:groups]),
     }
-    rule = GroupDRO(dro_attribute=attribute, dro_over=over, dro_rate=0.5, dro_adjustment=6.0)
+    rule = GroupDRO(dro_attribute=attribute, dro_rate=0.5, dro_adjustment=6.0)
     q = rule.weigh(inputs(reports, {"a": 45, "b": 80})).details["q"]
-    if attribute and over == "groups":
+    losses = {"a": 1.0 + 6 / 3, "b": 2.0 + 6 / 4}
+    if attribute:
         losses = {"0": (9 * 1.0 + 16 * 2.0) / 25 + 6 / 5, "1": (36 * 3.0 + 64 * 0.5) / 100 + 6 / 10}
-    else:
-        losses = {"a/0": 1.0 + 6 / 3, "a/1": 3.0 + 6 / 6, "b/0": 2.0 + 6 / 4, "b/1": 0.5 + 6 / 8}
-    losses = {key: loss for key, loss in losses.items() if attribute or key.endswith("/0")}
     weights = {key: math.exp(0.5 * loss) for key, loss in losses.items()}
     assert q == pytest.approx({key: w / sum(weights.values()) for key, w in weights.items()}, abs=1e-12)
-
-
-def test_group_dro_by_site_and_group_tells_a_site_its_own() -> None:
-    reports = {"a": losses_of([1.0, 3.0], [10, 30]), "b": losses_of([2.0, 2.0], [40, 20])}
-    rule = GroupDRO(dro_attribute="sex", dro_over="site_groups")
-    rule.weigh(inputs(reports, {"a": 40, "b": 60}))
-    told = rule.directives(1, 2, ["a", "b"])["group_weights"]
-    assert isinstance(told, BySite)
-    weights = {(s, g): math.exp(0.1 * reports[s]["group_losses"][g]) for s in reports for g in range(2)}
-    q = weights["a", 1] / sum(weights.values())
-    assert told["a"][1] == pytest.approx(q / (30 / 100), abs=1e-12)
 
 
 def test_group_dro_without_an_attribute_weighs_the_sites() -> None:
@@ -192,15 +178,14 @@ def test_group_dro_without_an_attribute_weighs_the_sites() -> None:
     assert found.sites == pytest.approx({"a": 1 / (1 + math.exp(2)), "b": math.exp(2) / (1 + math.exp(2))}, abs=1e-12)
 
 
-@pytest.mark.parametrize("over", ["groups", "site_groups"])
-def test_group_dro_runs_and_weighs_the_loss_of_a_group(over: str, tmp_path: Path) -> None:
+def test_group_dro_runs_and_weighs_the_loss_of_a_group(tmp_path: Path) -> None:
     local = federation(tmp_path / "data")
-    of_task = {**SMALL, "dro_attribute": "sex", "dro_rate": 1.0, "dro_over": over, "criterion": "task"}
+    of_task = {**SMALL, "dro_attribute": "sex", "dro_rate": 1.0, "criterion": "task"}
     plan = make_plan("group_dro", task="classification", sites=SITES, num_rounds=2, settings=of_task)
     results = read_document(run_local(plan, tmp_path / "run", local))
     assert results["status"] == "completed"
     told = results["rounds"][0]["details"]["q"]
-    assert set(told) == ({"0", "1"} if over == "groups" else {f"{s}/{g}" for s in SITES for g in range(2)})
+    assert set(told) == {"0", "1"}
     assert sum(told.values()) == pytest.approx(1.0)
 
 

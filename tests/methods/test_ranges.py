@@ -47,7 +47,7 @@ RANGES: dict[str, str] = {
     "a number in [0, 1) or nothing": "beta1",
     "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm server_rate tau",
     "a number >= 0 or nothing": "fair_clamp floor prior_strength",
-    "an integer >= 0 or nothing": "ignore mu_policy.seed warmup_rounds weighting.seed",
+    "an integer >= 0 or nothing": "ignore warmup_rounds",
     "a number in [0, 1] or nothing": "clip_max clip_min mix",
     "2 entries, each an integer >= 1": "image_size weighting.grid",
     "a text, not empty": "adapters.targets adapters.train_also",
@@ -85,7 +85,6 @@ RANGES: dict[str, str] = {
     "an integer in [0, 10000]": "bootstrap",
     "an integer in [1, 5]": "severity",
     "an integer in [2, 100]": "calibration_bins",
-    "an integer or nothing": "feature_seed",
 }  # fmt: skip
 KINDS = ("number", "integer", "true or false", "multiple", "empty")
 

@@ -187,7 +187,6 @@ def test_describe_fed_mrl() -> None:
     )
     gamma = "mu_policy.gamma a number in [0, 1]; default 0.99 discount of later rewards. only with mu_policy=qmix, vdn"
     assert gamma in text
-    assert "mu_policy.seed an integer >= 0 or nothing; default null a draw depends on it" in text
     assert "weighting.grid 2 entries, each an integer >= 1; default [5, 5] rows and columns" in text
     assert text.count("mu_policy.gamma") == 1  # the same in both kinds that have it
     assert "learning_rate a number > 0; default 0.001" in text

@@ -31,7 +31,7 @@ def report(**own: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def inputs(reports, current_round=0, *, num_rounds=6, asked=SITES, samples=None):
+def inputs(reports, current_round=0, *, num_rounds=6, asked=SITES, samples=None, seed=0):
     return SimpleNamespace(
         current_round=current_round,
         num_rounds=num_rounds,
@@ -39,7 +39,7 @@ def inputs(reports, current_round=0, *, num_rounds=6, asked=SITES, samples=None)
         num_samples={site: (samples or {}).get(site, 10) for site in reports},
         reports=dict(reports),
         asked=list(asked),
-        seed=0,
+        seed=seed,
     )
 
 
@@ -94,7 +94,7 @@ def test_bad_actions(policy, actions, message):
 
 
 SET: dict[str, Any] = {
-    "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03, "seed": 11,
+    "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03,
 }  # fmt: skip
 TAKEN = {  # as QMIX calls it, and what it gets in a run of 40 rounds
     "actions": (0.0, 0.05, 0.25), "gamma": 0.25, "lr": 0.03, "warmup": 10, "updates": 8, "eps_steps": 12, "seed": 11,
@@ -108,12 +108,12 @@ def test_every_setting_reaches_the_agents(policy, mixer, monkeypatch):
     taken = []
     monkeypatch.setattr(qmix, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
     found = policy(**SET)
-    values = found.choose(inputs(everybody(global_accuracy=0.9), num_rounds=40))
+    values = found.choose(inputs(everybody(global_accuracy=0.9), num_rounds=40, seed=11))
     assert taken == [{**TAKEN, "mixer": mixer}]
     assert values["reward"] == pytest.approx(math.exp(0.9 - 0.5) - 1)  # zeta
     again = policy(**SET)
     again.load_state_dict(found.state_dict())
-    assert taken[1] == taken[0]  # eps_steps and warmup too, without knowing the number of rounds
+    assert taken[1] == {**taken[0], "seed": 0}  # eps_steps and warmup too, without knowing the number of rounds
 
 
 def test_defaults_are_those_of_qmix(monkeypatch):
@@ -154,24 +154,24 @@ def test_fixed_says_what_it_was_given_to_those_sites():
 
 
 def test_random_depends_on_seed_site_and_round_alone():
-    def told(policy, sites, rounds):
-        found = []
+    def told(seed, sites, rounds, **settings):
+        policy, found = RandomMu(**settings), []
         for r in rounds:
-            assert policy.choose(inputs({site: report() for site in sites}, r, num_rounds=400)) == {}
+            assert policy.choose(inputs({site: report() for site in sites}, r, num_rounds=400, seed=seed)) == {}
             found.append(policy.directives(sites))
         return found
 
     assert RandomMu().directives(SITES) == dict.fromkeys(SITES, 1e-5)
-    whole = told(RandomMu(seed=3), SITES, range(400))
-    part = told(RandomMu(seed=3), ("b",), range(400))
+    whole = told(3, SITES, range(400))
+    part = told(3, ("b",), range(400))
     assert [x["b"] for x in whole] == [x["b"] for x in part]
-    assert told(RandomMu(seed=3), SITES, [7]) == [whole[7]]
-    assert told(RandomMu(seed=4), SITES, range(9)) != whole[:9]
+    assert told(3, SITES, [7]) == [whole[7]]
+    assert told(4, SITES, range(9)) != whole[:9]
     assert len({tuple(x[site] for x in whole) for site in SITES}) == 3
     counts = Counter(mu for x in whole for mu in x.values())
     assert set(counts) == set(MU_GRID)
     assert all(abs(count - 120) < 50 for count in counts.values())  # 1200 draws of ten; 10.4 is one deviation
-    assert {mu for x in told(RandomMu(actions=[0.0, 0.25]), SITES, range(20)) for mu in x.values()} == {0.0, 0.25}
+    assert {mu for x in told(3, SITES, range(20), actions=[0.0, 0.25]) for mu in x.values()} == {0.0, 0.25}
 
 
 def test_random_with_sites_that_come_and_go():
@@ -214,7 +214,7 @@ def test_beliefs_by_hand():
 
 def test_a_bandit_credits_mu_with_the_next_model():
     """Play six rounds of known accuracies, one that nobody measured and one with an absent site, beside a slow loop."""
-    policy = BanditMu(actions=[0.0, 0.5], seed=7)
+    policy = BanditMu(actions=[0.0, 0.5])
     used, rewards, credit = [], [], []  # of the rounds so far; of the rounds with a reward
     accuracies = (0.9, 0.2, 0.6, None, 0.4, 0.5)
     for r, accuracy in enumerate(accuracies):
@@ -226,7 +226,7 @@ def test_a_bandit_credits_mu_with_the_next_model():
             credit.append(used[r - 1])
         used.append({site: told[site] for site in present})
         here = everybody(num_validation=0) if accuracy is None else everybody(global_accuracy=accuracy)
-        values = policy.choose(inputs({site: here[site] for site in present}, r))
+        values = policy.choose(inputs({site: here[site] for site in present}, r, seed=7))
         assert values == ({} if accuracy is None else {"reward": pytest.approx(math.exp(accuracy - 0.95) - 1)})
         scores = (np.array(rewards) - np.mean(rewards)) / (np.std(rewards) or 1.0) if rewards else []
         expected = {}
@@ -244,14 +244,14 @@ def test_a_bandit_credits_mu_with_the_next_model():
 
 def play(seed: int, gains: dict[str, float], rounds: int = 40, lie: Any = None) -> dict[str, float]:
     """Return by site the share of the last rounds with mu 1, which adds ``gains`` to the accuracy 0.5 of a model."""
-    policy, taken, accuracy = BanditMu(actions=[0.0, 0.1, 1.0], seed=seed), [], 0.5
+    policy, taken, accuracy = BanditMu(actions=[0.0, 0.1, 1.0]), [], 0.5
     rng = np.random.default_rng(seed)
     for r in range(rounds):
         told = policy.directives(SITES)
         reports = everybody(global_accuracy=min(max(accuracy + 0.01 * rng.normal(), 0.0), 1.0))
         if lie is not None:
             reports["c"] |= lie(r)
-        policy.choose(inputs(reports, r, num_rounds=rounds))
+        policy.choose(inputs(reports, r, num_rounds=rounds, seed=seed))
         accuracy = 0.5 + sum(gains[site] * told[site] for site in SITES)
         taken.append(told)
     return {site: float(np.mean([told[site] == 1.0 for told in taken[-15:]])) for site in SITES}
@@ -477,7 +477,7 @@ def saved(policy) -> dict[str, Any]:
     [
         (FixedMu, {}),
         (FixedMu, {"by_site": {"a": 0.5}}),
-        (BanditMu, {"seed": 5, "actions": [0.0, 0.05, 0.5]}),
+        (BanditMu, {"actions": [0.0, 0.05, 0.5]}),
         (QMixMu, {"actions": [0.0, 0.05, 0.5]}),
         *((kind, {}) for kind in choices(MuPolicy).values() if kind is not FixedMu),
     ],

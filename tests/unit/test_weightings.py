@@ -78,7 +78,7 @@ def test_uniform():
 @pytest.mark.parametrize("settings_", [
     {},
     {"grid": [3, 2], "init": "uniform", "sigma_0": 1.1, "kappa": 0.4, "sigma_min": 0.9, "eta": 0.3,
-     "epochs": 2, "sigma_w": 0.5, "seed": 7},
+     "epochs": 2, "sigma_w": 0.5},
 ])  # fmt: skip
 def test_by_som_is_the_map(settings_):
     """Check that every setting reaches the map, and that neurons go from round to round."""

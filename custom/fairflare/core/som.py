@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from fairflare.base import checks
-from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
+from fairflare.base.settings import NonNegative, Positive, PositiveInt, settings
 from fairflare.core.aggregation.som_formulas import (
     Array,
     grid_sq_steps,
@@ -98,7 +98,6 @@ class MapSettings:
         eta: learning rate of the map.
         epochs: passes over the sites in a round.
         sigma_w: width of the Gaussian that turns distances to neurons into aggregation weights (:func:`som_weights`).
-        seed: seed of the neurons' random starts; ``None`` for the seed of the run.
     """
 
     grid: tuple[PositiveInt, PositiveInt] = (5, 5)
@@ -109,7 +108,6 @@ class MapSettings:
     eta: Positive = 0.5
     epochs: PositiveInt = 1
     sigma_w: Positive = 1.0
-    seed: NonNegativeInt | None = None
 
 
 class SelfOrganizingMap(MapSettings):
@@ -120,7 +118,8 @@ class SelfOrganizingMap(MapSettings):
     :math:`H \hat s_h`, then :func:`som_weights` of the distances to the trained neurons.
 
     Args:
-        grid, more: settings as in :class:`MapSettings`; the default of ``seed`` is 0 here.
+        grid, more: settings as in :class:`MapSettings`.
+        seed: seed of the neurons' random starts.
 
     Attributes:
         rounds: number of rounds that the map has been trained for.
@@ -130,11 +129,9 @@ class SelfOrganizingMap(MapSettings):
         influence; the authors' code computes a map and aggregates without it.
     """
 
-    seed: int
-
-    def __init__(self, grid: tuple[int, int] = (5, 5), **more: Any) -> None:
+    def __init__(self, grid: tuple[int, int] = (5, 5), *, seed: int = 0, **more: Any) -> None:
         super().__init__(grid=grid, **more)
-        self.seed = int(checks.number("seed", self.seed or 0, low=0, below=2**63, whole=True))
+        self.seed = int(checks.number("seed", seed, low=0, below=2**63, whole=True))
         self.rounds = 0
         self._sq_steps = grid_sq_steps(*self.grid)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, Whole, settings
+from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.core.features.federated_features import classifier_gradient, matched_features, retrained_classifier
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import TRAINING, Field, ReportError
@@ -41,7 +41,6 @@ class CReFF(MakesTensors):
         feature_steps, feature_rate: steps and rate of SGD that turns the features' gradients into the directions of the
             sites' (the mean over the sites that have the class, each counting alike).
         classifier_epochs, classifier_rate, classifier_batch: settings of the classifier's training from scratch.
-        feature_seed: seed of the features and the classifier; ``None`` for the run's.
 
     Source:
         Shang et al., IJCAI 2022, section 3.3 and code.
@@ -67,7 +66,6 @@ class CReFF(MakesTensors):
     classifier_epochs: PositiveInt = 300
     classifier_rate: Positive = 0.01
     classifier_batch: PositiveInt = 32
-    feature_seed: Whole | None = None
 
     @property
     def weighs(self) -> bool:
@@ -120,10 +118,9 @@ class CReFF(MakesTensors):
         if self._classifier is None:
             return weighing
         weight, bias = (tensor.float() for tensor in self._classifier)
-        seed = inputs.seed if self.feature_seed is None else self.feature_seed
         if self.federated is None:
             shape = (len(bias), self.num_features, weight.shape[1])
-            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+            self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(inputs.seed))
         wanted = self._mean_gradients(inputs, weight)
         self.federated, before, after = matched_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
@@ -133,7 +130,7 @@ class CReFF(MakesTensors):
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,
             batch_size=self.classifier_batch,
-            seed=seed + 1 + inputs.current_round,
+            seed=inputs.seed + 1 + inputs.current_round,
         )
         self._made = {
             MADE + part: tensor.to(like.dtype)

@@ -23,7 +23,7 @@ from fairflare.methods.base.reports import TRAINING, Field
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.fed_ism import JOB
-from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, numbers_of
+from fairflare.methods.parts.group_sums import ByPeople, check_attribute, hidden, known_groups, known_images, numbers_of
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -67,11 +67,7 @@ class GroupAdapters(ByPeople, LocalTraining):
                 f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {told} groups in its datalist, the job "
                 f"has adapters.groups={made}; set adapters.groups to the number that all datalists declare"
             )
-        if run.data.order("training", 0) is None:
-            raise SiteError(
-                f"site {run.site!r}: fair_lora needs to know which images a batch has, and this task's data do not "
-                "say; choose another task or method"
-            )
+        known_images(run.data.order("training", 0), run.site, "fair_lora")
         return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:

@@ -24,7 +24,7 @@ from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import Field, ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     ALIKE,
@@ -36,6 +36,7 @@ from fairflare.methods.parts.group_sums import (
     check_told,
     held,
     known_groups,
+    known_images,
     losses_by_group,
     numbers_of,
 )
@@ -98,12 +99,8 @@ class VariancePenalty(LocalTraining):
         column = targets.cpu().long() if classes > 1 else torch.zeros(len(inputs), dtype=torch.long)
         factors = 1 + slopes[0, column]
         if self.flexfair_attribute:
-            if run.batch is None:
-                raise SiteError(
-                    f"site {run.site!r}: flex_fair needs to know which images a batch has, and this task's data do not "
-                    "say; choose another task or method"
-                )
-            groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[run.batch])
+            images = known_images(run.batch, run.site, "flex_fair")
+            groups = torch.from_numpy(numbers_of(run, self.flexfair_attribute, "training")[images])
             factors = factors + slopes[1 + groups, column]
         losses = criterion_losses(self, run, model(inputs), targets)
         # Factors are at least 0: a negative factor would make the model unlearn the image.

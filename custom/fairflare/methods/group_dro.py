@@ -9,19 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import NonNegative, Positive, settings
 from fairflare.core.statistics.group_metrics import exponentiated
-from fairflare.exchange.messages import BySite
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing, sample_weights
-from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, criterion_losses
+from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_losses
 from fairflare.methods.fed_ism import JOB
 from fairflare.methods.parts.group_sums import (
     GROUP_IMAGES,
@@ -33,12 +31,12 @@ from fairflare.methods.parts.group_sums import (
     check_told,
     held,
     known_groups,
+    known_images,
     losses_by_group,
     numbers_of,
 )
 
 WEIGHTS = "group_weights"
-Key = tuple[str, int]  # name of the site (empty: the group of all sites together) and number of the group
 
 
 @settings
@@ -63,18 +61,12 @@ class GroupWeighted(LocalTraining):
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         weights = run.directives.get(WEIGHTS)
-        if isinstance(weights, Mapping):
-            weights = weights.get(run.site)
         if not weights or not self.dro_attribute:
             return super().loss(run, model, inputs, targets)
-        if run.batch is None:
-            raise SiteError(
-                f"site {run.site!r}: group_dro needs to know which images a batch has, and this task's data do not "
-                "say; choose another task or method"
-            )
         check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
         by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # weight 1 for unknown groups
-        of = by_group[numbers_of(run, self.dro_attribute, "training")[run.batch]].to(run.device)
+        images = known_images(run.batch, run.site, "group_dro")
+        of = by_group[numbers_of(run, self.dro_attribute, "training")[images]].to(run.device)
         return (of * criterion_losses(self, run, model(inputs), targets)).mean()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -97,8 +89,6 @@ class GroupDRO(Rule):
     Args:
         dro_attribute: attribute of people that defines the groups; empty if each site is one group, and q weights
             models.
-        dro_over: groups that have a weight: ``"groups"`` of all sites together; ``"site_groups"``: each group of each
-            site by itself.
         dro_rate: eta, step size of the group weights.
         dro_adjustment: C, in units of the loss: a small group, which generalises worse, is taken to have a higher one.
 
@@ -107,20 +97,18 @@ class GroupDRO(Rule):
     """
 
     report_fields = (GROUP_LOSSES, GROUP_IMAGES)
-    directive_docs: ClassVar[dict[str, str]] = {
-        WEIGHTS: "weight of an image's loss by group, over all sites, or (`dro_over=site_groups`) the site's own"
-    }
-    acts: ClassVar[dict[str, OnlyWith | None]] = {"dro_over": only_with("dro_attribute")}
+    directive_docs: ClassVar[dict[str, str]] = {WEIGHTS: "weight of an image's loss by group, over all sites"}
 
     dro_attribute: str = ""
-    dro_over: Literal["groups", "site_groups"] = "groups"
     dro_rate: Positive = 0.1
     dro_adjustment: NonNegative = 0.0
 
+    _outlive = ("q", "told")  # by number of the group, or by site where each site is one group
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._q: dict[Key, float] = {}
-        self._told: dict[Key, float] = {}
+        self._q: dict[str, float] = {}
+        self._told: dict[str, float] = {}
 
     @property
     def weighs(self) -> bool:
@@ -148,32 +136,18 @@ class GroupDRO(Rule):
         # Lower bound of each group's weight: a group with almost no weight is hardly learned and never recovers.
         moved = {key: max(q, LEAST * images.get(key, 0.0) / total) if total else q for key, q in moved.items()}
         whole = math.fsum(moved.values())
-        self._q = self._held(inputs, {key: q / whole for key, q in moved.items()})
+        q = {key: q / whole for key, q in moved.items()}
+        self._q = q if self.dro_attribute or not q else inputs.remembered(q)
         self._told = {
             key: min(max(self._q[key] * total / count, LEAST), MOST) for key, count in images.items()
         }  # fmt: skip
-        details = {"q": {f"{site}/{group}" if site else str(group): q for (site, group), q in self._q.items()}}
+        details = {"q": dict(self._q)}
         if self.dro_attribute:
             return Weighing(sites=sample_weights(inputs), details=details)
-        held = {site: self._q.get((site, 0), 1 / len(inputs.sites)) for site in inputs.sites}
+        held = {site: self._q.get(site, 1 / len(inputs.sites)) for site in inputs.sites}
         return Weighing(sites={site: q / math.fsum(held.values()) for site, q in held.items()}, details=details)
 
-    @property
-    def _of_sites(self) -> bool:
-        """Return whether each site has group weights of its own."""
-        return not self.dro_attribute or self.dro_over == "site_groups"
-
-    def _held(self, inputs: RoundInputs, q: dict[Key, float]) -> dict[Key, float]:
-        """Return the weights q to save for later rounds; if sites have groups of their own, a site's sum is bounded."""
-        if not self._of_sites or not q:
-            return q
-        sites: dict[str, float] = {}
-        for (site, _), value in q.items():
-            sites[site] = sites.get(site, 0.0) + value
-        bounded = inputs.remembered(sites)
-        return {key: value * bounded[key[0]] / sites[key[0]] if sites[key[0]] else value for key, value in q.items()}
-
-    def _pooled(self, inputs: RoundInputs) -> tuple[dict[Key, float], dict[Key, float]]:
+    def _pooled(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, float]]:
         """Return mean loss and number of images, over all sites, of each group that at least one site reports.
 
         A site whose number of groups differs from that of most sites is ignored.
@@ -189,13 +163,13 @@ class GroupDRO(Rule):
             for site, losses in told.items() if len(losses) == groups > 0
         }  # fmt: skip
         factors = held(inputs, {site: math.fsum(of.values()) for site, of in counts.items()})
-        sums: dict[Key, float] = {}
-        images: dict[Key, float] = {}
+        sums: dict[str, float] = {}
+        images: dict[str, float] = {}
         for group in range(groups):
             known = {site: told[site][group] for site, of in counts.items() if group in of}
             others = [told[site][other] for site, of in counts.items() for other in of if other != group]
             for site, loss in inputs.moderated(known, "group_losses", others).items() if known else ():
-                key, count = (site if self._of_sites else "", group), counts[site][group] * factors[site]
+                key, count = str(group) if self.dro_attribute else site, counts[site][group] * factors[site]
                 sums[key] = sums.get(key, 0.0) + count * loss
                 images[key] = images.get(key, 0.0) + count
         return {key: total / images[key] for key, total in sums.items()}, images
@@ -203,18 +177,8 @@ class GroupDRO(Rule):
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.dro_attribute or not self._told:
             return {}
-        groups = range(1 + max(group for _, group in self._told))
-        if self.dro_over == "groups":
-            return {WEIGHTS: [self._told.get(("", group), 1.0) for group in groups]}
-        return {WEIGHTS: BySite({s: [self._told.get((s, group), 1.0) for group in groups] for s in sites})}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            name: [[*key, value] for key, value in of.items()] for name, of in (("q", self._q), ("told", self._told))
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._q, self._told = ({(site, int(g)): float(v) for site, g, v in state[name]} for name in ("q", "told"))
+        groups = range(1 + max(map(int, self._told)))
+        return {WEIGHTS: [self._told.get(str(group), 1.0) for group in groups]}
 
 
 METHODS = [

@@ -67,6 +67,16 @@ def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> N
         raise SiteError(f"site {run.site!r}: the server sent {len(told)} {what}, the site has {wanted}; {ALIKE}")
 
 
+def known_images(numbers: list[int] | None, site: str, method: str) -> list[int]:
+    """Return the numbers of a batch's images, which a method needs; raise ``SiteError`` where they are not known."""
+    if numbers is None:
+        raise SiteError(
+            f"site {site!r}: {method} needs to know which images a batch has, and this task's data do not say; choose "
+            "another task or method"
+        )
+    return numbers
+
+
 def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
     """Return the factor of each site's numbers of images in a sum over sites, which bounds its share.
 
@@ -206,12 +216,7 @@ class _OfPeople(Proxy):
 
     def batches(self, split: str, **options: Any) -> Batches:
         """Return batches as :meth:`fairflare.base.task.SiteData.batches` does; each sets the adapters' groups."""
-        order = self._inner.order(split, options.get("shuffle_seed"))
-        if order is None:
-            raise SiteError(
-                f"site {self._site!r}: fair_lora needs to know which images a batch has, and this task's data do not "
-                "say; choose another task or method"
-            )
+        order = known_images(self._inner.order(split, options.get("shuffle_seed")), self._site, "fair_lora")
         numbers = self._inner.group_numbers(split, self._attribute)
         return _Told(self._inner.batches(split, **options), self._model, [numbers[index] for index in order])
 

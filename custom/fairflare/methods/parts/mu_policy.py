@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fairflare.base.checks import listed
-from fairflare.base.settings import Fraction, NonNegative, NonNegativeInt, Part, Positive, settings
+from fairflare.base.settings import Fraction, NonNegative, Part, Positive, settings
 from fairflare.core.agents.mu_rewards import (
     CAPACITY,
     INITIAL_MU,
@@ -139,17 +139,14 @@ class RandomMu(MuPolicy):
 
     Args:
         actions: mu to choose from, ascending.
-        seed: seed; a draw depends only on seed, site and round; ``None`` for the run's.
     """
 
     kind: ClassVar[str] = "random"
     actions: Actions = MU_GRID
-    seed: NonNegativeInt | None = None
 
     def choose(self, inputs: RoundInputs) -> dict[str, float]:
-        seed = inputs.seed if self.seed is None else self.seed
         for site in inputs.sites:
-            self._mu[site] = random.Random(f"{seed}/{site}/{inputs.current_round}").choice(self.actions)
+            self._mu[site] = random.Random(f"{inputs.seed}/{site}/{inputs.current_round}").choice(self.actions)
         return {}
 
 
@@ -162,12 +159,10 @@ class BanditMu(MuPolicy):
 
     Args:
         actions: mu to choose from, ascending.
-        seed: a draw depends on it, the site, the round and the rewards alone; ``None`` for the run's.
     """
 
     kind: ClassVar[str] = "bandit"
     actions: Actions = MU_GRID
-    seed: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,11 +176,10 @@ class BanditMu(MuPolicy):
             self._past.append((values["reward"], self._used))
         self._used = self.directives(inputs.sites)
         gains = standardised([earned for earned, _ in self._past])
-        seed = inputs.seed if self.seed is None else self.seed
         for site in inputs.sites:
             used = [mu.get(site) for _, mu in self._past]
             earned = [[gain for gain, mu in zip(gains, used, strict=True) if mu == action] for action in self.actions]
-            draws = random.Random(f"{seed}/{site}/{inputs.current_round}")
+            draws = random.Random(f"{inputs.seed}/{site}/{inputs.current_round}")
             self._mu[site] = self.actions[thompson(earned, draws)]
         return values
 
@@ -209,7 +203,6 @@ class QMixMu(MuPolicy):
         zeta: target accuracy of the reward exp(accuracy - zeta) - 1, a fraction.
         gamma: discount of later rewards.
         learning_rate: learning rate of the agents.
-        seed: seed of everything random in the agents; ``None`` for the run's.
 
     Attributes:
         warmup: transitions (one a round from the third round on) before the first update; a quarter of the rounds
@@ -226,7 +219,6 @@ class QMixMu(MuPolicy):
     zeta: Zeta = 0.95
     gamma: Fraction = 0.99
     learning_rate: Positive = 1e-3
-    seed: NonNegativeInt | None = None
     follows_num_rounds: ClassVar[bool] = True  # so does the agents' training: it knows which round is the last
     warmup: ClassVar[int] = 10
     updates: ClassVar[int] = 8
@@ -277,13 +269,13 @@ class QMixMu(MuPolicy):
             seen[site] = observation(entropy, *measured, num_classes=self._classes)
         return seen
 
-    def _new_agents(self, names: set[str], run_seed: int) -> QMix:
+    def _new_agents(self, names: set[str], seed: int) -> QMix:
         from fairflare.core.qmix import QMix
 
         return QMix(
             names, actions=MU_GRID if self.actions is None else self.actions,
             mixer=self.kind, gamma=self.gamma, lr=self.learning_rate, warmup=self._warmup, updates=self.updates,
-            eps_steps=self._steps, seed=run_seed if self.seed is None else self.seed,
+            eps_steps=self._steps, seed=seed,
         )  # fmt: skip
 
     @property
@@ -313,7 +305,7 @@ class QMixMu(MuPolicy):
         self._agents = None
         if state["agents"] is not None:
             names = set(state["agents"]["settings"]["agents"])
-            self._agents = self._new_agents(names, run_seed=0)  # the seed has no effect: the state has the generator
+            self._agents = self._new_agents(names, seed=0)  # the seed has no effect: the state has the generator
             self._agents.load_state_dict(state["agents"])
 
 

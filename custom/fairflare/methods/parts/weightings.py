@@ -87,8 +87,7 @@ class BySom(MapSettings, Weighting):
         """
         if inputs.received is None:
             raise RuntimeError("the map needs the model that the sites received")
-        if self.seed is None:
-            self._map.seed = inputs.seed
+        self._map.seed = inputs.seed
         states = {site: inputs.changing(inputs.states[site]) for site in inputs.sites}
         received = inputs.changing(inputs.received)
         rounds = self._map.rounds
@@ -106,7 +105,6 @@ class BySom(MapSettings, Weighting):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the map; raise ``ValueError`` when the state belongs to a map with other settings."""
-        if self.seed is None:
-            self._map.seed = int(state["map"]["settings"]["seed"])
+        self._map.seed = int(state["map"]["settings"]["seed"])
         self._map.load_state_dict(state["map"])
         self._kept().take_back(self._map.rounds, state["neurons"])

@@ -123,9 +123,9 @@ def reporting() -> list[str]:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("name", reporting())
+@pytest.mark.parametrize("name", ["creff", "fed_avg", "fed_lwr", "fed_mas", "fed_mrl"])
 def test_nothing_of_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
-    """Check a site whose every list is below the floor; the run continues with the site, and names it."""
+    """Check a site whose every list is below the floor; test_hidden_records.py has every method that reports."""
     plan = plan_of(name)
     plan = replace(plan, run=replace(plan.run, bootstrap=5))
     run_local(plan, tmp_path, HOME)
@@ -184,7 +184,7 @@ def of_classes(name: str, **settings: Any) -> Plan:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["creff", "fed_mas", "fed_mrl", "fed_avg"])
+@pytest.mark.parametrize("name", ["creff", "fed_mas"])
 def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, replies: list[Any]) -> None:
     """Check class 2 with two images: no value is of them, and every other class is told."""
     local = {"sites": {site: {**classes_of(tmp_path / site), "min_cases": 3} for site in SITES}}

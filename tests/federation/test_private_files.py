@@ -43,7 +43,7 @@ def open_to_others(folder: Path) -> list[str]:
 @pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize(
     ("method", "settings"),
-    [("fed_lwr", {}), ("fed_mrl", {"mu_policy": "qmix"}), ("ditto", {})],
+    [("fed_lwr", {}), ("fed_mrl", {"mu_policy": "qmix"})],
 )
 def test_everything_that_a_run_keeps_is_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, settings: dict[str, Any]
@@ -67,12 +67,8 @@ def test_everything_that_a_run_keeps_is_private(
     assert [mode(path) for path in models] == [0o600, 0o600]
 
 
-@pytest.mark.many
 @pytest.mark.usefixtures("umask")
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_temporary_folders_are_private_while_sites_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
-) -> None:
+def test_temporary_folders_are_private_while_sites_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check a run without an experiment, in which the sites' models wait in a temporary folder."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     seen: list[list[str]] = []
@@ -88,7 +84,7 @@ def test_temporary_folders_are_private_while_sites_work(
             seen.append([line for folder in folders for line in open_to_others(folder)])
 
     plan = make_plan("fed_lwr", task="classification", sites=SITES, num_rounds=1, settings=TINY)
-    run_local(plan, tmp_path / "run", listeners=[Looks()], jobs=jobs)  # type: ignore[list-item]
+    run_local(plan, tmp_path / "run", listeners=[Looks()])  # type: ignore[list-item]
     assert "local_model" in names
     assert seen == [[]]
 

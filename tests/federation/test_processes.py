@@ -58,7 +58,7 @@ def test_a_task_file_and_a_site_without_data(tmp_path: Path) -> None:
     )
     plan = made("fed_avg", task_file=file, require_all_sites=False, min_sites=2)
     local = {"phantom": True, "sites": {"site-2": {"data_root": str(tmp_path / "nowhere"), "phantom": False}}}
-    found = document(run_local(plan, tmp_path / "run", local, jobs=3))
+    found = document(run_local(plan, tmp_path / "run", local, jobs=2))
     assert_nobody_left()
     assert [record["accepted"] for record in found["rounds"]] == [["site-1", "site-3"]] * 2
     assert "the data folder does not exist" in json.dumps(found["rounds"][0]["left_out"])
@@ -97,7 +97,7 @@ def test_a_process_that_dies_costs_its_site_the_round(tmp_path: Path) -> None:
             (tmp_path / "reached").unlink(missing_ok=True)  # of the check, or the round before
             started.append(current_round)
 
-    found = document(run_local(plan, tmp_path / "run", local, listeners=[Watches()], should_stop=kills_once, jobs=3))
+    found = document(run_local(plan, tmp_path / "run", local, listeners=[Watches()], should_stop=kills_once, jobs=2))
     assert_nobody_left()
     assert next(record["accepted"] for record in found["rounds"]) == ["site-1", "site-3"]
     (left_out,) = found["rounds"][0]["left_out"]

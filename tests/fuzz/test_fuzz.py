@@ -17,7 +17,8 @@ from .sums import SUMS, attack_sums
 
 REPLIES = 40
 SEED = 9
-PAIRS = [(method, phase) for method in ("fed_avg", "fed_lwr", "creff", "group_dro") for phase in phases_of(method)]
+#: `make fuzz` has every method, with more replies.
+PAIRS = [("fed_avg", "check"), *(("fed_lwr", phase) for phase in phases_of("fed_lwr"))]
 
 
 @pytest.mark.many

@@ -257,7 +257,7 @@ def make_plan_site(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("method", ["fed_mas", "bsm_fl", "fed_lwr", "fed_ism", "fed_mrl", "ldam"])
+@pytest.mark.parametrize("method", ["fed_mas", "fed_lwr", "fed_mrl"])
 def test_with_other_methods(method, tmp_path):
     """Check rules with reports, two phases, layer weights or memory: the later rounds use none of these."""
     settings = {"crt_weights": "method", "crt_rounds": 1}

@@ -65,9 +65,8 @@ def test_network_and_training_are_the_bundles(tmp_path: Path) -> None:
     found = plan(write_bundle(tmp_path / "b"), rounds := "fed_avg", settings={"learning_rate": 0.5})
     assert rounds == found.method.name
     training = found.training
-    assert (training.optimizer, training.batch_size, training.augment) == ("adam", 2, True)
+    assert (training.optimizer, training.batch_size, training.augment) == ("task", 2, True)
     assert training.learning_rate == 0.5  # the user's goes before
-    assert (training.weight_decay, training.betas) == (0.0, (0.9, 0.999))
     assert "learning_rate" not in " ".join(found.brought)
     first, second = found.task.build_model(), found.task.build_model()
     assert first(torch.zeros(1, 1, 16, 16, 16)).shape == (1, 2, 16, 16, 16)
@@ -90,7 +89,7 @@ def test_a_plan_leaves_the_random_numbers_alone(tmp_path: Path) -> None:
 
 def test_what_the_method_has_otherwise_is_said(tmp_path: Path) -> None:
     said = " ".join(plan(write_bundle(tmp_path / "b"), "fed_mrl").brought)
-    assert "optimizer='adam' (the method's own: 'sgd')" in said
+    assert "optimizer='task' (the method's own: 'sgd')" in said
 
 
 def test_the_servers_half_has_the_same_rate(tmp_path: Path) -> None:
@@ -107,28 +106,24 @@ ADAM = {"_target_": "torch.optim.Adam", "params": "$@network.parameters()", "lr"
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "expected"),
+    ("optimizer", "kind"),
     [
-        ({}, {"optimizer": "adam", "learning_rate": 0.02, "weight_decay": 0.0, "betas": (0.9, 0.999)}),
-        ({"weight_decay": 0.1, "betas": [0.8, 0.9], "amsgrad": False}, {"weight_decay": 0.1, "betas": (0.8, 0.9)}),
-        ({"_target_": "torch.optim.AdamW"}, {"optimizer": "adamw", "weight_decay": 0.01}),
-        (
-            {"_target_": "torch.optim.SGD", "momentum": 0.8, "nesterov": True},
-            {"optimizer": "sgd", "momentum": 0.8, "weight_decay": 0.0},
-        ),
-        ({"_target_": "torch.optim.SGD"}, {"optimizer": "sgd", "momentum": 0.0}),
-        ({"_target_": "torch.optim.SGD", "momentum": 0.8}, {"optimizer": "task", "learning_rate": 0.02}),
-        ({"amsgrad": True}, {"optimizer": "task", "learning_rate": 0.02}),
-        ({"eps": 1e-4}, {"optimizer": "task"}),
-        ({"_target_": "monai.optimizers.Novograd"}, {"optimizer": "task"}),
+        ({"weight_decay": 0.1, "betas": (0.8, 0.9), "amsgrad": True, "eps": 1e-4}, torch.optim.Adam),
+        ({"_target_": "torch.optim.AdamW"}, torch.optim.AdamW),
+        ({"_target_": "torch.optim.SGD", "momentum": 0.8}, torch.optim.SGD),
     ],
 )
-def test_its_optimizer(tmp_path: Path, optimizer: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_its_optimizer(tmp_path: Path, optimizer: dict[str, Any], kind: type[torch.optim.Optimizer]) -> None:
     def change(config: dict[str, Any]) -> None:
         config |= {"rate": 0.02, "optimizer": {**ADAM, **optimizer}}
 
-    training = plan(changed(tmp_path / "b", change)).training
-    assert {name: getattr(training, name) for name in expected} == expected
+    found = plan(changed(tmp_path / "b", change))
+    assert (found.training.optimizer, found.training.learning_rate) == ("task", 0.02)
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    made = make_optimizer(found.training, parameters, found.task)
+    said = {name: value for name, value in optimizer.items() if name != "_target_"}
+    assert type(made) is kind
+    assert made.defaults == kind(parameters, lr=0.02, **said).defaults  # type: ignore[call-arg]
 
 
 def test_an_optimizer_of_its_own_is_made_of_its_arguments(tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ def test_yaml_references_and_other_names(tmp_path: Path) -> None:
     (folder / "configs" / "train.yaml").write_text(yaml.safe_dump(config))
     with pytest.raises(ValueError, match=r"configs/train.yaml: no key for train_preprocessing: looked for 'train#pre"):
         plan(folder)
-    found = plan(folder, settings={"bundle_ids": {"train_preprocessing": "unusual"}})
+    found = plan(folder, settings={"bundle_overrides": {"train#preprocessing": "@unusual"}})
     outputs, targets = torch.zeros(1, 2, 4, 4, 4), torch.zeros(1, 1, 4, 4, 4)
     assert torch.isfinite(found.task.loss(outputs, targets))
 
@@ -244,7 +239,7 @@ def test_the_task_can_be_sent_to_a_child_process(tmp_path: Path) -> None:
         (without("loss", "train#trainer"), "no key for loss: looked for 'loss', 'loss_function', 'lossfn'"),
         (without("train#preprocessing", "train#dataset"), "no key for train_preprocessing"),
         (without("validate#preprocessing"), "no key for validate_preprocessing: looked for 'validate#preprocessing'"),
-        (without("validate#key_metric"), "no key for key_metric.* Say where it is with bundle_ids={'key_metric': 'KEY"),
+        (without("validate#key_metric"), "no key for key_metric.* bundle_overrides={'validate#key_metric': '@KEY'}"),
         (with_value("network_def#chanels", [1]), "key 'network_def' cannot be made: TypeError: .*chanels"),
         (with_value("network_def#_target_", "nosuch.Net"), "key 'network_def' cannot be made: .*nosuch"),
         (with_value("network_def", {"_target_": "Compose"}), "'network_def' must give a network, got a Compose"),
@@ -258,7 +253,7 @@ def test_the_task_can_be_sent_to_a_child_process(tmp_path: Path) -> None:
         (with_value("optimizer", "$torch.optim.Adam(@network.parameters())"), "'optimizer' must be of all the network"),
         (with_value("optimizer", {**ADAM, "lr": 1, "params": ["$@network.model"]}), "must be of all the network's"),
         (with_value("train#dataloader#batch_size", "two"), "batch_size' must give a whole number, got a str"),
-        (with_value("network_def#weights", "$torch.load(@bundle_root + '/models/model.pt')"), "not carried by a job"),
+        (with_value("network_def#weights", "$torch.load(@bundle_root + '/models/x.pt')"), "without-models-.*/models/"),
     ],
 )  # fmt: skip
 def test_a_bundle_that_cannot_be_used_is_one_line(tmp_path: Path, change: Change, message: str) -> None:
@@ -286,11 +281,11 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str) -> N
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bundle_ids": {"los": "loss"}}, "bundle_ids has no part 'los'; did you mean 'loss'"),
-        ({"bundle_ids": {"loss": "lost"}}, "no key for loss: looked for 'lost'. Say where it is with bundle_ids"),
+        ({"bundle_ids": {"loss": "lost"}}, "no setting 'bundle_ids'"),
+        ({"bundle_overrides": {"loss": "@lost"}}, "key 'loss' cannot be made: .*lost"),
         ({"bundle_overrides": {"num_clases": 3}}, "configs/train.json: bundle_overrides names 'num_clases', which it"),
         ({"bundle_configs": ["train", "evaluate"]}, r"no configs/evaluate.json \(or .yaml\); there is metadata.js"),
-        ({"bundle_configs": []}, "no file, such as 'train', in bundle_configs"),
+        ({"bundle_configs": []}, "bundle_configs"),
         ({"bundle_sha256": "0"}, "is not the one of this job"),
         ({"image_size": [32, 32]}, "no setting 'image_size'"),
     ],

@@ -9,10 +9,11 @@ from dataclasses import field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 import yaml
+from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, BundleError, bundle_checksum, copy_bundle, grouped
@@ -20,8 +21,8 @@ from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.settings import Text, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import DataError, load_datalist
-from fairflare.tasks.base import LOSS, Metric, SiteData, Task, evaluating
-from fairflare.tasks.bundles.bundle_config import Bundle, first_cause, read_files, telling
+from fairflare.tasks.base import Metric, SiteData, Task, evaluating
+from fairflare.tasks.bundles.bundle_config import Bundle, read_files, telling
 from fairflare.tasks.bundles.bundle_parts import BundleParts
 from fairflare.tasks.bundles.sealed import allowed_classes, shipped_classes
 from fairflare.tasks.shared.site_settings import FolderSettings, read_settings, setting_error, setting_of
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
     import torch
 
     from fairflare.base.task import Batch, Device
+    from fairflare.tasks.bundles.bundle_metric import KeyMetric
     from fairflare.tasks.scores.dice_scores import BatchOf
 
 LOOKED_AT = 20  # training images whose labels are compared with the network's channels before a run
-PRED = "pred"  # key of the network's output in MONAI's engines
 
 
 @settings
@@ -65,23 +66,21 @@ class MonaiBundleTask(Task):
         bundle_sha256: checksum of the bundle's files, spaces ignored, which all sites must have; ``None`` for any.
         bundle_configs: names of the files in ``configs`` that are read, without ending; a later file overrides earlier
             ones.
-        bundle_ids: keys of the configuration by part, where they are not the usual ones: ``{"loss": "my_loss"}``; see
-            ``docs/bundles.md`` for the parts.
-        bundle_overrides: values, by key of the configuration, that replace those in the bundle's files.
+        bundle_overrides: values, by key of the configuration, that replace those in the bundle's files, or say where a
+            part is (``{"loss": "@my_loss"}``); see ``docs/bundles.md`` for the parts.
         image_key, label_key: keys of image and label in the dicts that the bundle's transforms work on.
         class_names: names of the network's output channels, background too; default: the names in the metadata.
         bundle_text: the bundle's configuration itself, to be read sealed; ``None`` for the folder's, with its code.
     """
 
-    #: Path of the bundle's folder; the subclass in a job's task file sets it.
-    folder: ClassVar[Path | None] = None
+    #: Path of the bundle's folder; the subclass in a job's task file sets it, and this class itself has no bundle.
+    folder: ClassVar[Path] = Path(BUNDLE_FOLDER)
     primary_metric: ClassVar[str] = "dice"
     has_classes: ClassVar[bool | None] = False
     site_settings: ClassVar[type] = BundleSite
 
     bundle_sha256: Text | None = None
-    bundle_configs: list[Text] = field(default_factory=lambda: ["train"])
-    bundle_ids: dict[str, str] = field(default_factory=dict)
+    bundle_configs: Annotated[list[Text], Field(min_length=1)] = field(default_factory=lambda: ["train"])
     bundle_overrides: dict[str, Any] = field(default_factory=dict)
     image_key: Text = "image"
     label_key: Text = "label"
@@ -90,21 +89,23 @@ class MonaiBundleTask(Task):
 
     def __post_init__(self) -> None:
         self._classes = None if self.bundle_text is None else shipped_classes()
-        if self.folder is None and self.bundle_text is None:
+        if self.folder is MonaiBundleTask.folder and self.bundle_text is None:
             raise BundleError(
                 "a MONAI bundle is custom code, so that a class of the package has none: give it with --monai-bundle, "
                 f"or in a task.py as `folder = Path(__file__).with_name({BUNDLE_FOLDER!r})`"
             )
-        checks.not_empty("bundle_configs", self.bundle_configs, of="file, such as 'train',")
-        text = self.bundle_text
-        found = bundle_checksum(self._folder) if text is None else hashlib.sha256(text.encode()).hexdigest()
-        if self.bundle_sha256 is not None and found != "".join(self.bundle_sha256.split()):
+        self.monai_bundle_sha256 = (
+            bundle_checksum(self.folder)
+            if self.bundle_text is None
+            else hashlib.sha256(self.bundle_text.encode()).hexdigest()
+        )
+        if self.bundle_sha256 is not None and self.monai_bundle_sha256 != "".join(self.bundle_sha256.split()):
             raise BundleError(
-                f"MONAI bundle {self._folder.name!r} is not the one of this job: its files have the checksum {found}, "
-                f"the job says {self.bundle_sha256}"
+                f"MONAI bundle {self.folder.name!r} is not the one of this job: its files have the checksum "
+                f"{self.monai_bundle_sha256}, the job says {self.bundle_sha256}"
             )
-        self.monai_bundle_sha256 = found
         vars(self)["primary_metric"] = self.parts.kept("key_metric").name
+        self.has_optimizer = self.parts.bundle.place("optimizer") is not None
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in vars(self).items() if k != "parts"}  # parts made from expressions cannot be pickled
@@ -112,14 +113,10 @@ class MonaiBundleTask(Task):
     @cached_property
     def parts(self) -> BundleParts:
         """Return the objects that the bundle's configuration describes."""
-        return self._parts_in(self._folder)
-
-    @property
-    def _folder(self) -> Path:
-        return self.folder or Path(BUNDLE_FOLDER)
+        return self._parts_in(self.folder)
 
     def _parts_in(self, folder: Path) -> BundleParts:
-        said = (self.bundle_configs, self.bundle_ids, self.bundle_overrides)
+        said = (self.bundle_configs, self.bundle_overrides)
         return BundleParts(Bundle(folder, *said, sealed=self._classes, text=self.bundle_text), self.class_names)
 
     def heed(self, settings: Mapping[str, Any]) -> None:
@@ -136,16 +133,10 @@ class MonaiBundleTask(Task):
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
         """
-        if self.bundle_text is not None:
-            self.parts.check()
-            return
-        with OwnedFolder("bundle") as place:
-            carried = place.path / self._folder.name
-            copy_bundle(self._folder, carried)
-            models = f"{self.folder}/models/ (of which files are not carried by a job: take another folder) "
-            for error in self._parts_in(carried).problems():
-                text = f"{error}".replace(f"{carried}/models/", models)
-                raise BundleError(text.replace(str(carried), str(self.folder))) from error
+        with OwnedFolder("without-models") as place:  # of the bundle's files those that a job carries
+            if self.bundle_text is None:
+                copy_bundle(self.folder, place.path / self.folder.name)
+            self._parts_in(place.path / self.folder.name).check()
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return the bundle's optimizer, batch size and loss as settings of a method's site half.
@@ -158,11 +149,6 @@ class MonaiBundleTask(Task):
         size = self.parts.kept("train_batch_size")
         found = {"augment": True, "criterion": "task", **self.parts.optimizer_settings(given)}
         return found if size is None else {**found, "batch_size": size}
-
-    @property
-    def has_optimizer(self) -> bool:  # type: ignore[override]
-        """Return whether the bundle has an optimizer."""
-        return self.parts.bundle.place("optimizer") is not None
 
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return self.parts.optimizer(parameters)
@@ -192,28 +178,21 @@ class MonaiBundleTask(Task):
         One training image goes through network and loss, in evaluation mode; of :data:`LOOKED_AT` the labels are
         compared with the network's channels.
         """
-        import torch
-
         images = data.batches("training", batch_size=1)
         inputs, targets = (tensor.to(device) for tensor in next(iter(images)))
-        try:
-            with evaluating(model):
-                outputs = model(inputs)
-                classes = outputs.shape[1]
-                most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))
-                if targets.shape[1] == 1 < classes <= most:
-                    raise ValueError(
-                        f"labels have values up to {most:g}, and the network has {classes} channels: 0 to {classes - 1}"
-                    )
-                self.loss(outputs, targets)
-        except (torch.cuda.OutOfMemoryError, MemoryError, DataError):
-            raise
-        except Exception as error:  # the bundle's code may raise anything
-            text = (
-                "the MONAI bundle's network cannot do with the first training image, or its loss with the outputs (an "
-                f"input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)}): {first_cause(error)}"
-            )
-            raise DataError(text, text) from error
+        what = (
+            "the MONAI bundle's network cannot do with the first training image, or its loss with the outputs "
+            f"(an input of {tuple(inputs.shape)}, a label of {tuple(targets.shape)})"
+        )
+        with telling(what, lambda text: DataError(text, text)), evaluating(model):
+            outputs = model(inputs)
+            classes = outputs.shape[1]
+            most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))
+            if targets.shape[1] == 1 < classes <= most:
+                raise ValueError(
+                    f"labels have values up to {most:g}, and the network has {classes} channels: 0 to {classes - 1}"
+                )
+            self.loss(outputs, targets)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Evaluate the model by the bundle's key metric and loss, with the bundle's inferer and postprocessing.
@@ -228,9 +207,8 @@ class MonaiBundleTask(Task):
                 f"{metric.name} is not defined on any of {len(scores)} image(s): no mask has a structure that counts",
                 f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
-        several = scores.shape[1] > 1 and not metric.summed
-        by_name = dict(zip(metric.names(scores.shape[1]), scores.T, strict=True)) if several else {}
-        of_each = {f"{metric.name}_{name}": float(own.mean()) for name, own in by_name.items() if own.count()}
+        by_name = zip(metric.names(scores.shape[1]), scores.T, strict=False)
+        of_each = {f"{metric.name}_{name}": float(own.mean()) for name, own in by_name if own.count()}
         return {metric.name: value, "loss": float(np.mean(losses)), **of_each}
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
@@ -260,19 +238,13 @@ class MonaiBundleTask(Task):
 
     def _score(self, item: Mapping[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the key metric of one image after the bundle's postprocessing."""
-        from monai.data import MetaTensor
-
-        found = {**item, PRED: output, self.label_key: target}
-        for key, source in ((PRED, item[self.image_key]), (self.label_key, item[self.label_key])):
-            if isinstance(source, MetaTensor):
-                found[key] = MetaTensor(found[key], meta=source.meta, applied_operations=source.applied_operations)
+        found = {**item, "pred": output, self.label_key: target}  # by the names of MONAI's engines
         with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
             found = self.parts.kept("validate_postprocessing")(found)
         return self.parts.kept("key_metric").of_image(found, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
-        mean, *others = self.parts.kept("key_metric").declared()
-        return (mean, LOSS, *others)
+        return cast("KeyMetric", self.parts.kept("key_metric")).declared()
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Return the images of the site's datalist, prepared by the bundle's transforms."""
@@ -289,13 +261,12 @@ class MonaiBundleTask(Task):
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
         listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
-        most = self.parts.kept("validate_batch_size")
         return BundleData(
             listed,
             self.parts.made("train_preprocessing"),
             self.parts.made("validate_preprocessing"),
             keys=(self.image_key, self.label_key),
-            validate_batch=1 if most is None else checks.whole("validate_batch_size", most),
+            validate_batch=self.parts.kept("validate_batch_size") or 1,
             cache_bytes=own.cache_bytes,
             num_workers=own.num_workers,
         )

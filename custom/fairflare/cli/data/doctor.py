@@ -132,8 +132,8 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     from fairflare.tasks.bundles.bundle_parts import BundleParts
     from fairflare.tasks.bundles.sealed import shipped_classes
 
-    said = (settings.get(f"bundle_{name}") for name in ("ids", "overrides"))
-    bundle = Bundle(folder, settings.get("bundle_configs") or ["train"], *said, sealed=shipped_classes())
+    configs, overrides = settings.get("bundle_configs") or ["train"], settings.get("bundle_overrides")
+    bundle = Bundle(folder, configs, overrides, sealed=shipped_classes())
     problems = list(BundleParts(bundle).problems())
     yes = "yes: it trains at sites that permit no code (export --preinstalled)"
     no = f"no: {len(problems)} part(s) need what only a bundle with code rights may have"

@@ -199,9 +199,9 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
     return affine if np.linalg.norm(affine[:3, :3], axis=0).all() else full
 
 
-def together(one: Affine, other: Affine, shape: tuple[int, int, int]) -> bool:
-    """Return whether two affines of one array place each corner at the same position, to a tenth of a voxel."""
-    return _apart(one, other, PLAIN, shape, shape) <= TOGETHER * float(np.linalg.norm(one[:3, :3], axis=0).min())
+def together(one: Affine, other: Affine, shape: Sequence[int], within: float = TOGETHER) -> bool:
+    """Return whether two affines of one array place each corner at the same position, within a share of a voxel."""
+    return _apart(one, other, PLAIN, shape, shape) <= within * float(np.linalg.norm(one[:3, :3], axis=0).min())
 
 
 def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:

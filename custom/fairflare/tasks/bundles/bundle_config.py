@@ -10,16 +10,17 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
-from fairflare.base.checks import unknown
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.own_errors import in_one_line
+from fairflare.data.datalist import DataError
 from fairflare.tasks.bundles.expressions import nodes
 from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
 
@@ -47,7 +48,6 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
 LARGEST_FILE = 2**18
-SAVING = ("SaveImage", "SaveImaged")  # steps that write files, which nobody at a site asked for
 _folders: dict[str, Path] = {}  # of the bundle from which a top-level module was imported
 
 
@@ -57,20 +57,18 @@ class Bundle:
     Args:
         folder: the bundle's folder, which holds ``configs``.
         configs: names of the files in ``configs`` to read, without ending; a later file overrides earlier ones.
-        ids: ``{part: key}`` for parts whose key is not in :data:`PLACES`.
-        overrides: ``{key: value}`` that replace values of the configuration.
+        overrides: ``{key: value}`` that replace values of the configuration, or give one of :data:`PLACES`.
         sealed: classes that it may name, so that nothing of it runs; ``None`` if MONAI runs all of it.
         text: what ``fairflare.tasks.bundle.sealed_settings`` gave, which is then read in place of the folder.
 
     Raises:
-        BundleError: a folder, file or key is missing, a file is no JSON or YAML object, or a part is unknown.
+        BundleError: a folder, file or key is missing, or a file is no JSON or YAML object.
     """
 
     def __init__(
         self,
         folder: Path,
         configs: Sequence[str] = ("train",),
-        ids: Mapping[str, str] | None = None,
         overrides: Mapping[str, Any] | None = None,
         *,
         sealed: Collection[str] | None = None,
@@ -78,9 +76,7 @@ class Bundle:
     ) -> None:
         from monai.bundle import ConfigParser
 
-        self.folder, self.ids, self.sealed, said = folder, ids or {}, sealed, overrides or {}
-        if odd := [part for part in self.ids if part not in PLACES]:
-            raise BundleError(f"bundle_ids has no part {odd[0]!r}{unknown(odd[0], PLACES, 'docs/bundles.md has all')}")
+        self.folder, self.sealed, said = folder, sealed, overrides or {}
         self.name = f"MONAI bundle {folder.name!r}, {' and '.join(f'{CONFIGS}/{name}' for name in configs)}"
         if text is None:
             self.config, self.name = read_files(folder, configs)
@@ -92,13 +88,10 @@ class Bundle:
         # FairFlare itself sets two values of the configuration: the path of the bundle's folder, and the device.
         with telling(f"{self.name}: what it says together cannot be made"):
             for key, value in {**said, "bundle_root": str(folder), "device": "$torch.device('cpu')"}.items():
-                if self.get(key) is not None:
+                if self.get(key) is not None or any(key in keys for keys in PLACES.values()):
                     ConfigParser(self.config)[key] = value
                 elif key in said:
                     raise BundleError(f"{self.name}: bundle_overrides names {key!r}, which it does not have")
-            macros = ((key, one) for key, one in nodes(self.config) if isinstance(one, str) and one.startswith("%"))
-            if lost := [f"key {key!r}: {macro:.80}" for key, macro in macros if self.get(macro[1:]) is None]:
-                raise ValueError(f"{lost[0]} refers to itself, to another file, or to nothing")
 
     def get(self, key: str) -> Any:
         """Return the value that the configuration has under a key, or ``None`` if it has none."""
@@ -117,14 +110,13 @@ class Bundle:
         """Return the configuration key of a part, or ``None`` if the bundle has no such part.
 
         Raises:
-            BundleError: ``bundle_ids`` names a key that the configuration lacks, or the bundle lacks a needed part.
+            BundleError: the bundle lacks a needed part.
         """
-        looked = [self.ids[part]] if part in self.ids else PLACES[part]
-        found = next((key for key in looked if self.get(key) is not None), None)
-        if found is None and part in (*NEEDED, *self.ids):
+        found = next((key for key in PLACES[part] if self.get(key) is not None), None)
+        if found is None and part in NEEDED:
             raise BundleError(
-                f"{self.name}: no key for {part}: looked for {', '.join(map(repr, looked))}. Say where it is with "
-                f"bundle_ids={{{part!r}: 'KEY'}}"
+                f"{self.name}: no key for {part}: looked for {', '.join(map(repr, PLACES[part]))}. Say where it is "
+                f"by key {PLACES[part][0]!r}: bundle_overrides={{{PLACES[part][0]!r}: '@KEY'}}"
             )
         return found and self.followed(found)
 
@@ -155,9 +147,6 @@ class Bundle:
             config = copy.deepcopy(self.config)
             if arguments:
                 look(config, key).update(arguments)
-            for _, node in nodes(config):
-                if isinstance(node, dict) and str(node.get("_target_")).rpartition(".")[2] in SAVING:
-                    node["_disabled_"] = True
             if self.sealed is not None:
                 return Sealed(config, self.sealed).make(key)
             with code_of(self.folder):
@@ -191,21 +180,17 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
 
 
 @contextmanager
-def telling(what: str) -> Iterator[None]:
-    """Turn any error inside the context into a one-line error that begins with the text ``what``."""
+def telling(what: str, kind: Callable[[str], Exception] = BundleError) -> Iterator[None]:
+    """Turn any error inside the context, but one in our words or of memory, into one line that begins with ``what``."""
     try:
         yield
-    except BundleError:
+    except (BundleError, DataError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:  # a bundle's configuration is code, which raises what it likes
-        raise BundleError(f"{what}: {first_cause(error)}") from error
-
-
-def first_cause(error: BaseException) -> str:
-    """Return the first cause of an error as a short text; MONAI wraps an error in a further one at every step."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return in_one_line(error)
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # MONAI wraps an error in a further one at every step
+            cause = cause.__cause__
+        raise kind(f"{what}: {in_one_line(cause)}") from error
 
 
 @contextmanager
@@ -216,9 +201,9 @@ def code_of(folder: Path) -> Iterator[None]:
         BundleError: a module of the same name from outside the bundle was already imported.
     """
     names = {path.stem for path in (*folder.glob("*.py"), *(file.parent for file in folder.glob("*/*.py")))}
-    tops = {key: key.partition(".")[0] for key in sys.modules}
-    others = [key for key, top in tops.items() if top in names and _folders.get(top) != folder]
-    if foreign := [tops[key] for key in others if tops[key] not in _folders]:
+    loaded = [(key, key.partition(".")[0]) for key in sys.modules]
+    others = {key: top for key, top in loaded if top in names and _folders.get(top) != folder}
+    if foreign := [top for top in others.values() if top not in _folders]:
         raise BundleError(
             f"MONAI bundle {folder.name!r}: its module {foreign[0]!r} has the name of one that is loaded already; "
             "rename it"

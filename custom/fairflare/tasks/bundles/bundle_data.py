@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,8 @@ from fairflare.base import checks
 from fairflare.base.site_data import shuffled
 from fairflare.base.task import Batches
 from fairflare.data.datalist import DataError, Datalist, Sample
-from fairflare.data.geometry.misfits import Misfit
-from fairflare.data.geometry.pairs import Grid, fit
-from fairflare.data.orientation import PLAIN
-from fairflare.tasks.bundles.bundle_config import first_cause
+from fairflare.data.geometry.pairs import NEAR, together
+from fairflare.tasks.bundles.bundle_config import telling
 from fairflare.tasks.images import PreparedData
 from fairflare.tasks.placing import plain
 from fairflare.tasks.scores.dice_scores import BatchOf
@@ -29,7 +27,6 @@ from fairflare.tasks.scores.dice_scores import BatchOf
 if TYPE_CHECKING:
     from monai.transforms import Compose
 
-Item = dict[str, Any]
 TRAINING = "training"
 #: Modules of MONAI whose transforms keep the size of an image; transforms of other modules may cut it.
 SAME_SIZE = re.compile(r"monai\.(?!transforms\.croppad)")
@@ -105,10 +102,10 @@ class BundleData(PreparedData):
             items = [patch for pair in zip(indices, items, strict=True) for patch in self._patches(*pair, seed)]
         sizes = sorted({tuple(item[self.keys[0]].shape) for item in items})
         if len(sizes) > 1:
-            listed = ", ".join("x".join(map(str, size)) for size in sizes[:4])
             raise DataError(
-                f"site '{self.datalist.site}': images of different sizes in one {split} batch ({listed}); let the "
-                "bundle's transforms cut or pad them to one, or set batch_size=1 (validation: in the bundle)",
+                f"site '{self.datalist.site}': images of different sizes in one {split} batch "
+                f"({', '.join('x'.join(map(str, size)) for size in sizes[:4])}); let the bundle's transforms cut or "
+                "pad them to one, or set batch_size=1 (validation: in the bundle)",
                 f"site '{self.datalist.site}': images of '{split}' have different sizes behind the MONAI bundle's "
                 "transforms; they need one, or batches of one image",
             )
@@ -116,7 +113,7 @@ class BundleData(PreparedData):
         # MONAI's losses take numbers.
         return BatchOf(inputs, targets.float() if targets.dtype == torch.bool else targets, items=items)
 
-    def _patches(self, index: int, item: Item, seed: int | None) -> list[Item]:
+    def _patches(self, index: int, item: dict[str, Any], seed: int | None) -> list[dict[str, Any]]:
         """Return all patches of an image, with random changes that depend on the seed only, not on the batch size.
 
         Without a seed, return one prepared and cut patch, always the same.
@@ -125,7 +122,7 @@ class BundleData(PreparedData):
         transform.set_random_state(seed=int(np.random.SeedSequence([seed or 0, index]).generate_state(1)[0]))
         with self._preparing(self.datalist.splits[TRAINING][index], TRAINING):
             made = transform(copy.deepcopy(item), start=self._first_random)
-        patches: list[Item] = made if isinstance(made, list) else [made]
+        patches: list[dict[str, Any]] = made if isinstance(made, list) else [made]
         return patches[:1] if seed is None else patches
 
     def transform(self, split: str) -> Compose:
@@ -133,30 +130,23 @@ class BundleData(PreparedData):
 
         return Compose([Lambda(partial(self._prepared, split), track_meta=False)])  # which MONAI's cache may hold
 
-    def _prepared(self, split: str, sample: Sample) -> Item:
+    def _prepared(self, split: str, sample: Sample) -> dict[str, Any]:
         """Return an image as it is before the first random transform, or after all transforms if none is random."""
         item = dict(zip(self.keys, (str(sample.image), str(sample.label)), strict=True))
         with self._preparing(sample, split):
             found = self._train(item, end=self._first_random) if split == TRAINING else self._validate(item)
-            lacking = [key for key in self.keys if not isinstance(found[key], torch.Tensor | np.ndarray)]
-            if lacking and split != TRAINING:
-                raise ValueError(f"the transforms leave no array under {lacking[0]!r}")
             _check_places(*(found[key] for key in self.keys))
         return dict(found)
 
-    @contextmanager
-    def _preparing(self, sample: Sample, split: str) -> Iterator[None]:
+    def _preparing(self, sample: Sample, split: str) -> AbstractContextManager[None]:
         """Turn any error of the bundle's transforms, which are code, into one that names the image."""
-        try:
-            yield
-        except Exception as error:
-            raise DataError(
-                f"site '{self.datalist.site}': image '{sample.image}' (label '{sample.label}') of split '{split}' "
-                f"cannot be prepared by the bundle's transforms: {first_cause(error)}",
-                f"site '{self.datalist.site}': an image of split '{split}' cannot be prepared by the MONAI bundle's "
-                "transforms",
-                first_cause(error),
-            ) from error
+        site = f"site '{self.datalist.site}'"
+        public = f"{site}: an image of split '{split}' cannot be prepared by the MONAI bundle's transforms"
+        return telling(
+            f"{site}: image '{sample.image}' (label '{sample.label}') of split '{split}' cannot be prepared by the "
+            "bundle's transforms",
+            partial(DataError, public=public),
+        )
 
 
 def _check_places(image: Any, label: Any) -> None:
@@ -165,17 +155,11 @@ def _check_places(image: Any, label: Any) -> None:
     Arrays without an affine, and labels of another size than the image, are not judged.
     """
     placed = isinstance(image, MetaTensor) and isinstance(label, MetaTensor) and image.shape[1:] == label.shape[1:]
-    if not placed or image.ndim > 4 or {image.affine.shape, label.affine.shape} != {(4, 4)}:
-        return
-    rows, columns, slices = (*image.shape[1:], 1, 1)[:3]
-    own, its = (Grid((rows, columns, slices), (("its affine", x.affine.cpu().numpy()),)) for x in (image, label))
-    found = fit(own, its)
-    if isinstance(found, Misfit):
-        raise ValueError(f"behind them, {found.cause}: the label is not where the image is; {found}")
-    if not np.array_equal(found.turn, PLAIN):
+    judged = placed and image.ndim <= 4 and {image.affine.shape, label.affine.shape} == {(4, 4)}
+    if judged and not together(image.affine.numpy(), label.affine.numpy(), (*image.shape[1:], 1, 1)[:3], NEAR):
         raise ValueError(
-            "behind them, the label's axes run otherwise than the image's; `Orientationd` on both keys brings them "
-            "together"
+            "behind them, the label is not where the image is, or its axes run otherwise, by their affines; "
+            "`Orientationd` on both keys brings axes together"
         )
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from monai.metrics import DiceMetric, MeanIoU, compute_confusion_matrix_metric, get_confusion_matrix
+from monai.utils import ensure_tuple
 
 from fairflare.base.disk.bundle_files import BundleError
-from fairflare.base.task import Metric
+from fairflare.base.metric import LOSS, Metric
 from fairflare.tasks.bundles.bundle_config import Bundle, telling
 
 if TYPE_CHECKING:
@@ -24,18 +25,19 @@ KINDS = {
     "ConfusionMatrix": CONFUSION, "ConfusionMatrixMetric": CONFUSION,
     "MeanAbsoluteError": "mean_absolute_error", "MeanSquaredError": "mean_squared_error",
 }  # fmt: skip
-OF_STRUCTURES: Mapping[str, tuple[str, Any]] = {
-    "dice": ("Dice", DiceMetric),
-    "iou": ("intersection over union", MeanIoU),
+OF_STRUCTURES = {"dice": "Dice", "iou": "intersection over union"}
+#: Values of an image by its prediction and label, (1, channels, ...), and the arguments that the bundle gives the
+#: metric; ignite counts channels as cases of an error.
+MEASURES: Mapping[str, Callable[..., torch.Tensor]] = {
+    "dice": lambda found, truth, said: DiceMetric(**said)(found, truth),
+    "iou": lambda found, truth, said: MeanIoU(**said)(found, truth),
+    CONFUSION: lambda found, truth, said: get_confusion_matrix(found, truth, **said).sum((0, 1)),
+    "accuracy": lambda found, truth, _: (found == truth).double().mean(),
+    "mean_absolute_error": lambda found, truth, _: (found.double() - truth).abs().sum() / found.shape[1:2].numel(),
+    "mean_squared_error": lambda found, truth, _: (found.double() - truth).square().sum() / found.shape[1:2].numel(),
 }
-#: Metrics of an image by its prediction and label, (1, channels, ...); ignite counts channels as cases of an error.
-OF_PIXELS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "accuracy": lambda found, truth: (found == truth).double().mean(),
-    "mean_absolute_error": lambda found, truth: (found.double() - truth).abs().sum() / found.shape[1:2].numel(),
-    "mean_squared_error": lambda found, truth: (found.double() - truth).square().sum() / found.shape[1:2].numel(),
-}
-ERRORS = ("mean_absolute_error", "mean_squared_error")
-LOW = ("fall_out", "false_positive_rate", "miss_rate", *ERRORS)  # those of which lower values are better
+#: Metrics of which lower values are better.
+LOW = ("fall_out", "false_positive_rate", "miss_rate", "mean_absolute_error", "mean_squared_error")
 TAKEN = ("include_background", "num_classes", "ignore_empty")
 MOST_CLASSES = 512
 WITHOUT_EFFECT = (  # on the value of one image
@@ -69,23 +71,21 @@ class KeyMetric:
             raise BundleError(
                 f"{self.named} is {target!r:.80}, which is not one of {', '.join(KINDS)}"
                 + ("; detection is not there, nor what a detector is measured by" if "Coco" in target else "")
-                + "; name another one with bundle_ids={'key_metric': 'KEY'}, or set it with bundle_overrides"
+                + "; name another one with bundle_overrides={'validate#key_metric': '@KEY'}"
             )
-        usual = {*TAKEN, *WITHOUT_EFFECT, *(["reduction"] if found.get("reduction") == "mean" else [])}
+        self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
+        usual = {*WITHOUT_EFFECT, *(["reduction"] if found.get("reduction") == "mean" else [])}
+        usual |= {n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES}
         if strange := [name for name in found if name not in usual]:
             raise BundleError(
-                f"{self.named} has {strange[0]!r}, which is not known of a {target}, whose reduction must be 'mean'"
+                f"{self.named} has {strange[0]!r:.80}, which is not known of a {target}, or not with this value: those "
+                f"of a class are true, false or a whole number up to {MOST_CLASSES}, and reduction must be 'mean'"
             )
         self.kind = KINDS[target]
         #: Whether the metric is a ratio of sums over all images, which single images do not have.
         self.summed = self.kind == CONFUSION
-        named = found.get("metric_name", "hit_rate") if self.kind == CONFUSION else self.kind
-        self.confusion = str(named[0] if isinstance(named, list) else named)
-        self.name = re.sub(r"\W", "_", self.confusion)
-        self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
-        told = self.arguments.items()
-        if odd := [n for n, v in told if not isinstance(v, bool | int | None) or (v or 0) > MOST_CLASSES]:
-            raise BundleError(f"{self.named}: {odd[0]} must be true, false or a whole number up to {MOST_CLASSES}")
+        self.confusion = str(ensure_tuple(found.get("metric_name", "hit_rate"))[0])
+        self.name = re.sub(r"\W", "_", self.confusion if self.summed else self.kind)
         self._picks = bundle.make(f"{key}#output_transform") if "output_transform" in found else None
         channels = bundle.get("_meta_#network_data_format#outputs#pred#channel_def")
         names = [str(name) for name in class_names or (channels.values() if isinstance(channels, Mapping) else ())]
@@ -105,14 +105,9 @@ class KeyMetric:
         with telling(f"{self.named} cannot be made"):
             found, truth = ([item["pred"]], [item[label_key]]) if self._picks is None else self._picks([dict(item)])
             pair = [torch.stack([torch.as_tensor(value) for value in values]) for values in (found, truth)]
-            if self.kind == CONFUSION:
-                scores = get_confusion_matrix(*pair, self.arguments.get("include_background", True)).sum((0, 1))
-            elif self.name in OF_STRUCTURES:
-                scores = OF_STRUCTURES[self.name][1](reduction="mean", **self.arguments)(*pair)
-            elif pair[0].shape != pair[1].shape:
+            if self.kind not in OF_STRUCTURES and pair[0].shape != pair[1].shape:
                 raise ValueError(f"prediction {tuple(pair[0].shape)} and label {tuple(pair[1].shape)} differ in size")
-            else:
-                scores = OF_PIXELS[self.kind](*pair)
+            scores = MEASURES[self.kind](*pair, self.arguments)
         return np.asarray(torch.as_tensor(scores).detach().reshape(-1).cpu().double().numpy(), np.float64)
 
     def value(self, scores: Any) -> float:
@@ -123,20 +118,23 @@ class KeyMetric:
         return float(compute_confusion_matrix_metric(self.confusion, total))
 
     def names(self, count: int) -> list[str]:
-        """Return the names of the ``count`` structures that the metric measures."""
+        """Return the names of the ``count`` structures that the metric measures one by one, if there are several."""
+        if count < 2 or self.summed:
+            return []
         return self.structures if len(self.structures) == count else [f"class_{i + 1}" for i in range(count)]
 
     def declared(self) -> tuple[Metric, ...]:
-        """Declare the metric's mean and, if there are several structures, the metric of each structure."""
-        word = OF_STRUCTURES.get(self.name, (self.name,))[0]
-        doc = f"{word}, as the bundle measures it over structures and images"
+        """Declare the metric's mean, the loss and, if there are several structures, the metric of each structure."""
+        word = OF_STRUCTURES.get(self.kind, self.name)
         # The last of the names is for channels that the metadata do not name.
-        names = [*self.structures, "<class>"] if self.name in OF_STRUCTURES else []
+        names = [*self.structures, "<class>"] if self.kind in OF_STRUCTURES else []
         return (
             Metric(
-                name=self.name, doc=doc, higher_is_better=self.name not in LOW,
-                high=float("inf") if self.kind in ERRORS else 1.0,
+                name=self.name, doc=f"{word}, as the bundle measures it over structures and images",
+                higher_is_better=self.name not in LOW,
+                high=float("inf") if self.kind.endswith("_error") else 1.0,
             ),
+            LOSS,
             *(
                 Metric(
                     name=f"{self.name}_{name}", doc=f"{word} of one structure", by_class=True,

@@ -13,10 +13,6 @@ from fairflare.base.disk.bundle_files import BundleError
 from fairflare.tasks.bundles.bundle_config import PLACES, Bundle
 from fairflare.tasks.bundles.bundle_metric import KeyMetric
 
-#: Optimizers that a method's training offers too, and their arguments that are settings of it: ``{argument: setting}``.
-OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-SETTING = {"lr": "learning_rate", "weight_decay": "weight_decay", "betas": "betas", "momentum": "momentum"}
-SAME = (*SETTING, "nesterov", "foreach", "fused", "capturable", "differentiable")  # said by settings, or only speed
 #: Expressions by which a bundle's configuration says that the optimizer trains the whole network.
 PARAMETERS = re.compile(r"\$\s*(filter\(lambda (\w+): \2\.requires_grad,\s*)?@\w+\.parameters\(\)(?(1)\))\s*")
 
@@ -60,23 +56,22 @@ class BundleParts:
             BundleError: a needed part is missing, or it cannot be made, or is of another kind (names file and key).
         """
         from monai.inferers import SimpleInferer
-        from monai.transforms import Compose
+        from monai.transforms import Compose, SaveImage, SaveImaged
 
         if part == "key_metric":
             return KeyMetric(self.bundle, self.class_names)
         key = self.bundle.place(part)
-        found = None if key is None else self.bundle.make(key, **arguments)
-        steps = [found]
+        found: Any = None if key is None else self.bundle.make(key, **arguments)
         if part.endswith("processing"):
             found = found if isinstance(found, Compose) else Compose(found)
-            steps = found.flatten().transforms
+        steps = found.flatten().transforms if part.endswith("processing") else [found]
         kinds: dict[str, tuple[Any, str]] = {
             "network": (torch.nn.Module, "a network"), "optimizer": (torch.optim.Optimizer, "an optimizer"),
             "train_inferer": (SimpleInferer, "a SimpleInferer, as training goes through the network as it is"),
             "train_batch_size": (int, "a whole number"), "validate_batch_size": (int, "a whole number"),
         }  # fmt: skip
-        kind, word = kinds.get(part, (Callable, "something callable"))
-        odd = [step for step in steps if not isinstance(step, kind)]
+        kind, word = kinds.get(part, (Callable, "something callable that saves no images"))
+        odd = [step for step in steps if not isinstance(step, kind) or isinstance(step, SaveImage | SaveImaged)]
         if odd and key is not None:
             raise BundleError(f"{self.bundle.name}: key {key!r} must give {word}, got a {type(odd[0]).__name__}")
         return found
@@ -96,9 +91,7 @@ class BundleParts:
         return self.made("optimizer", params=tuple(parameters))
 
     def optimizer_settings(self, given: Collection[str]) -> dict[str, Any]:
-        """Return the bundle's optimizer as settings of a method's training at the sites.
-
-        An optimizer that settings cannot say is ``"task"``: made of the bundle's class and arguments.
+        """Return settings by which a method's training at the sites takes the bundle's optimizer and learning rate.
 
         Args:
             given: names of settings that the user gives.
@@ -108,19 +101,10 @@ class BundleParts:
         key = self.bundle.place("optimizer")
         if key is None or "optimizer" in given:
             return {}
-        parameter = torch.nn.Parameter(torch.zeros(1))
-        made = self.optimizer([parameter])
-        kind: Any = type(made)
-        said = made.defaults
-        # A method's training at the sites has Nesterov's momentum.
-        known = kind in OPTIMIZERS and bool(said.get("nesterov")) == (said.get("momentum", 0) > 0)
-        usual = kind([parameter], lr=1.0).defaults if known else {}
-        if known and all(said[name] == usual[name] for name in said if name not in SAME):
-            own = {SETTING[name]: value for name, value in said.items() if name in SETTING}
-            return {"optimizer": kind.__name__.lower(), **own}
         if lost := [name for name in ("weight_decay", "betas", "momentum") if name in given]:
             raise BundleError(
                 f"{self.bundle.name}: key {key!r} is an optimizer of the bundle's own, so that {lost[0]} would have no "
                 f"effect; set optimizer too, or bundle_overrides={{'{key}#...': ...}} in place of {lost[0]}"
             )
-        return {"optimizer": "task", "learning_rate": float(said["lr"])}
+        made = self.optimizer([torch.nn.Parameter(torch.zeros(1))])
+        return {"optimizer": "task", "learning_rate": float(made.defaults["lr"])}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import builtins
 import enum
 import itertools
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +24,10 @@ BUDGET, STEP = 2**23, 64  # numbers and elements that all expressions of an obje
 REFERENCE = re.compile(r"@\w*(?:::\w*)*")
 OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitAnd: operator.and_,
-    ast.BitOr: operator.or_, ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_,
-    ast.Invert: operator.invert, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt,
-    ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+    ast.USub: operator.neg, ast.UAdd: operator.pos, ast.Not: operator.not_, ast.Invert: operator.invert,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }  # fmt: skip
 ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 NUMBERS = (bool, int, float, *ARRAYS)
@@ -79,29 +78,23 @@ class Expression:
 
     def _of(self, node: Any, scope: Scope) -> Any:
         """Return the value of a node of the syntax tree; ``scope`` holds the values of local names."""
-        self._spend(STEP)
+        self._spend()
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None):
                 return self._sound(node.value)
             case ast.Name(id=name) if name in scope:
                 return scope[name]
-            case ast.List(elts=parts):
-                return self._all(parts, scope)
-            case ast.Tuple(elts=parts):
-                return tuple(self._all(parts, scope))
+            case ast.List(elts=parts) | ast.Tuple(elts=parts):
+                return (tuple if isinstance(node, ast.Tuple) else list)(self._all(parts, scope))
             case ast.UnaryOp(op=op, operand=one):
                 return self._computed(op, self._of(one, scope))
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
                 return self._computed(op, self._of(left, scope), self._of(right, scope))
             case ast.IfExp(test=test, body=body, orelse=other):
                 return self._of(body if self._of(test, scope) else other, scope)
-            case ast.Slice(lower=low, upper=high, step=step):
-                return slice(*(part and self._of(part, scope) for part in (low, high, step)))
             case ast.Subscript(value=whole, slice=part):
                 place = self._of(part, scope)
-                steps = place if isinstance(place, tuple) else (place,)
-                known = all(isinstance(one, int | str | slice | None) for one in steps)
-                self._need(known, "takes entries by a list or an array")
+                self._need(isinstance(place, int | str), "takes other than one entry, by its number or name")
                 return self._of(whole, scope)[place]
             case ast.Lambda(args=ast.arguments(args=names, vararg=None, kwonlyargs=[], kwarg=None, defaults=[])) if (
                 names
@@ -126,12 +119,8 @@ class Expression:
         joined = kind is ast.Add and listed and type(left) is type(right)
         repeated = kind is ast.Mult and listed and isinstance(right, int)
         known = joined or repeated or (kind in OPERATORS and all(isinstance(value, NUMBERS) for value in values))
-        what = " and ".join(type(value).__name__ for value in values)
-        self._need(known, f"has the operator {kind.__name__} on {what}")
-        small = kind is not ast.Pow or isinstance(right, ARRAYS) or abs(right) <= 64
-        self._need(small, "has an exponent above 64")
-        self._spend(len(left) * right if repeated else 0)
-        self._fits(values)
+        self._need(known, f"has the operator {kind.__name__} on {' and '.join(type(one).__name__ for one in values)}")
+        self._spend(values, times=max(right, 1) if repeated else 1)
         return self._sound(OPERATORS[kind](*values))
 
     def _called(self, called: ast.expr, given: list[Any], by_name: dict[str, Any], scope: Scope) -> Any:
@@ -140,48 +129,46 @@ class Expression:
         function: Any = functions().get(name)
         if isinstance(called, ast.Attribute) and called.attr in ARRAY_METHODS and not name:
             owner = self._of(called.value, scope)
-            moved = isinstance(owner, torch.nn.Module) and called.attr == "to"
-            function = getattr(owner, called.attr) if moved or isinstance(owner, ARRAYS) else None
+            owners = (torch.nn.Module, *ARRAYS) if called.attr == "to" else ARRAYS
+            function = getattr(owner, called.attr, None) if isinstance(owner, owners) else None
         what = f"{ast.unparse(called)!r:.80}"
         self._need(function is not None, f"calls what it may not: {what} is not on the list of functions")
         inner = leaves([value for value in (*given, *by_name.values()) if not isinstance(value, KINDS)])
-        texts = (str,) if name and (name == "torch.device" or name.partition(".")[0] not in MODULES) else ()
-        plain = all(one is None or isinstance(one, (*NUMBERS, *texts)) for one in inner)
-        self._need(plain, f"gives {what} texts, objects, or kinds of numbers in a list")
-        self._fits([owner, *inner])
+        of_arrays = name.partition(".")[0] in ("", *MODULES) and name != "torch.device"
+        known = all(one is None or isinstance(one, NUMBERS if of_arrays else (*NUMBERS, str)) for one in inner)
+        self._need(known, f"gives {what} texts, objects, or kinds of numbers in a list")
+        self._spend([owner, *inner])
         return self._sound(function(*given, **by_name))
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
-        """Return a function that computes a lambda by its syntax tree; refuse Python's own names at once."""
+        """Return a function that computes a lambda by its syntax tree; refuse names that nothing has at once."""
         used = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
-        odd = sorted(used.intersection(vars(builtins)).difference(scope, names, functions()))
-        self._need(not odd, f"has {', '.join(map(repr, odd))} in a function, which is not known")
+        odd = used.difference(scope, names, (name.partition(".")[0] for name in (*functions(), *constants())))
+        self._need(not odd, f"has {', '.join(map(repr, sorted(odd)))} in a function, which is not known")
 
         def function(*values: Any) -> Any:
             numbers = sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))
-            inner = Expression(self.sealed, self.key, self.text, [BUDGET + 16 * numbers])
+            inner = Expression(self.sealed, self.key, self.text, [BUDGET + 32 * numbers])
             found = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
             self._need(isinstance(found, NUMBERS), f"gives a {type(found).__name__}, which is no array and no number")
             return found
 
         return function
 
-    def _spend(self, numbers: int) -> None:
-        self.budget[0] -= max(numbers, 0)
-        self._need(self.budget[0] >= 0, "works on more numbers than a sealed bundle may")
-
-    def _fits(self, values: Iterable[Any]) -> None:
-        """Refuse arrays with too many numbers, alone or broadcast against each other."""
+    def _spend(self, values: Sequence[Any] = (), times: int = 1) -> None:
+        """Count a step with its lists, so many times, and arrays, alone or broadcast against each other."""
+        listed = sum(len(value) for value in values if isinstance(value, list | tuple | str))
         shapes = [tuple(value.shape) for value in values if isinstance(value, ARRAYS)]
         sides = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
-        self._spend(max(math.prod(map(max, sides)), sum(map(math.prod, shapes))))
+        self.budget[0] -= STEP + times * listed + max(math.prod(map(max, sides)), sum(map(math.prod, shapes)))
+        self._need(self.budget[0] >= 0, "works on more numbers than a sealed bundle may")
 
     def _sound(self, value: Any) -> Any:
         """Return a result, or refuse it if it is a very large number, or an array of texts or objects."""
         large = isinstance(value, int) and abs(value) >= 2**63
         odd = isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"
         self._need(not (large or odd), "gives a number above 2 ** 63, or an array whose entries are no numbers")
-        self._spend(len(value) if isinstance(value, list | tuple | str) else 0)
+        self._spend([value])
         return value
 
     def _need(self, fine: bool, problem: str) -> None:

@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairflare.tasks.bundles.expressions import BUDGET, MOST, REFERENCE, Expression, Refused, leaves
 
-DEEPEST = 60  # references that lead from one to the next
-MOST_STEPS = 200  # of a key, with those of the macros on its way
+DEEPEST = 60  # references, macros and levels that lead from one to the next
 LARGEST = 2**24  # a number in an argument
 LARGEST_IMAGE = 2**27  # voxels that a size in an argument may stand for
 SIZES = re.compile(
@@ -43,7 +42,7 @@ FURTHER = (  # arguments that classes hand on: to readers of images, to numpy's 
     "as_closest_canonical", "channel_dim", "max", "min", "brightness", "contrast", "saturation", "hue", "kernel_size",
     "sigma", "p", "mean", "std",
 )  # fmt: skip
-SPECIAL = ("_target_", "_desc_", "_disabled_")
+SPECIAL = ("_target_", "_desc_")
 UNNAMED = ("self", "args", "kwargs", "pad_kwargs")  # parameters that are no arguments of a class
 
 
@@ -83,45 +82,34 @@ class Sealed:
 
     def _content(self, key: str, value: Any) -> Any:
         match value:
-            case dict() if self._is_left_out(key):
-                return None
             case {"_target_": target}:
                 if str(target) not in self.classes:
                     raise Refused(
                         f"{key!r}: {target!r:.80} is not on the list of classes that a sealed bundle may name; take "
                         "one that is (docs/bundles.md), or let the site's owner add it to bundle_classes"
                     )
-                return made(key, self.classes[str(target)], self._parts(key, value, SPECIAL))
+                arguments = {name: self.make(f"{key}::{name}") for name in value if name not in SPECIAL}
+                return made(key, self.classes[str(target)], arguments)
             case dict():
-                return self._parts(key, value)
+                return {name: self.make(f"{key}::{name}") for name in value}
             case list():
-                return [*self._parts(key, dict(enumerate(value))).values()]
+                return [self.make(f"{key}::{place}") for place in range(len(value))]
             case str() if value.startswith("$"):
                 return Expression(self, key, value, self.budget).value()
             case str() if REFERENCE.fullmatch(place := value.replace("#", "::")):
                 return self.make(place[1:])
         return value
 
-    def _parts(self, key: str, value: Mapping[Any, Any], without: Collection[str] = ()) -> dict[Any, Any]:
-        places = {name: f"{key}::{name}" for name in value if name not in without}
-        return {name: self.make(place) for name, place in places.items() if not self._is_left_out(place)}
-
-    def _is_left_out(self, key: str) -> bool:
-        """Return whether a key's object is left out, because it is disabled."""
-        value = look(self.config, key)
-        told = isinstance(value, dict) and {"_target_", "_disabled_"} <= {*value}
-        return told and str(self.make(f"{key}::_disabled_")).strip().lower() in ("true", "1")
-
 
 def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
     """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
     own = inspect.signature(cls).parameters
-    bases = {name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters}
-    known = {*own, *bases, *FURTHER}.difference(UNNAMED)
+    of_bases = (name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters)
+    known = {*own, *of_bases, *FURTHER}.difference(UNNAMED)
     for name, value in {**{name: one.default for name, one in own.items()}, **arguments}.items():
-        reaches, choices = name in CHOICES or REACHES.search(name), CHOICES.get(name, ())
-        harmless = any(value is one for one in (None, False, inspect.Parameter.empty))
-        chosen = isinstance(value, str) and value.lower() in choices
+        choices = CHOICES.get(name, ())
+        nothing = any(value is one for one in (None, False, inspect.Parameter.empty))
+        harmless = nothing or (isinstance(value, str) and value.lower() in choices)
         sides = value if isinstance(value, list | tuple) else [value] * 3
         numbers = [abs(side) for side in sides if isinstance(side, int | float) and side]
         voxels = math.prod(100 * side ** POWERS[name] if name in POWERS else side for side in numbers)
@@ -133,32 +121,29 @@ def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
         ]
         reasons = {
             "is no argument that it has; take it out": name in arguments and name not in known,
-            f"may load or write something; take one of {', '.join(choices or ('false', 'null'))}": reaches
-            and not (harmless or chosen),
+            f"may load or write something; take one of {', '.join(choices or ('false', 'null'))}": not harmless
+            and (name in CHOICES or REACHES.search(name)),
             "is too large for an image; write a smaller one": SIZES.search(name) and voxels > LARGEST_IMAGE,
             "may be a path or the name of a module, or is a number as text, or one too large; write a plain word, or a "
             f"number up to {LARGEST} (in YAML with a point: 1.0e-5)": odd,
         }
         if wrong := [reason for reason, applies in reasons.items() if applies]:
-            got = f"got {[*odd, value][0]!r:.80}"
-            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {wrong[0]}, {got}")
-    with _Bounded(key):
+            raise Refused(f"{key!r}: {name!r:.80} of a {cls.__name__} {wrong[0]}, got {[*odd, value][0]!r:.80}")
+    with _Bounded():  # type: ignore[no-untyped-call]
         return cls(**arguments)
 
 
 class _Bounded(TorchDispatchMode):
     """Refuse an object with very many layers or very large tensors before it is made."""
 
-    def __init__(self, key: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.key, self.calls, self.numbers = key, 0, 0
+    calls = numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         sizes = [one for one in args if isinstance(one, list | tuple) and all(isinstance(side, int) for side in one)]
         self.calls += 1
         self.numbers += max(map(math.prod, sizes), default=0)
         if self.calls > MOST_CALLS or self.numbers > MOST_NUMBERS:
-            raise Refused(f"{self.key!r} is too large to be made; a sealed bundle has up to {MOST_NUMBERS} parameters")
+            raise Refused(f"it is too large to be made; a sealed bundle has up to {MOST_NUMBERS} parameters")
         return func(*args, **(kwargs or {}))
 
 
@@ -170,7 +155,7 @@ def look(config: Any, key: str) -> Any:
     Raises: KeyError, IndexError, ValueError, TypeError: there is no such value, or macros lead in a circle.
     """
     found, steps = config, key.replace("#", "::").split("::")
-    for _ in range(MOST_STEPS):
+    for _ in range(DEEPEST):
         if isinstance(found, str) and found.startswith("%"):
             found, steps = config, [*found[1:].replace("#", "::").split("::"), *steps]
         elif steps:
@@ -178,7 +163,7 @@ def look(config: Any, key: str) -> Any:
             found = found[int(step)] if isinstance(found, list) else found[step]
         else:
             return found
-    raise ValueError(f"{key[:80]!r} leads over more than {MOST_STEPS} keys; name the value itself")
+    raise ValueError(f"{key[:80]!r} refers to itself, or leads over more than {DEEPEST} keys; name the value itself")
 
 
 @cache

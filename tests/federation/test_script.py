@@ -43,12 +43,10 @@ TOLD: dict[str, dict[str, Any]] = {
 METHODS = (
     "fed_avg",
     "fed_prox",
-    "bsm_fl",
     "fed_lwr",
     "fed_ism_plus_s",
     "fed_mas",
     "fed_mrl",
-    "fed_nova",
     "q_fed_avg",
     "fed_ce",
 )

@@ -329,8 +329,7 @@ def test_scores_belong_to_their_own_layer(vectors: Tensor) -> None:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
-@pytest.mark.parametrize("pair", ["near", "far"])
+@pytest.mark.parametrize(("pair", "double"), [("near", False), ("far", True)], ids=["near, single", "far, double"])
 def test_layerwise_cka_is_exact(
     pair: str,
     double: bool,
@@ -348,7 +347,7 @@ def test_layerwise_cka_is_exact(
         expected = {name: reference_dissimilarity(u[name], v[name], estimator) for name in u}
         median = sorted(expected.values())[len(expected) // 2]
         assert (1e-6 < median < 1e-3) if pair == "near" else median > 1e-2
-        for size, memory in ((1, 2**30), (3, 2**30), (7, 0), (18, 2**20)):
+        for size, memory in ((1, 2**30), (7, 0), (18, 2**20)):
             result = layerwise_cka(a, b, images.split(size), estimator=estimator, memory=memory, scratch=tmp_path)
             assert list(result) == list(parameter_layers(a))
             assert stores[-1].peak <= memory

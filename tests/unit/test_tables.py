@@ -122,6 +122,8 @@ def test_one_name_of_two_images(tmp_path: Path) -> None:
         (["p0,0", "p1,1", "p0.png,1.0"], "lines 2 and 4: both name"),
         (["p0,a", "p1,NA"], "line 3: the label is 'NA', which mostly means that there is none"),
         (["p0,a", "p1,n/a"], "line 3: the label is 'n/a'"),
+        (["p0,1", "p1,."], r"line 3: the label is '\.'"),
+        (["p0,?", "p1,0"], r"line 2: the label is '\?'"),
     ],
 )
 def test_rows_that_contradict(tmp_path: Path, rows: list[str], message: str) -> None:

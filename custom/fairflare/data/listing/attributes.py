@@ -24,8 +24,8 @@ UNKNOWN = "unknown"  # name of the group of images without a value, which is alw
 MOST_GROUPS = 50  # largest number of groups of one attribute
 MAX_NAME = 60  # largest number of characters of the name of an attribute, a category or a class
 # Words for a missing value, lower case; in the column of a class the words of NOT_KNOWN alone may be names.
-NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>")
-NOT_KNOWN = ("", "unknown", "none", "not known", "?", "-", *NO_VALUE)
+NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>", "?", ".")  # "." is that of SAS, SPSS and Stata
+NOT_KNOWN = ("", "unknown", "none", "not known", "-", *NO_VALUE)
 MARKS = (-9999, -999, -99, -9, -1, 99, 999, 9999)  # numbers that tables hold where a number is not known
 # What names may differ in. Signs between digits, or behind a letter ("HER2-"), are part of a name.
 LEFT_OUT = r"\s+$|[\u0300-\u036f]|(?<=[^\W\d_])[\s_.-]+(?=[^\W\d_])|^0+(?=\d)|(?<=\d)\.0*$"

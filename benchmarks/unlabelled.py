@@ -3,11 +3,12 @@
     python benchmarks/unlabelled.py FOLDER --out RUNS [--task segmentation] [--rounds 12] [--seeds 3] [--share 0.75]
     python benchmarks/unlabelled.py FOLDER --out RUNS --drawn JTSC=2 CellaVision=1 [...]
 
-FOLDER is what ``fairflare prepare white-cells`` or ``benchmarks/hippocampus_folders.py`` wrote. At the first two sites
-the masks of this share of the training images are put aside. FedAvg runs with all labels, without these images, and
-with them as ``unlabelled`` (``unlabelled=consistency``). With ``--drawn`` the masks of training and validation at these
-sites keep one label alone instead, output rows averaged over all sites, over annotators, and these with
-``unlabelled=consistency``; then each structure's Dice on the complete test masks is printed. Prints Markdown.
+FOLDER is what ``fairflare prepare white-cells`` wrote, or ``fairflare prepare volumes`` of what
+``benchmarks/hippocampus_folders.py`` wrote. At the first two sites the masks of this share of the training images are
+put aside. FedAvg runs with all labels, without these images, and with them as ``unlabelled``
+(``unlabelled=consistency``). With ``--drawn`` the masks of these sites keep one label alone instead, without and with
+``unlabelled=consistency``; then each structure's Dice on the complete test masks is printed, and at its worst site the
+share of that with all labels. Runs that are in RUNS are not made again. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import nibabel
 import numpy as np
 import torch
 from PIL import Image
 
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.server.check import Check
 from fairflare.federation.transports.local import RUN_DIR, run_local
 from fairflare.reporting.results import read_document
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "segmentation": {"in_channels": 3, "image_size": [48, 48], "features": [8, 8, 16, 16, 32, 8], "num_classes": 2,
                      "batch_size": 16},
-    "volume_segmentation": {"num_classes": 2, "batch_size": 2, "features": [4, 4, 8, 16, 32, 4], "patches": 2},
+    "volume_segmentation": {"num_classes": 2, "batch_size": 2, "features": [8, 8, 16, 32, 64, 8], "patches": 2,
+                            "schedule": "cosine"},
 }  # fmt: skip
 
 
@@ -58,15 +60,20 @@ def drawn(given: Path, local: dict[str, Any], said: dict[str, int], out: Path) -
         content = json.loads((given / site / block.get("datalist", "datalist.json")).read_text(encoding="utf-8"))
         for number, entry in enumerate(entry for split in content if isinstance(content[split], list)
                                        for entry in content[split] if site in said and "label" in entry):  # fmt: skip
-            mask = np.asarray(Image.open(given / site / entry["label"]))
-            entry["label"] = f"drawn_{number}.png"
-            Image.fromarray(np.where(mask == said[site], mask, 0).astype(np.uint8)).save(given / site / entry["label"])
+            file = given / site / entry["label"]
+            volume = nibabel.load(file) if file.name.endswith(".nii.gz") else None
+            mask = np.asarray(Image.open(file) if volume is None else volume.dataobj)
+            kept = np.where(mask == said[site], mask, 0).astype(np.uint8)
+            entry["label"] = f"drawn_{number}.{'png' if volume is None else 'nii.gz'}"
+            if volume is None:
+                Image.fromarray(kept).save(given / site / entry["label"])
+            else:
+                nibabel.save(nibabel.Nifti1Image(kept, volume.affine), given / site / entry["label"])
         file = out / f"drawn-{site}.json"
         file.write_text(json.dumps(content), encoding="utf-8")
         own = {"datalist": str(file.absolute()), "structures": [said[site]]} if site in said else {}
         part[site] = {**block, **own}
-    arms = ("rows of all sites", "rows of annotators", "with consistency")
-    return {"all labels": local, **{arm: {"sites": part} for arm in arms}}
+    return {"all labels": local, "partial labels": {"sites": part}, "with consistency": {"sites": part}}
 
 
 def on_complete_masks(plan: Any, place: Path, local: dict[str, Any]) -> dict[str, float]:
@@ -76,7 +83,7 @@ def on_complete_masks(plan: Any, place: Path, local: dict[str, Any]) -> dict[str
     model.load_state_dict(torch.load(file, weights_only=True)["model"])
     found: dict[str, float] = {}
     for site, block in local["sites"].items():
-        test = plan.task.open_site(site, block).batches("test", batch_size=12)
+        test = plan.task.open_site(site, block).batches("test", batch_size=4)
         of = plan.task.evaluate(model, test, "cpu")
         found |= {f"{site} {name}": value for name, value in of.items() if name.startswith("dice_")}
     return found
@@ -96,11 +103,9 @@ def main() -> None:
     local = json.loads((given.folder / "fairflare.json").read_text(encoding="utf-8"))
     found: dict[str, list[dict[str, float]]] = {}
     said = {site: int(label) for site, label in (entry.split("=") for entry in given.drawn)}
-    known = Check.annotators
     for seed in range(given.seeds):
         arms = drawn(given.folder, local, said, given.out) if said else None
         for arm, file in (arms or lists(given.folder, local, given.share, seed, given.out)).items():
-            Check.annotators = {} if arm == "rows of all sites" else known  # type: ignore[assignment]
             how = {"unlabelled": "consistency"} if arm in ("unlabelled", "with consistency") else {}
             settings = {**SETTINGS[given.task], **how}
             run: dict[str, Any] = {"sites": [*local["sites"]], "num_rounds": given.rounds, "seed": seed}
@@ -120,6 +125,15 @@ def main() -> None:
         means = [fmean(run[column] for run in runs) for column in columns]
         worst = ", ".join(f"{min(run.values()):.3f}" for run in runs)
         print(f"| {arm} | {' | '.join(f'{value:.3f}' for value in [*means, fmean(means)])} | {worst} |")
+    for name in sorted({column.split()[1] for column in columns}) if said else []:
+        lowest = {
+            arm: [min(v for k, v in run.items() if k.endswith(name)) for run in runs] for arm, runs in found.items()
+        }
+        for arm, values in lowest.items():
+            each = [value / full for value, full in zip(values, lowest["all labels"], strict=True)]
+            share = fmean(values) / fmean(lowest["all labels"])
+            told = ", ".join(f"{value:.3f} ({one:.0%})" for value, one in zip(values, each, strict=True))
+            print(f"\n{name} at its worst site, {arm}: {told}; mean {fmean(values):.3f}, {share:.1%} of all labels")
 
 
 if __name__ == "__main__":

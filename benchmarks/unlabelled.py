@@ -73,7 +73,7 @@ def drawn(given: Path, local: dict[str, Any], said: dict[str, int], out: Path) -
         file.write_text(json.dumps(content), encoding="utf-8")
         own = {"datalist": str(file.absolute()), "structures": [said[site]]} if site in said else {}
         part[site] = {**block, **own}
-    return {"all labels": local, "partial labels": {"sites": part}, "with consistency": {"sites": part}}
+    return {"all labels": local, "with consistency": {"sites": part}, "partial labels": {"sites": part}}
 
 
 def on_complete_masks(plan: Any, place: Path, local: dict[str, Any]) -> dict[str, float]:

@@ -163,7 +163,7 @@ def test_faults_of_classes(tmp_path: Path) -> None:
     assert "five.npy' of split 'validation' cannot be used" in found
     assert "one image with different labels" in found
     assert "'class_groups' must name lists of numbers of classes" in found
-    assert "note: a: classes of 'validation' without an image in 'training': y" in text
+    assert "note: a: y is in 1 of 2 labels of 'validation', and in 0 of 1 of 'training': was it looked for" in text
     assert "all its pixels have one value" in text
     assert len(problems(text)) == 6
 

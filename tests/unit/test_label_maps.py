@@ -34,6 +34,10 @@ def test_few_images_are_no_evidence() -> None:
     assert not any(one.certain for one in found)
 
 
+def named(count: int) -> dict[int, str]:
+    return {number: f"class {number}" for number in range(count)}
+
+
 def test_a_shift_is_found_and_named() -> None:
     for seed in range(5):
         features, labels = data(seed)
@@ -43,7 +47,7 @@ def test_a_shift_is_found_and_named() -> None:
         one = found["site-3"]
         assert one.looks_like == {label: (label - 1) % CLASSES for label in range(CLASSES)}
         assert one.explained > one.agreement + 0.2
-        assert in_words(one.looks_like, None, CLASSES) == "shifted by 1 (1 too high)"
+        assert in_words(one.looks_like, named(CLASSES)) == "shifted by 1 (1 too high)"
 
 
 def test_two_classes_swapped_of_five() -> None:
@@ -51,8 +55,8 @@ def test_two_classes_swapped_of_five() -> None:
     labels["site-2"] = np.choose(labels["site-2"], [0, 3, 2, 1, 4])
     found = label_maps(features, labels)
     assert [site for site, one in found.items() if one.certain] == ["site-2"]
-    names = ["mel", "nv", "bcc", "ak", "df"]
-    assert in_words(found["site-2"].looks_like, names, CLASSES) == "swapped: 'nv' and 'ak'"
+    names = dict(enumerate(["mel", "nv", "bcc", "ak", "df"]))
+    assert in_words(found["site-2"].looks_like, names) == "swapped: 'nv' and 'ak'"
 
 
 def test_two_wrong_sites_of_five() -> None:
@@ -92,9 +96,9 @@ def test_odd_cases() -> None:
 
 
 def test_words() -> None:
-    assert in_words({0: 1, 1: 0}, None, 2) == "swapped: class 0 and class 1"
-    assert in_words({0: 1, 1: 2, 2: 0}, None, 3) == "shifted by 1 (1 too low)"
-    assert in_words({0: 1, 1: 2, 2: 0, 3: 3}, None, 4).startswith("mixed up: class 0 looks like class 1, ")
+    assert in_words({0: 1, 1: 0}, named(2)) == "swapped: 'class 0' and 'class 1'"
+    assert in_words({0: 1, 1: 2, 2: 0}, named(3)) == "shifted by 1 (1 too low)"
+    assert in_words({0: 1, 1: 2, 2: 0, 3: 3}, named(4)).startswith("mixed up: 'class 0' looks like 'class 1', ")
 
 
 def test_features_of_a_picture() -> None:

@@ -619,4 +619,4 @@ def test_check_data_says_it_once_with_the_number_of_files(tmp_path: Path) -> Non
         "1 mask(s): its palette's indices are the labels (0, 1, ... are #000000 #ff0000 ...) (training3_m.png)" in said
     )
     assert "1 image(s) of 'training' have a mask with nothing in it" in said
-    assert "1 image(s) of 'training' have a mask of which one structure covers all" in said
+    assert "1 image(s) of 'training' have a mask that leaves no background" in said

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.ndimage import find_objects
+from scipy.ndimage import binary_erosion, find_objects
+from scipy.stats import fisher_exact
 
 from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few, first_of
@@ -37,6 +38,14 @@ from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
+MOST, LESS, FEWER = 0.95, 0.8, 2  # shares of masks and a number of masks, for what a site draws seldom or only as lines
+# The p-value of a difference between two splits that a random split hardly makes; the number of combinations of
+# findings, the most frequent, that the probe of the labels tells apart.
+CHANCE, COMBINED = 0.001, 16
+EMPTY, FULL, LINES = (
+    "with nothing in it", "that leaves no background",
+    "of lines or single slices (no pixel has its structure on all sides); was an outline drawn, or a part?",
+)  # fmt: skip
 COLUMNS = ["site", "split", "place", "patient", "content", "target"]  # of a table with a row per image
 
 
@@ -111,9 +120,8 @@ class _Look:
     content: str | None = None  # hash of the image; None if all its pixels are the same
     number: int | None = None  # the class
     target: str | None = None  # hash of the target; None if it has none
-    labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class
-    empty: bool = False  # whether the mask has no structure
-    full: bool = False  # whether one structure covers the whole image
+    labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class, or findings
+    odd: list[str] = field(default_factory=list)  # what the mask is: EMPTY, FULL, LINES
     #: Features with the class of the image; of a mask those of its background (0) and structures (from 1).
     features: list[tuple[npt.NDArray[np.floating], int]] = field(default_factory=list)
     drawn: list[Drawn] = field(default_factory=list)  # the mask, where there is one
@@ -154,8 +162,16 @@ def check_sites(
     ]  # fmt: skip
     numbers = dict(zip(called, task.structures, strict=True))
     problems += _silent(reports, task.class_labels, numbers, file)
-    agreement = _labels(lookers, names if task.class_labels else ["background", *called], problems)
-    return DataReport(reports, problems, agreement)
+    problems += [] if task.class_labels else _seldom(reports)
+    meanings = dict(enumerate(called if task.class_labels else ["background", *called]))
+    if task.findings:
+        meanings = {
+            of: " and ".join(name for k, name in enumerate(called) if of >> k & 1) or "no finding"
+            for of, _ in Counter(
+                number for looker in lookers for look in looker.good for _, number in look.features
+            ).most_common(COMBINED)
+        }
+    return DataReport(reports, problems, _labels(lookers, meanings, problems))
 
 
 def _opened(
@@ -223,21 +239,26 @@ class _Looker:
             if sample.label is None:
                 return found
             picture, seen = flat_pair(image, target)
-            structures = target.reshape(len(target), -1) if target.ndim else np.zeros((1, 1))  # -1: does not count
-            if not task.class_labels:
-                found.empty = not (structures > 0).any()
-                found.full = bool(((structures != 0).all(axis=1) & (structures > 0).any(axis=1)).any())
-            found.labelled = np.flatnonzero((structures > 0).any(axis=1)).tolist() if target.ndim else [int(target)]
+            structures = target.reshape(len(target) if target.ndim else 1, -1)  # -1: does not count
+            marked = (structures > 0).any(axis=1)
+            found.number = None if target.ndim else int(target)
+            found.labelled = np.flatnonzero(marked).tolist() if target.ndim else [int(target)]
             found.target = _hash(seen)
-            if not target.ndim:
-                found.number, found.features = int(target), [(features_of(picture), int(target))]
-            elif target.ndim > 1:  # of findings: nothing
+            # A number of its own for each combination of structures or findings.
+            codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
+            if target.ndim > 1:
+                found.odd = [EMPTY] if not marked.any() else [
+                    what for what, so in (
+                        (FULL, (structures != 0).any(axis=0).all()),
+                        (LINES, not any(binary_erosion(one > 0).any() for one in target)),
+                    ) if so
+                ]  # fmt: skip
                 found.features = [(features, number) for number, features in regions_of(seen).items()]
-                # A number of its own for each combination of structures.
-                labels = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1)
                 # In the box that padding leaves; none where nothing counts.
                 boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
-                found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], labels[box]) for box in boxes]
+                found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], codes[box]) for box in boxes]
+            elif (target >= 0).all():
+                found.features = [(features_of(picture), int(codes))]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             self._values.add(sample)
         except DataError as error:
@@ -267,7 +288,7 @@ class _Looker:
         labelled = Counter(dict.fromkeys(self.names, 0))
         labelled.update(self.names[k] for look in good if look.split != SPLIT_GLOBAL for k in look.labelled)
         for split in counts:
-            self._judge(split, counts)
+            self._judge(split)
         for text in by_kind(misfits.values()):
             self.say(text)
         notes = notes_of(note for look in self.looks for note in look.notes)
@@ -293,17 +314,20 @@ class _Looker:
         known = tuple(k for k, name in enumerate(self.names) if name in seen)
         return known if len(known) < len(self.names) and all(labelled[self.names[k]] for k in known) else None
 
-    def _judge(self, split: str, counts: Mapping[str, Counter[int | None]]) -> None:
-        """Add the images of a split whose mask is empty or full, and its classes that have no training image."""
-        looks = [look for look in self.good if look.split == split]
-        for kind, what in (("empty", "with nothing in it"), ("full", "of which one structure covers all")):
-            if count := sum(getattr(look, kind) for look in looks):
+    def _judge(self, split: str) -> None:
+        """Add odd masks of a split, and classes or structures that it has far more or less often than 'training'."""
+        looks, trained = ([look for look in self.good if look.split == of] for of in (split, "training"))
+        for what, count in Counter(what for look in looks for what in look.odd).items():
+            if what != LINES or count > max(FEWER, len(looks) / 2):
                 self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
-        if split not in ("training", SPLIT_GLOBAL):
-            names = dict(enumerate(self.list.class_names or ()))
-            lacking = sorted(n for n in counts[split] if n is not None and n not in counts.get("training", ()))
-            if told := ", ".join(names.get(n, str(n)) for n in lacking):
-                self.say(f"classes of '{split}' without an image in 'training': {told}", grave=False)
+        own, known = (Counter(name for look in of for name in look.labelled) for of in (looks, trained))
+        for k in () if split in ("training", SPLIT_GLOBAL, UNLABELLED) else sorted({*own, *known}):
+            pairs = [(own[k], len(looks) - own[k]), (known[k], len(trained) - known[k])]
+            if not known[k] or fisher_exact(pairs)[1] < CHANCE:
+                self.say(
+                    f"{self.names[k]} is in {own[k]} of {len(looks)} labels of '{split}', and in {known[k]} of "
+                    f"{len(trained)} of 'training': was it looked for in both?", grave=False,
+                )  # fmt: skip
 
     def say(self, text: str, grave: bool = True, about: str = "") -> None:
         self.problems.setdefault(text, Problem(self.list.site, text, grave, about))
@@ -354,34 +378,55 @@ def _silent(
         yield Problem(site, question({site: lacking}, classes, numbers, file))
 
 
-def _labels(lookers: Sequence[_Looker], names: Sequence[str] | None, problems: list[Problem]) -> str:
+def _seldom(reports: Sequence[SiteReport]) -> Iterator[Problem]:
+    """Yield a note on each structure that nearly all masks of all other sites mark, and some of a site do not."""
+    totals = {
+        one.site: sum(found.total() for split, found in one.counts.items() if split not in (UNLABELLED, SPLIT_GLOBAL))
+        for one in reports
+    }
+    for site, name, count in (
+        (one.site, name, count) for one in reports for name, count in one.labelled.items() if count
+    ):
+        others = [
+            one.labelled[name] >= MOST * totals[one.site] for one in reports if one.site != site and one.labelled[name]
+        ]
+        if others and all(others) and count <= min(LESS * totals[site], totals[site] - FEWER):
+            yield Problem(
+                site, f"{count} of {totals[site]} masks mark {name}, and nearly all of the other sites' do: absent in "
+                "the others, or not drawn?", grave=False,
+            )  # fmt: skip
+
+
+def _labels(lookers: Sequence[_Looker], names: Mapping[int, str], problems: list[Problem]) -> str:
     """Check each site's labels with a probe trained on the other sites' images, and return a line on the result.
 
     Sites whose labels certainly look different are added to ``problems``.
     """
-    given = {looker.list.site: [pair for look in looker.good for pair in look.features] for looker in lookers}
+    given = {
+        looker.list.site: [pair for look in looker.good for pair in look.features if pair[1] in names]
+        for looker in lookers
+    }
     labels = {site: np.array([label for _, label in own]) for site, own in given.items() if own}
     features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items() if own}
     found = label_maps(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
     if len(found) < 2:
         return ""
-    classes = max(2, len(names or ()), 1 + max(int(own.max()) for own in labels.values()))
-    chance = 1 / classes
+    chance = 1 / max(2, len(names))
+    which = "" if len(found) > 2 else ", or those of the other site: with two nobody can say which"
     for site, one in found.items():
-        if not one.certain:
-            continue
         usual = float(np.median([other.agreement for name, other in found.items() if name != site]))
-        which = "" if len(found) > 2 else ", or those of the other site: with two nobody can say which"
-        text = (
-            f"its labels look {in_words(one.looks_like, names, classes)}{which}. A simple probe of the other sites' "
-            f"images agrees with {one.agreement:.0%} of its labels, with {one.explained:.0%} of them read so (at the "
-            f"other sites with {usual:.0%}); compare the list of classes, and look at some images"
-        )
-        problems.append(Problem(site, text, grave=one.agreement <= chance and one.explained > chance + CLEAR))
+        if one.certain or usual - one.agreement > 2 * CLEAR:
+            how = f"look {in_words(one.looks_like, names)}{which}" if one.certain else "are unlike those of other sites"
+            text = (
+                f"its labels {how}. A simple probe of the other sites' images agrees with {one.agreement:.0%} of its "
+                f"labels{f', with {one.explained:.0%} of them read so' if one.certain else ''} (at the other sites "
+                f"with {usual:.0%}); compare the list of classes, and look at some images"
+            )
+            problems.append(Problem(site, text, one.certain and one.agreement <= chance < one.explained - CLEAR))
     shown = ", ".join(f"{site} {one.agreement:.0%}" for site, one in found.items())
     short = [site for site, one in found.items() if not one.enough]
     told = first_of({
-        "see above": any(one.certain for one in found.values()),
+        "see above": any(one.text.startswith("its labels look" if short else "its labels ") for one in problems),
         f"too few images at {', '.join(short)} to tell swapped or shifted labels": bool(short),
         "too little to tell whether the labels mean the same everywhere":
             float(np.median([one.agreement for one in found.values()])) < chance + CLEAR,
@@ -397,7 +442,6 @@ def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
     sites may share a test list. An image in both ``test`` and ``test_<name>`` of one site is no problem.
     """
     shared: Counter[str] = Counter()
-    otherwise = []
     copied = seen[seen["content"].notna() & seen.duplicated("content", keep=False)]
     for _, same in copied.groupby("content", sort=False):
         sites, where = sorted(set(same["site"])), few(same["place"].tolist(), PLACES)
@@ -409,10 +453,9 @@ def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
         elif not site:
             shared[", ".join(sites)] += 1
         if same["target"].nunique() > 1:
-            otherwise.append(Problem(site, f"one image with different labels: {where}; find out which one is right"))
+            yield Problem(site, f"one image with different labels: {where}; find out which one is right")
     for names, count in shared.items():
         yield Problem("", f"{count} test image(s) are the same at {names}", grave=False)
-    yield from otherwise
 
 
 def _people(seen: pd.DataFrame) -> Iterator[Problem]:

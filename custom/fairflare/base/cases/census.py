@@ -36,8 +36,7 @@ class Census:
 
     def told(self, names: Sequence[str], least: int) -> dict[str, int]:
         """Return the number of cases with each structure or class that may leave a site, see :func:`told_cases`."""
-        cases = {name: self.cases[number] for number, name in enumerate(names)}
-        return told_cases(cases, len(self.everybody), least)
+        return told_cases({name: self.cases[k] for k, name in enumerate(names)}, len(self.everybody), least)
 
 
 class Marked(SiteData):

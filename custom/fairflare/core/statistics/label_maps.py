@@ -7,7 +7,7 @@ federation does not have them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,28 +152,25 @@ def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping
     least = _EVIDENCE + 2 * math.lgamma(len(known) + 1)
     certain = bool(z > 0 and z * z > least and gained and np.mean(gained) > _CLEAR)
     return LabelMap(
-        agreement, looks_like, explained, certain, bool(np.sort(np.bincount(labels[kept]))[-2:].sum() > least)
-    )
+        agreement, looks_like, explained, certain,
+        enough=bool(np.sort(np.unique(labels[kept], return_counts=True)[1])[-2:].sum() > least),
+    )  # fmt: skip
 
 
-def in_words(looks_like: Mapping[int, int], names: Sequence[str] | None, classes: int) -> str:
+def in_words(looks_like: Mapping[int, int], names: Mapping[int, str]) -> str:
     """Describe in words how a site's labels seem to be mixed up (a map of labels other than the identity).
 
     Args:
         looks_like: class that each label looks like.
-        names: names of the classes, if they have any.
-        classes: number of classes.
+        names: name of each class, or of each combination of findings.
     """
+    classes = len(names)
     steps = {(label - other) % classes for label, other in looks_like.items()}
     moved = {label: other for label, other in looks_like.items() if label != other}
     if len(looks_like) > 2 and len(steps) == 1:
         step = steps.pop()
         far = f"{step} too high" if step <= classes // 2 else f"{classes - step} too low"
         return f"shifted by {min(step, classes - step)} ({far})"
-
-    def name(number: int) -> str:
-        return repr(names[number]) if names and number < len(names) else f"class {number}"
-
     if len(moved) == 2 and all(moved.get(other) == label for label, other in moved.items()):
-        return f"swapped: {' and '.join(name(label) for label in sorted(moved))}"
-    return "mixed up: " + ", ".join(f"{name(label)} looks like {name(other)}" for label, other in sorted(moved.items()))
+        return f"swapped: {' and '.join(repr(names[label]) for label in sorted(moved))}"
+    return "mixed up: " + ", ".join(f"{names[k]!r} looks like {names[other]!r}" for k, other in sorted(moved.items()))

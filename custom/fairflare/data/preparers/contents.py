@@ -112,14 +112,10 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
         files += (
             path for name in names if not is_companion(name) and ((path := here / name).is_file() or not path.exists())
         )
-    images = [path for path in sorted(files) if _is_image(path, endings)]
+    images = [path for path in sorted(files) if (own := suffix_of(path)) in endings
+              or (own not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))]  # fmt: skip
     unread = sorted({path for path in files if suffix_of(path) not in SIDECARS} - {*images})
     return Contents(folder, tuple(images), tuple(unread), tuple(sorted(folders[1:])))
-
-
-def _is_image(path: Path, endings: Collection[str]) -> bool:
-    ending = suffix_of(path)
-    return ending in endings or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))
 
 
 def _refuse(error: OSError) -> None:

@@ -219,7 +219,13 @@ class _Result:
         how: dict[str, Any] = {"seed": seed, "fractions": rule.fractions, "stratified": form.stratified}
         splits = {site: assign(own, site=site, folds=rule.folds, **how) for site, own in self.items.items()}
         for fold in range(rule.folds or 1):
-            lists = {site: _by_split(own, splits[site][fold]) for site, own in self.items.items()}
+            lists = {
+                site: {
+                    split: [item for item, own in zip(items, splits[site][fold], strict=True) if split in own]
+                    for split in dict.fromkeys(chain(SPLITS, *splits[site][fold]))
+                }
+                for site, items in self.items.items()
+            }
             if rule.global_test:
                 lists = self._with_global_test(lists)
             entries = {
@@ -330,13 +336,6 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
                 "differ in letters or digits, not in other signs or in capitals alone"
             )
         yield item
-
-
-def _by_split(items: Sequence[Item], splits: Sequence[tuple[str, ...]]) -> Split:
-    return {
-        split: [item for item, own in zip(items, splits, strict=True) if split in own]
-        for split in dict.fromkeys(chain(SPLITS, *splits))
-    }
 
 
 def _entries(item: Item, split: str) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fairflare.base.cases.resampling import units_of
 from fairflare.base.disk.files import write_whole
 from fairflare.base.machine.computing import plainly
+from fairflare.base.settings import field_names
 from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.features.adapting import network_of
@@ -37,7 +38,7 @@ from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED,
 from fairflare.federation.site.site_file import SUBMITS
 from fairflare.methods.base.home import LOCAL_MODEL
 from fairflare.methods.base.reports import TOO_FEW
-from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.classifier_retraining import ClassifierRetraining
 from fairflare.methods.parts.consistency import Consistency, TrainedOn, check_unlabelled, has_labels
 from fairflare.methods.parts.fine_tuning import FineTuning
@@ -98,7 +99,8 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         training = FineTuning.told(training, run.directives, shares=worker.settings.get(SUBMITS, False) is True)
         run.unlabelled = Consistency.of(training, run, model) if training is worker.training else None
         if alone := run.unlabelled is not None and run.unlabelled.alone:
-            training, run.data = run.unlabelled.half_alone(training), TrainedOn(run.data)  # type: ignore[assignment]
+            plain = {name: getattr(training, name) for name in field_names(LocalTraining)}  # no terms of the method
+            training, run.data = LocalTraining(**plain), TrainedOn(run.data)  # type: ignore[assignment]
         private = worker.private
         trained = training.train(run, model) if private is None else private.train(training, request, run, model)
         trained.check_moved(run, model, received)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from fairflare.base.settings import field_names
 from fairflare.base.site_data import UNLABELLED, Proxy, SiteData
 from fairflare.base.task import Task
 from fairflare.core.features.norms import norms_of
@@ -102,10 +101,6 @@ class Consistency:
             return cls(half, run, model)
         partly = half.unlabelled and run.task.consistency == "teacher" and getattr(run.task, "annotated", None)
         return NotDrawn(half, run, model) if partly else None
-
-    def half_alone(self, half: LocalTraining) -> LocalTraining:
-        """Return the method's site half; at a site without labels, one without the method's own loss terms."""
-        return LocalTraining(**{n: getattr(half, n) for n in field_names(LocalTraining)}) if self.alone else half
 
     def _batches(self) -> Iterator[torch.Tensor]:
         size = self.half.batch_size * (MORE if self.fixmatch else 1)

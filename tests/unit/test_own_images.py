@@ -37,7 +37,8 @@ def site(folder: Path, *, colour: bool = True, size: tuple[int, int] = (100, 130
         if not colour:
             pixels[:] = pixels[:, :, :1]  # grey in three channels
         Image.fromarray(pixels).save(folder / "images" / name)
-        Image.fromarray(np.eye(*size, k=number, dtype=np.uint8)).save(folder / "masks" / name)
+        band = np.tri(*size, k=3 * number + 4) - np.tri(*size, k=3 * number - 4)  # with an inside: lines are noted
+        Image.fromarray(band.astype(np.uint8)).save(folder / "masks" / name)
         entries.append({"image": f"images/{name}", "label": f"masks/{name}"})
     whose = [{**e, "patient": f"x{n}"} for n, e in enumerate(entries)] if patient else entries
     lists = {"training": whose[:8:2] + whose[1:6:2], "validation": whose[7:9], "test": whose[9:]}

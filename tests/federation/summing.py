@@ -15,10 +15,12 @@ from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.methods.base.catalog import get_method
 from fairflare.tasks.base import SiteData
+from fairflare.tasks.networks import GivenHead
 from tests.tiny import document
 
 from .network import Line, number
 
+FAST = {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False}
 WIDTH = 40  # of the network: wide enough that a correlation of 4 / sqrt(N) is small
 
 
@@ -55,6 +57,69 @@ class Numbers(Line):
         return Drawn(site)
 
 
+class TwoNorms(Numbers):
+    """Define :class:`Numbers` with a second batch norm, whose input depends on the first one."""
+
+    def build_model(self) -> torch.nn.Module:
+        norms = torch.nn.BatchNorm1d(WIDTH), torch.nn.BatchNorm1d(WIDTH)
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, WIDTH), norms[0], torch.nn.ReLU(), norms[1], torch.nn.Linear(WIDTH, 1)
+        )
+
+
+class OfClasses(Drawn):
+    """Hold numbers of some of four classes, of one of which a site may have but one sample."""
+
+    def __init__(self, site: str, classes: tuple[int, ...], single: int | None) -> None:
+        super().__init__(site)
+        self.targets = torch.tensor([classes[place % len(classes)] for place in range(len(self.inputs))])
+        if single is not None:
+            self.targets[0] = single
+
+    def batches(self, split: str, *, batch_size: int, **_: Any) -> Any:
+        return [(inputs, targets.clone()) for inputs, targets in super().batches(split, batch_size=batch_size)]
+
+    def class_counts(self, split: str) -> torch.Tensor:
+        return torch.bincount(self.targets, minlength=4)
+
+
+class TwoHeads(torch.nn.Module):
+    """Classify with one classifier in training, and with the server's in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.Sequential(torch.nn.Linear(6, WIDTH), torch.nn.BatchNorm1d(WIDTH), torch.nn.ReLU())
+        self.head = torch.nn.Linear(WIDTH, 4)
+        self.retrained = GivenHead(self.head)
+
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.encoder(inputs)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return (self.head if self.training else self.retrained)(self.embed(inputs))
+
+
+class Classes(Numbers):
+    """Define four classes, of which the sites have those given, and a network with two classifiers."""
+
+    has_classes = True
+
+    def __init__(self, of_site: Mapping[str, tuple[int, ...]], single: Mapping[str, int] | None = None) -> None:
+        self.of_site, self.single = of_site, single or {}
+
+    def build_model(self) -> torch.nn.Module:
+        return TwoHeads()
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    def open_site(self, site: str, settings: Any) -> SiteData:
+        return OfClasses(site, self.of_site[site], self.single.get(site))
+
+
 Twist = Callable[[str, str, int], Any]  # site, task, how often the site was asked this task -> what comes in its place
 
 
@@ -89,24 +154,26 @@ class Run:
 
     def __init__(
         self, folder: Path, method: str = "fed_avg", sites: int = 3, twist: Twist | None = None,
-        local: Mapping[str, Any] | None = None, **settings: Any,
+        local: Mapping[str, Any] | None = None, half: Mapping[str, Any] | None = None,
+        rule: Mapping[str, Any] | None = None, task: Any = None, **settings: Any,
     ) -> None:  # fmt: skip
         known = get_method(method)
         rate = {"learning_rate": 0.05} if "learning_rate" in field_names(known.rule) else {}  # as the sites' half
-        rule = build(known.rule, {**known.server, **rate})
+        of_rule = build(known.rule, {**known.server, **rate, **(rule or {})})
         training = build(
             known.training,
-            {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False, **known.site},
+            {**FAST, **known.site, **(half or {})},
         )
+        task = task or Numbers()
         run = RunSettings(**{"num_rounds": 2, "secure": "sums", "anchor_timeout": 60.0, **settings})
         names = [f"site-{k + 1}" for k in range(sites)]
-        self.wire = Wire(names, Numbers(), training, local or {}, folder / "state")
+        self.wire = Wire(names, task, training, local or {}, folder / "state")
         if twist is not None:
             self.wire.twist = twist  # type: ignore[method-assign]
         self.folder = folder / "server"
         place = Place(self.folder, folder / "kept", "job", {}, values_of(training))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.rounds = Rounds(Numbers(), rule, run, self.wire, place)
+        self.rounds = Rounds(task, of_rule, run, self.wire, place)
 
     def __call__(self) -> Run:
         self.rounds.run()

@@ -25,7 +25,7 @@ from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 
 from ..unit.test_sums import certificate, kit
-from .summing import Drawn, Numbers, Run, Twist, Wire
+from .summing import Classes, Drawn, Numbers, Run, Twist, TwoNorms, Wire
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +185,147 @@ def test_sites_with_startup_kits_sign_their_keys(tmp_path: Path) -> None:
     other.wire._arguments = kits.__get__(other.wire)  # type: ignore[method-assign]
     with pytest.raises(RoundFailed, match=r"secure sums: the certificate of site 'site-2' is .*, pinned is ab"):
         other()
+
+
+# ------------------------------------------------------------------------------------------------ further sums
+
+RECALIBRATED: dict[str, Any] = {"half": {"norm_statistics": "recalibrated"}, "norm_statistics": "recalibrated"}
+CREFF: dict[str, Any] = {"half": {"gradient_repeats": 2}, "rule": {"classifier_epochs": 5, "num_features": 4}}
+SHARED = {"site-1": (0, 1), "site-2": (0, 1), "site-3": (0, 1), "site-4": (1, 0)}
+
+
+def messages(run: Run, name: str) -> list[tuple[str, Message]]:
+    return [(site, message) for site, of, message in run.wire.sent if of == name]
+
+
+@pytest.mark.parametrize("recalibration", ["exact", "one_pass"])
+def test_recalibrated_norms_are_those_of_the_plain_run(recalibration: str, tmp_path: Path) -> None:
+    options = {**RECALIBRATED, "task": TwoNorms(), "recalibration": recalibration}
+    sums = Run(tmp_path / "a", **options)()
+    plain = Run(tmp_path / "b", secure="", max_weight=0.5, **options)()
+    for name, tensor in plain.model.items():
+        torch.testing.assert_close(sums.model[name], tensor, atol=1e-6, rtol=1e-6)
+    (one, other) = (run.results["rounds"][1]["details"]["norms"] for run in (sums, plain))
+    assert one == other
+    assert one["exchanges"] == (2 if recalibration == "exact" else 1)
+    told = messages(sums, "norms")
+    assert len(told) == 2 * 3 * one["exchanges"]
+    for _, message in told:
+        assert set(message.meta["report"]) == {"norms", "values", "more"}
+        assert message.params is None
+    vectors = [message.params["norms"] for _, message in messages(sums, "mask") if "norms" in message.params]
+    counts = np.bincount(torch.cat(vectors).numpy().view(np.uint8), minlength=256)
+    assert ((counts - counts.sum() / 256) ** 2 / (counts.sum() / 256)).sum() < 255 + 5 * math.sqrt(2 * 255)
+
+
+def test_a_site_lost_in_the_sum_of_norms_is_left_out_of_the_norms_alone(tmp_path: Path) -> None:
+    """Lose a site in the second sum of a round; the plain run, in which it is silent about norms, has the same."""
+    options: dict[str, Any] = {**RECALIBRATED, "task": TwoNorms(), "sites": 4, "num_rounds": 1}
+    run = Run(tmp_path / "a", twist=lost("site-4", "mask", 1, first=2), **options)()
+    plain = Run(tmp_path / "b", twist=lost("site-4", "norms", 9, first=1), secure="", max_weight=0.5, **options)()
+    left = {(x["site"], x["phase"]) for x in run.results["rounds"][0]["left_out"]}
+    assert left == {("site-4", "mask"), ("site-4", "norms")}
+    assert run.results["rounds"][0]["details"]["norms"]["images"].keys() == {"site-1", "site-2", "site-3"}
+    assert torch.allclose(run.model["3.running_mean"], plain.model["3.running_mean"], atol=1e-6)
+
+
+def test_a_server_that_dies_after_the_sums_of_norms_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    options = {**RECALIBRATED, "task": TwoNorms(), "experiment": "e"}
+    whole = Run(tmp_path / "whole", **options)()
+    dies_before_the_checkpoint(Run(tmp_path, **options), monkeypatch)
+    again = Run(tmp_path, **options)()
+    assert all(torch.equal(tensor, whole.model[key]) for key, tensor in again.model.items())
+
+
+def test_moments_are_not_sent_in_the_clear_by_a_site_that_allows_sums_only(tmp_path: Path) -> None:
+    """Ask for moments in a run without secure sums whose training the site never refused."""
+    local = {"sites": {"site-3": {"secure": "sums"}}}
+
+    run = Run(tmp_path, secure="", num_rounds=1, min_sites=2, local=local, **RECALIBRATED)
+    asked = run.wire._answer
+
+    def through(site: str, name: str, task: Message) -> Any:
+        if (site, name) == ("site-3", "train"):
+            task = replace(task, meta={**task.meta, "sums": {"run": bytes(32)}})
+            answer = asked(site, name, task)
+            return Message(
+                {name: tensor * 0 for name, tensor in start_model().items()}, True, {"dice": 0.5}, answer.meta
+            )
+        return asked(site, name, task)
+
+    run.wire._answer = through  # type: ignore[method-assign]
+    left = {(x["site"], x["phase"]): x["reason"] for x in run().results["rounds"][0]["left_out"]}
+    assert "its own file has secure=sums, the run has not" in left["site-3", "norms"]
+
+
+def test_creff_sums_the_gradients_of_a_class(tmp_path: Path) -> None:
+    """Compare with the plain run, whose gradients come in the clear; and the opened mean with a loop over the sites."""
+    sums = Run(tmp_path / "a", "creff", 4, task=Classes(SHARED), **CREFF)()
+    plain = Run(tmp_path / "b", "creff", 4, task=Classes(SHARED), secure="", max_weight=0.5, **CREFF)()
+    for name, tensor in plain.model.items():
+        torch.testing.assert_close(sums.model[name], tensor, atol=1e-6, rtol=1e-6)
+    for one, other in zip(sums.results["rounds"], plain.results["rounds"], strict=True):
+        assert one["values"] == pytest.approx(other["values"], rel=1e-5)
+        assert one["values"]["classes"] == 2
+    for site, message in messages(sums, "train"):
+        assert message.meta["report"] == {"gradient_classes": sorted(SHARED[site])}
+    for site, message in messages(sums, "mask"):
+        assert set(message.params) == {"params", "buffers", "class_gradients"}
+        for at in (0, 1):
+            own = torch.cat([*sums.wire.updates[site, at]["class_gradients"].values()]).double()
+            sent = message.params["class_gradients"].double()
+            assert abs(float(np.corrcoef(sent.numpy(), own.numpy())[0, 1])) < 4 / math.sqrt(len(own))
+
+
+def test_a_class_that_few_sites_have_is_not_summed(tmp_path: Path) -> None:
+    """Check three, two and one site with a class, a site whose single sample stays hidden, and a class without site."""
+    have = {"site-1": (0, 1, 2), "site-2": (0, 1, 2), "site-3": (0, 1), "site-4": (0, 3)}
+    task = Classes(have, single={"site-3": 2})
+    run = Run(tmp_path, "creff", 4, task=task, num_rounds=1, min_cases=2, **CREFF)()
+    (question,) = (q for q in messages_asked(run, "site-1") if q["label"] == "class_gradients")
+    third = pytest.approx(1 / 3)
+    assert question["table"]["site-1"] == [0.25, third, 0.0, 0.0]
+    assert question["table"]["site-3"] == [0.25, third, 0.0, 0.0]
+    assert question["table"]["site-4"] == [0.25, 0.0, 0.0, 0.0]
+    told = dict(messages(run, "train"))
+    assert told["site-3"].meta["report"] == {"gradient_classes": [0, 1]}
+    assert run.results["rounds"][0]["values"]["classes"] == 2
+    (warning,) = (w for w in run.results["rounds"][0]["warnings"] if w["kind"] == "exposure")
+    assert warning["text"].startswith("gradients of classes '2', '3' are not summed: fewer than 3 sites have one")
+
+
+def messages_asked(run: Run, site: str) -> list[Any]:
+    return [
+        q for at, name, task in run.wire.asked if (at, name) == (site, "mask") for q in task.meta["sums"]["questions"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"site-1": 0.5, "site-2": 0.5}, "a class has the numbers of fewer than 3 sites"),
+        ({"site-1": 0.4, "site-2": 0.3, "site-3": 0.3}, "a class that it has no numbers of has a weight"),
+    ],
+)
+def test_a_lying_server_s_sum_of_a_class_is_refused_by_name(row: dict[str, float], why: str, tmp_path: Path) -> None:
+    """Let the server weigh class 2, which only two sites have, and then a third site for which it is hidden."""
+    have = {"site-1": (0, 1, 2), "site-2": (0, 1, 2), "site-3": (0, 1), "site-4": (0, 1)}
+    run = Run(tmp_path, "creff", 4, task=Classes(have, single={"site-3": 2}), num_rounds=1, min_cases=2, **CREFF)
+    answer = Wire._answer
+
+    def lies(wire: Wire, site: str, name: str, task: Message) -> Any:
+        if name == "mask":
+            sums = task.meta["sums"]
+            for question in (q for q in sums["questions"] if q["label"] == "class_gradients"):
+                for member, weights in question["table"].items():
+                    weights[2] = row.get(member, 0.0)
+        return answer(wire, site, name, task)
+
+    run.wire._answer = lies.__get__(run.wire)  # type: ignore[method-assign]
+    with pytest.raises(RoundFailed, match="a class has the numbers of fewer than 3 sites"):  # a lie or its rest
+        run()
+    assert any(why in message.meta.get("reason", "") for _, message in messages(run, "mask"))
+    assert not messages(run, "release")
 
 
 # ------------------------------------------------------------------------------------------------ lost sites
@@ -385,14 +526,14 @@ def test_a_sum_of_numbers_that_a_site_does_not_keep_is_refused_by_name(tmp_path:
     def other(wire: Wire, site: str, name: str, task: Message) -> Any:
         if (site, name) == ("site-4", "mask"):
             sums = task.meta["sums"]
-            asked = {**sums["questions"][0], "label": "norms", "ring": [64, 40, 8.0]}
+            asked = {**sums["questions"][0], "label": "class_gradients", "ring": [64, 40, 8.0]}
             task = replace(task, meta={**task.meta, "sums": {**sums, "questions": [asked]}})
         return answer(wire, site, name, task)
 
     run.wire._answer = other.__get__(run.wire)  # type: ignore[method-assign]
     (left,) = run().results["rounds"][0]["left_out"]
     assert left["site"] == "site-4"
-    assert "sum 'norms': it keeps no such numbers" in left["reason"]
+    assert "sum 'class_gradients' of round 0: it keeps no such numbers" in left["reason"]
 
 
 @pytest.mark.parametrize(
@@ -403,11 +544,9 @@ def test_a_sum_of_numbers_that_a_site_does_not_keep_is_refused_by_name(tmp_path:
         ("cgsv", {}, "every site gets a model of its own"),
         ("cffl", {}, "every site gets a model of its own"),
         ("scaffold", {}, "divides each site's update"),
-        ("creff", {}, "would come in the clear"),
         ("afl", {"afl_mode": "argmax"}, "its model is that of one site"),
         ("fed_avg", {"aggregate": "median"}, "aggregate='median' needs every site's model"),
         ("fed_avg", {"max_weight": 0.6}, "max_weight=0.6 would show a site's update; set it to 0.5 at most"),
-        ("fed_avg", {"norm_statistics": "recalibrated"}, "sends each site's moments in the clear"),
         ("fed_avg", {"groups": ["sex"]}, "sums of its groups in the clear"),
         ("fed_avg", {"personalise": "finetune"}, "may send a site's own model"),
         ("fed_avg", {"unlabelled": "consistency"}, "weighs sites without a report"),

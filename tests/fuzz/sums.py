@@ -1,4 +1,4 @@
-"""Feed hostile answers to ``keys``, ``mask`` and ``release`` into a run of secure sums with four sites.
+"""Feed hostile answers to what only secure sums ask, to ``train`` and to ``norms`` into a run of CReFF with four sites.
 
 A refused answer costs the site the exchange, and names it. What is well formed and wrong (another key, another number)
 spoils a sum that nobody can be named for: that ends the run with these words, and with no other.
@@ -12,17 +12,22 @@ from unittest import mock
 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fairflare.exchange.messages import OF_SUMS, Message
+from fairflare.exchange.messages import OF_SUMS, TASK_NORMS, TASK_TRAIN, Message
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.flare.controller import _unreadable
 from fairflare.flare.messages.wire import from_model, to_model
 
-from ..federation.summing import Run, Wire
+from ..federation.summing import Classes, Run, Wire
 from .bench import LONGEST, Verdict
 from .mutations import Case, Cases
 from .server import NotSent, decoded, encoded
 
 SUMS = "sums"
+PHASES = (*OF_SUMS, TASK_TRAIN, TASK_NORMS)
+SUMS_OF_ALL: dict[str, Any] = {
+    "half": {"norm_statistics": "recalibrated", "gradient_repeats": 1}, "norm_statistics": "recalibrated",
+    "rule": {"classifier_epochs": 1, "num_features": 2, "feature_steps": 1},
+}  # fmt: skip
 BAD = "site-2"
 BY_DESIGN = ("nobody can say which", "none of which refuses")  # of a message that is well formed
 
@@ -44,8 +49,10 @@ def attack_sums(folder: Path, method: str, phase: str, seed: int, cases: Any = (
 
 
 def _judged(folder: Path, index: int, seed: int) -> Verdict:
-    phase = OF_SUMS[index % len(OF_SUMS)]
-    run, verdict, answer = Run(folder, sites=4, num_rounds=1), Verdict(index, ""), Wire._answer
+    phase = PHASES[index % len(PHASES)]
+    sites = dict.fromkeys(("site-1", "site-2", "site-3", "site-4"), (0, 1))
+    run = Run(folder, "creff", 4, task=Classes(sites), num_rounds=1, **SUMS_OF_ALL)  # opens all sums but Fed-LWR's
+    verdict, answer = Verdict(index, ""), Wire._answer
     told: list[Case] = []
 
     def hostile(wire: Wire, site: str, name: str, task: Message) -> Any:
@@ -53,7 +60,7 @@ def _judged(folder: Path, index: int, seed: int) -> Verdict:
         if (site, name) != (BAD, phase) or told:
             return found
         good = FLModelUtils.to_shareable(to_model(found))
-        told.append(Cases(good, f"{SUMS}/{phase}/{seed}")[index // len(OF_SUMS)])
+        told.append(Cases(good, f"{SUMS}/{phase}/{seed}")[index // len(PHASES)])
         verdict.name = f"{phase}: {told[0].name}"
         try:
             result = decoded(encoded(told[0].apply(FLModelUtils.to_shareable(to_model(found)))))

@@ -62,7 +62,7 @@ def test_methods_whose_models_can_stay_at_the_sites() -> None:
     ]  # fmt: skip
     reads = {name: what for name, what in said.items() if what.startswith("no: ")}
     assert list(reads) == [
-        "cffl", "cgsv", "creff", "fed_awa", "fed_ce", "fed_heal", "fed_lf", "fed_mgda", "fed_mrl", "scaffold",
+        "cffl", "cgsv", "fed_awa", "fed_ce", "fed_heal", "fed_lf", "fed_mgda", "fed_mrl", "scaffold",
     ]  # fmt: skip
     assert reads["fed_ce"] == "no: it compares each site's update with those of the others"
     assert said.keys() - reads.keys() >= {"fed_avg", "fed_ism_plus_l", "fed_opt", "group_dro", "fed_mas"}

@@ -19,7 +19,7 @@ from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Pairs, SiteKeys, SumRefused
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
-from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, Ring
+from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout
 
 SITES = ("a", "b", "c", "d")
 LIKE = {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
@@ -305,17 +305,24 @@ def test_a_damaged_log_is_refused(net: Network, damage: bytes) -> None:
         net.sends(ask(), "a")
 
 
-def test_sums_of_numbers_that_are_no_update(net: Network) -> None:
-    """Hold totals to exact counts; the same model may be asked again for other splits, not with other members."""
-    for site in SITES:
-        net.updates[site] = {name: torch.arange(t.numel()).reshape(t.shape) for name, t in LIKE.items()}
-    counts = ask([1.0] * 4, "histogram/test", ring=Ring(64, 0, 2.0**40))
-    assert net.sum_of(counts)["w"].tolist() == [[0, 4, 8], [12, 16, 20]]
-    net.sends(ask([1.0] * 3, "histogram/validation", ring=Ring(64, 0, 2.0**40)), "a")
+def test_norms_are_summed_once_for_each_model_of_a_round(net: Network) -> None:
+    """Open norms of two models in a round; not of the same one with other members, numbers or in a later round."""
+    first, second = (ask(EVEN, "norms", ring=BUFFERS, model=bytes([number]) * 32) for number in (1, 2))
+    for question in (first, replace(second, attempt=1)):
+        found = net.sum_of(question)["w"]
+        torch.testing.assert_close(found, net.mean(question, "w"), atol=1e-11, rtol=0)
+    fewer = [1 / 3] * 3
     with pytest.raises(SumRefused, match="attempt 0 is open already"):
-        net.sends(ask([1.0] * 3, "histogram/test", ring=Ring(64, 0, 2.0**40), attempt=1), "a")
+        net.sends(ask(fewer, "norms", ring=BUFFERS, model=first.model, attempt=2), "a")
     with pytest.raises(SumRefused, match="the same model was summed with other members or weights in round 0"):
-        net.sends(ask([1.0] * 3, "histogram/test", ring=Ring(64, 0, 2.0**40), round=1), "a")
+        net.sends(ask(fewer, "norms", ring=BUFFERS, model=first.model, round=1), "a")
+    net.updates["a"] = {name: tensor + 1 for name, tensor in LIKE.items()}
+    with pytest.raises(SumRefused, match="its numbers are others than before"):
+        net.sends(replace(first, round=1), "a")
+    # Everything else is summed once in a round, whatever the model is.
+    net.sum_of(ask(EVEN, "class_gradients", ring=BUFFERS))
+    with pytest.raises(SumRefused, match="attempt 0 is open already"):
+        net.sends(ask(fewer, "class_gradients", ring=BUFFERS, attempt=1, model=bytes([3]) * 32), "a")
 
 
 QUESTIONS = st.tuples(

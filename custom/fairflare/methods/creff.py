@@ -20,7 +20,7 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import NonNegative, NonNegativeInt, Positive, PositiveInt, settings
 from fairflare.core.features.federated_features import classifier_gradient, matched_features, retrained_classifier
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.reports import TRAINING, Field, ReportError
+from fairflare.methods.base.reports import CLASSES, TRAINING, Field, ReportError
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, State, Weighing, sample_weights
 from fairflare.methods.bsm import JOB, LEARNS
 from fairflare.methods.parts.class_gradients import MADE, REPORTED, ClassGradientTraining
@@ -51,11 +51,13 @@ class CReFF(MakesTensors):
     report_fields = (
         Field(
             REPORTED, "array", low=-MAX_GRADIENT, high=MAX_GRADIENT, required=False,
-            doc="for each class of the site its number, and the gradient of the server's classifier on images of it: "
-            "C (d + 1) numbers of four bytes",
-            reveals="which classes the site has; and the gradient of a class is nearly the mean feature of its images, "
-            "from which images may be guessed where a class has few",
-            keep="of classes with fewer cases: `min_cases`", of=TRAINING,
+            doc="of each class its number, and the gradient of the server's classifier on its images: "
+            "C (d + 1) numbers",
+            reveals="its classes, and nearly the mean feature of the images of each, from which few may be guessed",
+            keep="of fewer cases: `min_cases`; all: `secure=sums`", of=TRAINING,
+        ),
+        Field(
+            CLASSES, "vector", low=0, required=False, doc="in its place with `secure=sums`: the classes", of=TRAINING,
         ),
     )  # fmt: skip
     makes: ClassVar[tuple[str, ...]] = (MADE,)
@@ -121,7 +123,31 @@ class CReFF(MakesTensors):
         if self.federated is None:
             shape = (len(bias), self.num_features, weight.shape[1])
             self.federated = torch.randn(shape, generator=torch.Generator().manual_seed(inputs.seed))
-        wanted = self._mean_gradients(inputs, weight)
+        self._seed = inputs.seed + 1 + inputs.current_round
+        if self.secure:
+            weighing.by_class = {str(label): self._shares(label, inputs) for label in range(len(bias))}
+            weighing.means = {f"{label}.sum": torch.zeros(weight.numel() + len(bias)) for label in range(len(bias))}
+        else:
+            weighing.means = {f"{label}.sum": of for label, of in self._mean_gradients(inputs, weight).items()}
+            self.learn(weighing)
+        return weighing
+
+    def _shares(self, label: int, inputs: RoundInputs) -> dict[str, float]:
+        """Return equal weights of the sites that have a class; none where the run's bounds would change them."""
+        own = [site for site in inputs.sites if label in (inputs.reports[site][CLASSES] or ())]
+        shares = {site: 1 / len(own) if site in own else 0.0 for site in inputs.sites}
+        return shares if not own or inputs.bounded(shares) == shares else dict.fromkeys(shares, 0.0)
+
+    def learn(self, weighing: Weighing) -> None:
+        """Match the features to the mean gradients of the classes, and train the second classifier on them."""
+        assert self._classifier is not None
+        assert self.federated is not None
+        weight, bias = (tensor.float() for tensor in self._classifier)
+        wanted = {
+            int(name.partition(".")[0]): mean.float().reshape(len(bias), -1)
+            for name, mean in weighing.means.items()
+            if bool(mean.any())
+        }
         self.federated, before, after = matched_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
@@ -130,14 +156,13 @@ class CReFF(MakesTensors):
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,
             batch_size=self.classifier_batch,
-            seed=inputs.seed + 1 + inputs.current_round,
+            seed=self._seed,
         )
         self._made = {
             MADE + part: tensor.to(like.dtype)
             for part, tensor, like in zip(("weight", "bias"), made, self._classifier, strict=True)
         }
-        weighing.values = {"matching_before": before, "matching_after": after, "classes": float(len(wanted))}
-        return weighing
+        weighing.values |= {"matching_before": before, "matching_after": after, "classes": float(len(wanted))}
 
     def _mean_gradients(self, inputs: RoundInputs, weight: torch.Tensor) -> dict[int, torch.Tensor]:
         """Return the mean gradient of each class over the sites that have the class; leave out gradients that are 0.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -46,6 +46,11 @@ class Floor:
         """Return the classes, findings or structures with too few cases in a split; ``None`` if cases are unknown."""
         cases = self.data.class_cases(split)
         return None if cases is None else frozenset(k for k, n in enumerate(cases.tolist()) if n < self.least)
+
+    def shown(self, split: str, classes: Iterable[int]) -> list[int]:
+        """Return those of the classes that have enough cases in a split; none if the cases are unknown or too few."""
+        hidden = self.hidden(split) if self.least > 1 else ()
+        return [] if hidden is None or not self.holds(split) else [k for k in classes if k not in hidden]
 
 
 class Shown(Proxy):

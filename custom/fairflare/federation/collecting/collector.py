@@ -389,6 +389,9 @@ class Collector:
         if self.sums is not None:
             weighing, mean = self.sums.mean(weighing, self._steps())
             state = self._of_sum(mean, **form)
+            if weighing.by_class is not None and isinstance(rule, MakesTensors):
+                with one_thread():
+                    rule.learn(weighing)
         elif weighing.layers is not None:
             by_layer = weighing.layers
             states = self._annotated(self._states(), lambda name: by_layer.get(inputs.owner[name], {}), **limits)

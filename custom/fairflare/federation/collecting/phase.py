@@ -149,8 +149,8 @@ class Exchange:
             Stopped: the run was stopped.
         """
         run, doubtful = self.run, self.roster.doubtful(sites)
-        common: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form}
-        task = SiteTask(name, dict(state), current_round, run.num_rounds, run.seed, **common, **told)
+        fields: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form, **told}
+        task = SiteTask(name, dict(state), current_round, run.num_rounds, run.seed, **fields)
         phase = Phase(name, current_round, sorted(sites), doubtful=doubtful)
         if phase.asked:
             self.fill(phase, encode_task(task), timeout, use)

@@ -22,11 +22,13 @@ from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
 from fairflare.exchange.messages import TASK_NORMS, Message, num_bytes
+from fairflare.federation.collecting.collector import SUM
 from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
-from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, ONE_PASS
+from fairflare.federation.server.sums import SecureSums, SitesLost
+from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, MEASURED, ONE_PASS
 from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
 from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import read_report, shortened
@@ -61,21 +63,25 @@ class NormReport:
         return tuple(sorted(self.values)), self.more
 
 
-def read_norms(site: str, message: Message, current_round: int, pending: Mapping[str, int]) -> NormReport:
+def read_norms(
+    site: str, message: Message, current_round: int, pending: Mapping[str, int], *, secure: bool = False
+) -> NormReport:
     """Return a site's checked answer to the ``norms`` task.
 
     Args:
         site, message: name and message of the site.
         current_round: the round that the site was asked about.
         pending: number of channels of each batch norm that may be in the answer.
+        secure: whether means and variances stay at the site, so that ``state`` is empty.
 
     Raises:
         ReportError: the answer cannot be used; the message names site, field and value.
     """
     meta = read_head(site, message, current_round)
     held = suppressed_in(read_stats(site, meta), IN_REPORT)
-    found = read_report(meta.get("report"), FIELDS, site, suppressed=held)
-    images, names, sums = read_report(meta, COUNTS, site)["num_samples"], found["norms"], ("means", "variances")
+    fields = [field for field in FIELDS if not (secure and field.name in MEASURED)]
+    found = read_report(meta.get("report"), fields, site, suppressed=held)
+    images, names = read_report(meta, COUNTS, site)["num_samples"], found["norms"]
     unknown = next((name for name in names if name not in pending), None)
     odd = next((value for value in found["values"] if value != int(value)), 0.0)
     widths = [pending.get(name, 0) for name in names]
@@ -87,11 +93,11 @@ def read_norms(site: str, message: Message, current_round: int, pending: Mapping
         f"field 'values' must hold whole numbers, got {odd:.8g}": odd != 0,
         **{
             f"field {key!r} has {len(found[key])} entries, these norms have {sum(widths)} channels":
-                len(found[key]) != sum(widths) for key in sums
+                len(found[key]) != sum(widths) for key in MEASURED if key in found
         },
     })  # fmt: skip
     state: dict[str, torch.Tensor] = {}
-    for key, kind in zip(sums, KINDS, strict=True):
+    for key, kind in zip(MEASURED, () if secure else KINDS, strict=False):
         tensors = torch.tensor(found[key], dtype=torch.float64).split(widths)
         state |= {f"{name}.{kind}": tensor for name, tensor in zip(names, tensors, strict=True)}
     values = {name: int(value) for name, value in zip(names, found["values"], strict=True)}
@@ -105,16 +111,13 @@ class Recalibration:
         task: builds the network, whose batch norms are recalibrated.
         run: settings of the run.
         ask, journal: the run's exchange with the sites, and its journal.
+        sums: opens secure sums of the moments; ``None`` if every site sends its own.
     """
 
     def __init__(
-        self,
-        task: Task,
-        run: RunSettings,
-        ask: Exchange,
-        journal: Journal,
+        self, task: Task, run: RunSettings, ask: Exchange, journal: Journal, sums: SecureSums | None = None
     ) -> None:
-        self.task, self.run = task, run
+        self.task, self.run, self.sums = task, run, sums
         self.ask, self.roster, self.journal = ask, ask.roster, journal
         self._told: set[str] = set()
 
@@ -146,7 +149,7 @@ class Recalibration:
         reports: dict[str, NormReport] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            reports[site] = read_norms(site, message, number, pending)
+            reports[site] = read_norms(site, message, number, pending, secure=self.sums is not None)
             phase.bytes_in += BYTES * len(reports[site].values) + num_bytes(reports[site].state)
             return {}
 
@@ -165,8 +168,13 @@ class Recalibration:
             usable = {site: said for site, said in sorted(reports.items()) if site in total.good}
             if len(usable) < run.min_sites or not usable:
                 raise self.ask.too_few(total)
+            try:
+                found, warned = self._pooled(agreed[0], usable, whole)
+            except SitesLost as lost:  # the others measure again
+                for site, reason in lost.args[0].items():
+                    total.refuse(site, reason)
+                continue
             names, more = agreed
-            found, warned = self._pooled(names, usable, whole)
             new |= found
             whole |= found
             done += names
@@ -211,7 +219,11 @@ class Recalibration:
         weights = {n: {site: count / sum(by.values()) for site, count in by.items()} for n, by in counts.items()}
         weights = influence.weighed(Weighing(layers=weights)).layers or {}
         received = {key: state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
-        states = influence.states({site: said.state for site, said in reports.items()}, received)
+        if self.sums is None:
+            states = influence.states({site: said.state for site, said in reports.items()}, received)
+        else:
+            states = {SUM: self.sums.moments(state, received, weights)}
+            weights = {name: {SUM: 1.0} for name in names}
         for name in names:
             total = sum(counts[name].values())
             own = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}

@@ -52,7 +52,6 @@ from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.server.sums import SecureSums, SitesLost
 from fairflare.federation.site.replies import reasons
-from fairflare.federation.site.sums import RUN
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
 from fairflare.methods.fed_avg import WithoutReports
 from fairflare.privacy.policy import LOTTERY, PRIVACY
@@ -108,7 +107,7 @@ class Rounds:
         self.check = Check(task, run, self.asking, self.journal, self.metrics)
         self.sums = self.collector.sums = SecureSums(run, self.asking, self.journal) if run.secure else None
         self.at_home = AtHome()
-        self.recalibration = Recalibration(task, run, self.asking, self.journal)
+        self.recalibration = Recalibration(task, bounds, self.asking, self.journal, self.sums)
         self._went_back_from: set[int] = set()
 
     # -------------------------------------------------------------------------------------------- the run
@@ -249,11 +248,11 @@ class Rounds:
         if self.sums is not None:
             no_key = self.sums.agree(current_round, record.sites)
             record.sites = [site for site in record.sites if site in self.sums.agreed]
-            shared = {name: tensor for name, tensor in trained.items() if name not in self.at_home.tensors}
+            makes, stay = rule.makes if isinstance(rule, MakesTensors) else (), self.at_home.tensors
+            shared = {name: of for name, of in trained.items() if name not in stay and not name.startswith(makes)}
             self.sums.begin(record, shared, self.collector.parameters or frozenset())
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
-        form = {} if self.sums is None else {"sums": {RUN: self.sums.id}}
-        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained, **form)
+        train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites) | no_key
         train.good = self.collector.footing.on_one(train.good)
         for site, reason in self.collector.screen().items():

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from fairflare.base.checks import listed
+from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
 from fairflare.core.states import Made
 from fairflare.exchange.messages import TASK_KEYS, TASK_MASK, TASK_RELEASE, Message, clean_tensor
@@ -25,11 +26,11 @@ from fairflare.federation.record.journal import Journal
 from fairflare.federation.site.replies import named, printable, read_head, reasons
 from fairflare.federation.site.sums import HELLOS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
-from fairflare.methods.base.rule import State, Weighing
+from fairflare.methods.base.rule import LayerWeights, State, Weighing
 from fairflare.privacy.sums.exposure import Limits, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE
-from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled, digest
-from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, kinds
+from fairflare.privacy.sums.masks import CLASS_GRADIENTS, NORMS, Addition, Question, SumSpoiled, digest
+from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, Ring, kinds
 from fairflare.reporting.documents import RoundRecord, Warned
 
 MOST_OF_HELLO = 2**14  # bytes of one part of a hello
@@ -55,6 +56,7 @@ class SecureSums:
         self.run, self.ask, self.journal = run, ask, journal
         self.id = os.urandom(SIZE)  # a resumed job is a new run with new keys
         self.agreed: list[str] = []
+        ask.form["sums"] = {RUN: self.id}
         self._anchor: tuple[list[str], State] | None = None
 
     def agree(self, current_round: int, live: Sequence[str]) -> dict[str, str]:
@@ -72,7 +74,7 @@ class SecureSums:
             return {}
 
         timeout, least = self.run.check_timeout, max(FEWEST, self.run.min_sites)
-        first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said, sums={RUN: self.id})
+        first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said)
         if len(first.good) >= least:
             told = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
             second = self.ask(TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only, sums=told)
@@ -146,6 +148,26 @@ class SecureSums:
             )
             return replace(weighing, sites=dict.fromkeys(sites, 1 / len(sites)), layers=None, record={}), state
 
+    def moments(self, asked: State, like: State, weights: LayerWeights) -> State:
+        """Return mean and variance of batch norms' inputs over all sites, from a secure sum.
+
+        Args:
+            asked: the model whose norms the sites measured.
+            like: the measured norms' present means and variances.
+            weights: weight by norm and site.
+
+        Raises:
+            SitesLost: the sites must measure again, without these.
+        """
+        self.model, self._anchor = digest(asked), None
+        even, members = set[str](), sorted(next(iter(weights.values())))
+        question = self._question(NORMS, BUFFERS, like, weights, members, even)
+        self._evened(Weighing(layers=weights), sorted(even), members)
+        found = dict(self._opened([question], members)[0])
+        for name in weights:  # the sites send the mean square, as variances cannot be averaged
+            found[f"{name}.{VARIANCE}"] = (found[f"{name}.{VARIANCE}"] - found[f"{name}.{MEAN}"] ** 2).clamp_min(0)
+        return found
+
     # ------------------------------------------------------------------------------------------------ one sum
 
     def _sum(
@@ -155,22 +177,22 @@ class SecureSums:
         layers = weighing.layers
         members = sorted(weighing.sites or next(iter((layers or {}).values())))
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
-        questions, layouts, even = list[Question](), list[Layout](), set[str]()
+        asked, even = list[tuple[Question, Layout]](), set[str]()
         parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, strict=True)
         for label, names, ring, of_sites in parts:
-            if not names:
-                continue
-            layout = Layout.of({name: self.received[name] for name in names}, layers_of(names) if layers else None)
-            by_layer = layers or {"": of_sites}
-            table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
-            opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None)
-            table, columns = softened(table, opened, Limits().max_exposure)
-            even |= {layout.layers[column] for column in columns}
-            questions.append(Question(self.record.current_round, self.attempt, label, ring, self.model, table))
-            layouts.append(layout)
+            if names:
+                like = {name: self.received[name] for name in names}
+                asked.append(self._question(label, ring, like, layers or {"": of_sites}, members, even))
         weighing = self._evened(weighing, sorted(even), members)
-        self.attempt += 1
-        sums = self._opened(questions, layouts, members) if questions else []
+        if by_class := weighing.by_class:
+            few = [label for label, of in by_class.items() if sum(map(bool, of.values())) < FEWEST]
+            by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
+            asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, even))
+            why = f"fewer than {FEWEST} sites have one, or the run's bounds forbid equal weights"
+            text = f"gradients of classes {listed(few, 5)} are not summed: {why}"
+            self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
+        sums = self._opened(asked, members) if asked else []
+        weighing.means = sums.pop() if by_class else {}
         update = {name: of for of in sums for name in of}
         received, most = self.received, max((n or 0 for n in steps.values()), default=0)
 
@@ -180,6 +202,17 @@ class SecureSums:
             return received[name] + most if name in self.kinds.steps else received[name]
 
         return weighing, Made(received, make)
+
+    def _question(
+        self, label: str, ring: Ring, like: State, by_layer: LayerWeights, members: Sequence[str], even: set[str]
+    ) -> tuple[Question, Layout]:
+        """Return the question for a mean, and its layout; add to ``even`` the layers that must have equal weights."""
+        layout = Layout.of(like, None if by_layer.keys() == {""} else layers_of(like))
+        table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
+        opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None)
+        table, columns = softened(table, opened, Limits().max_exposure)
+        even |= {layout.layers[column] for column in columns}
+        return Question(self.record.current_round, self.attempt, label, ring, self.model, table), layout
 
     def _evened(self, weighing: Weighing, layers: Sequence[str], members: Sequence[str]) -> Weighing:
         """Return the rule's weights, made equal in layers in which they would show a single site's update."""
@@ -198,12 +231,12 @@ class SecureSums:
         }
         return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
 
-    def _opened(self, questions: list[Question], layouts: list[Layout], members: list[str]) -> list[State]:
+    def _opened(self, asked: Sequence[tuple[Question, Layout]], members: list[str]) -> list[State]:
         """Ask all members for masked vectors, then for the keys of their own masks, and return the opened sums."""
-        number = self.record.current_round
-        totals = {of.label: Addition(of, layout) for of, layout in zip(questions, layouts, strict=True)}
+        self.attempt, number = self.attempt + 1, self.record.current_round
+        totals = {question.label: Addition(question, layout) for question, layout in asked}
         own: dict[str, dict[str, bytes]] = {}
-        told = {RUN: self.id, QUESTIONS: [question.plain() for question in questions]}
+        told = {RUN: self.id, QUESTIONS: [question.plain() for question, _ in asked]}
 
         def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
             meta = read_head(site, message, number)
@@ -217,7 +250,9 @@ class SecureSums:
                     total.add(site, clean_tensor(label, sent[label]))
             except (TypeError, ValueError) as error:
                 raise ReportError(named(site, printable(str(error)))) from error
-            self._say_saturated(site, clipped, sum(layout.numbers for layout in layouts))
+            if clipped > 1e-6 * (numbers := sum(layout.numbers for _, layout in asked)):
+                text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
+                self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
             return {}
 
         def open_own(phase: Phase, site: str, message: Message) -> dict[str, float]:
@@ -250,11 +285,6 @@ class SecureSums:
             return [total.opened({site: own[site][label] for site in members}) for label, total in totals.items()]
         except SumSpoiled as error:
             raise RoundFailed(f"round {number}: {error}") from error
-
-    def _say_saturated(self, site: str, clipped: int, numbers: int) -> None:
-        if clipped > 1e-6 * numbers:
-            text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
-            self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
 
 
 def _head_only(phase: Phase, site: str, message: Message) -> dict[str, float]:

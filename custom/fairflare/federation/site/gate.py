@@ -183,9 +183,7 @@ class Gate:
                 splits = fields[name].of if splits is None else splits
             if isinstance(value, ByClass):
                 splits = (value.split,)
-                hidden = self.floor.hidden(value.split)
-                none = hidden is None and self.floor.least > 1
-                reply.report[name] = value.sent([] if none else [k for k in value.rows if k not in (hidden or ())])
+                reply.report[name] = value.sent(self.floor.shown(value.split, value.rows))
             if value is not None and not self._hold(splits):
                 del reply.report[name]
                 yield IN_REPORT + name

@@ -18,6 +18,7 @@ from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
 KEPT = "norm_model"  # name in the site's store: the model of a round, for that round's ``norms`` tasks after the first
 #: Keys of the values that the server sends a site with the task ``norms``.
 DONE, EXCHANGE, ONE_PASS = "done", "exchange", "one_pass"
+MEASURED = ("means", "variances")  # keys of the report that with secure sums do not leave the site
 
 # Limits of the reported means and variances: a mean's square fits into float32, and no network computes such values.
 MOST_MEAN, MOST_VARIANCE = 1e15, 1e30
@@ -38,11 +39,11 @@ FIELDS = (
     Field(
         "means", "vector", low=-MOST_MEAN, high=MOST_MEAN,
         doc="mean of each channel of these batch norms' inputs, one batch norm after the other",
-        reveals=AVERAGES, of=TRAINING,
+        reveals=AVERAGES, keep="`secure=sums`", of=TRAINING,
     ),
     Field(
         "variances", "vector", low=0, high=MOST_VARIANCE,
-        doc="biased variance of the same", reveals=AVERAGES, of=TRAINING,
+        doc="biased variance of the same", reveals=AVERAGES, keep="`secure=sums`", of=TRAINING,
     ),
     Field("more", "flag", doc="whether the network has further batch norms, which a later answer has", of=TRAINING),
 )  # fmt: skip

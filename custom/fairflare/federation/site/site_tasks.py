@@ -119,7 +119,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
             num_samples=None if alone else trained.num_samples,
             num_steps=trained.num_steps,
         )
-        return sums.kept_home(worker, request, store, reply, local) if request.sums else reply
+        return sums.kept_home(worker, request, store, reply, local, run.floor) if request.sums else reply
     except BaseException as error:  # the server does not count this round for the site: remove its files
         stopped = isinstance(error, TaskStopped) or not isinstance(error, Exception)
         store.forget(request.current_round, half_done=not stopped)
@@ -155,12 +155,14 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
 
 def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``norms``: report the moments of the inputs of the next group of batch norms."""
-    state = norm_moments.with_kept(request, store, worker.site)
-    run, model = worker.open(replace(request, state=state), store)
+    sums.check_asked(worker, request)
+    request = replace(request, state=norm_moments.with_kept(request, store, worker.site))
+    run, model = worker.open(request, store)
     data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
     with plainly(model):
         report = norm_moments.report(replace(run, data=data), model, worker.training.batch_size)
-    return SiteReply(STATUS_OK, report=report, num_samples=data.num_samples("training"))
+    told = sums.moments_home(request, store, report, run.floor) if request.sums else report
+    return SiteReply(STATUS_OK, report=told, num_samples=data.num_samples("training"))
 
 
 def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:

@@ -15,16 +15,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import torch
 from pydantic import Field
 
+from fairflare.base.cases.floor import Floor
+from fairflare.base.checks import first_of
 from fairflare.core.aggregation.updates import squared_norms
+from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_meta
+from fairflare.federation.site.norm_moments import MEASURED
 from fairflare.federation.site.site_file import setting
-from fairflare.methods.base.reports import LENGTH
+from fairflare.methods.base.reports import CLASSES, LENGTH, ByClass
 from fairflare.methods.base.training import SiteError, SiteStore
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
-from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused
-from fairflare.privacy.sums.masks import Question, digest
+from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused, need
+from fairflare.privacy.sums.masks import CLASS_GRADIENTS, NORMS, Question, digest
 from fairflare.privacy.sums.ring import Layout, kinds, same_integers
 
 if TYPE_CHECKING:
@@ -61,9 +65,10 @@ def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
 
 
 def kept_home(
-    worker: SiteWorker, request: SiteTask, store: SiteStore, reply: SiteReply, local: Mapping[str, torch.Tensor]
-) -> SiteReply:
-    """Store the update of an answer to ``train`` at the site, and return the answer without the update.
+    worker: SiteWorker, request: SiteTask, store: SiteStore, reply: SiteReply, local: Mapping[str, torch.Tensor],
+    floor: Floor,
+) -> SiteReply:  # fmt: skip
+    """Store the update of an answer to ``train``, and its numbers by class, and return the answer without them.
 
     Raises:
         SumRefused: the training changed integers that cannot be summed.
@@ -77,10 +82,33 @@ def kept_home(
         square = squared_norms({"": update}, None, of.params)[""]
         reply.report = {**reply.report, LENGTH: math.sqrt(square)}
     parts = {what: {name: update[name] for name in getattr(of, what)} for what in ("params", "buffers")}
+    by_class, shown = reply.report.get(CLASS_GRADIENTS), list[int]()
+    if isinstance(by_class, ByClass):
+        shown, (classes, size) = floor.shown(by_class.split, by_class.rows), by_class.shape
+        parts[CLASS_GRADIENTS] = {
+            f"{label}.sum": torch.from_numpy(by_class.rows[label]) if label in shown else torch.zeros(size)
+            for label in range(classes)
+        }
+        reply.report = {name: of for name, of in reply.report.items() if of is not by_class} | {CLASSES: shown}
     told = json.dumps(clean_meta(vars(reply)))
     model_of = _digest(request, (*of.params, *of.buffers)).hex()
-    store.save(KEPT, request.current_round, {**parts, "model": model_of, "reply": told}, kept=1)
+    store.save(KEPT, request.current_round, {**parts, "model": model_of, "reply": told, CLASSES: shown}, kept=1)
     return reply
+
+
+def moments_home(request: SiteTask, store: SiteStore, report: Mapping[str, Any], floor: Floor) -> dict[str, Any]:
+    """Store the moments in an answer to ``norms`` (mean, mean square), and return the report without them."""
+    means, variances = (torch.tensor(report[key], dtype=torch.float64) for key in MEASURED)
+    widths = [len(request.state[f"{name}.{MEAN}"]) for name in report["norms"]]
+    kept = {
+        f"{name}.{kind}": part
+        for kind, values in ((MEAN, means), (VARIANCE, variances + means**2))
+        for name, part in zip(report["norms"], values.split(widths), strict=True)
+    }
+    if floor.holds("training"):
+        of = {NORMS: kept, "model": _digest(request, request.state).hex()}
+        store.save(NORMS, request.current_round, of, kept=1)
+    return {name: value for name, value in report.items() if name not in MEASURED}
 
 
 def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -93,23 +121,24 @@ def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 
 def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
-    """Perform ``mask``: send the site's weighted update under masks that cancel only in the sum of all sites."""
-    kept = store.load_at(KEPT, request.current_round)
-    if kept is None:
-        raise SumRefused(
-            worker.site, f"it has no update of round {request.current_round}; it takes part in the next one"
-        )
-    vectors, saturated = {}, 0
-    for log, question, pairs in _asked(worker, request):
-        if question.model.hex() != kept["model"]:
-            why = "what it received is not the model that the server names; a filter on the way changes it"
-            raise SumRefused(worker.site, f"sum {question.label!r} of round {question.round}: {why}")
-        if (update := kept.get(question.vectors)) is None or question.vectors not in ("params", "buffers"):
-            raise SumRefused(
-                worker.site, f"sum {question.label!r}: it keeps no such numbers; update the server's FairFlare"
-            )
-        by_layer = len(question.table[worker.site]) > 1 if worker.site in question.table else False
-        found = log.masked(question, pairs, Layout.of(update, layers_of(update) if by_layer else None), update)
+    """Perform ``mask``: send the site's weighted numbers under masks that cancel only in the sum of all sites."""
+    asked, number = list(_asked(worker, request)), request.current_round
+    kept = store.load_at(NORMS if any(of.label == NORMS for _, of, _ in asked) else KEPT, number) or {}
+    need(kept, SumRefused(worker.site, f"it keeps no numbers of round {number}; it takes part in the next one"))
+    vectors, saturated, classes = {}, 0, kept.get(CLASS_GRADIENTS, {})
+    for log, question, pairs in asked:
+        row, of_classes = question.table.get(worker.site, ()), question.label == CLASS_GRADIENTS
+        weighed = {name for name, weight in zip(sorted(classes), row, strict=False) if weight}
+        problem = first_of({
+            "what it received is not the model that the server names; a filter on the way changes it":
+                question.model.hex() != kept["model"],
+            "it keeps no such numbers; update the server's FairFlare": question.vectors not in kept,
+            "a class that it has no numbers of has a weight, so that they would be of fewer sites":
+                of_classes and not weighed <= {f"{label}.sum" for label in kept[CLASSES]},
+        })  # fmt: skip
+        need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
+        layout = Layout.of(update := kept[question.vectors], layers_of(update) if len(row) > 1 else None)
+        found = log.masked(question, pairs, layout, update)
         vectors[question.label], saturated = found.vector, saturated + found.saturated
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})
 
@@ -143,8 +172,8 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Ques
     pairs = _keys(worker).pairs(request.sums[RUN])
     for plain in request.sums[QUESTIONS]:
         question = Question.read(worker.site, plain)
-        if question.round != request.current_round:
-            raise SumRefused(worker.site, f"field 'round' is {question.round} in round {request.current_round}")
+        why = f"field 'round' is {question.round} in round {request.current_round}"
+        need(question.round == request.current_round, SumRefused(worker.site, why))
         yield log, question, pairs
 
 

@@ -15,6 +15,7 @@ MAX_ARRAY = 2**28  # largest number of bytes of an array in a report
 MAX_ENTRIES = 100_000  # largest number of entries of a vector or a list of names; no network has more layers
 STAY = "reports_stay"  # directive: sites under differential privacy make no report in this run
 LENGTH = "update_norm"  # with secure sums: name of a directive, and of the report's norm of the site's update
+CLASSES = "gradient_classes"  # with secure sums: name of the report's list of classes of which the site keeps numbers
 SUPPRESSED = "suppressed"  # word for a value that a site withholds because it has fewer cases than its min_cases
 SENT_BACK = "sent back the model that it received"  # part of the message about a site that made no optimizer step
 TOO_FEW = "fewer cases than its min_cases"
@@ -31,10 +32,12 @@ class ByClass:
     Args:
         split: the split from whose images the numbers are computed.
         rows: the numbers of each class, by class.
+        shape: number of all classes, and of the numbers of one; needed for secure sums only.
     """
 
     split: str
     rows: Mapping[int, np.ndarray[Any, Any]]
+    shape: tuple[int, int] = (0, 0)
 
     def sent(self, labels: Collection[int]) -> bytes:
         """Return the bytes of an ``"array"`` field: for each class in ``labels`` its label, then its numbers."""

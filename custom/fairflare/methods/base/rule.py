@@ -115,6 +115,8 @@ class Weighing:
         reports: values to record by site; default: the numbers of the sites' reports.
         values: values to record of the round as a whole.
         details: further values for the results file, JSON-like (for instance data of a figure).
+        by_class: with secure sums: weight by class and site of what the sites keep by class; 0 at a site without it.
+        means: what it is averaged to, by ``CLASS.sum``: tensors of its shape, then of the opened sums.
     """
 
     sites: SiteWeights | None = None
@@ -124,6 +126,8 @@ class Weighing:
     reports: dict[str, dict[str, float]] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
+    by_class: LayerWeights | None = None
+    means: State = field(default_factory=dict)
 
 
 @settings
@@ -282,9 +286,11 @@ class MakesTensors(SeesModel):
     """Let a rule compute some of the model's tensors at the server; sites receive these tensors and send none back."""
 
     only_mean: ClassVar[str] = "the server makes a part of the model itself"
-    reads_models: ClassVar[str] = "each site's part of what the server makes would come in the clear"
     #: Prefixes of the names of the tensors that the server makes.
     makes: ClassVar[tuple[str, ...]]
+
+    def learn(self, weighing: Weighing) -> None:
+        """Compute the server's tensors from ``weighing.means``, the opened sums by class."""
 
     @abstractmethod
     def made(self) -> dict[str, torch.Tensor]:

@@ -70,7 +70,9 @@ class ClassGradientTraining(LocalTraining):
         run.own = {label: sums[label].cpu() for label in sorted(sums)}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        return {REPORTED: ByClass("training", {label: found.flatten().numpy() for label, found in run.own.items()})}
+        head: Any = model.retrained
+        rows = {label: found.flatten().numpy() for label, found in run.own.items()}
+        return {REPORTED: ByClass("training", rows, (len(head.bias), head.weight.numel() + len(head.bias)))}
 
     def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
         """Return the features of at most ``gradient_images`` random images of each class, by class."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import FIRST_OF_TWO, Question, Table
+from fairflare.privacy.sums.masks import CLASS_GRADIENTS, FIRST_OF_TWO, Question, Table
 from fairflare.privacy.sums.ring import SLACK, Floats
 
 MOST_SITES = 100  # each site makes a stream for each other one
@@ -89,11 +89,11 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
     check(3 * count >= 2 * pairs.first, f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more")
     check(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
     weights = np.array([question.table[name] for name in members])  # (sites, layers)
-    if question.is_total:
-        check(bool((weights == 1).all()), "all weights of a total must be 1; the server must not weigh it")
-        return
     check(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
-    off = float(abs(weights.sum(0) - 1).max())
+    owners, by_class = (weights > 0).sum(0), question.label == CLASS_GRADIENTS
+    few = by_class and bool(((owners > 0) & (owners < FEWEST)).any())  # else it is hardly a sum; 0: not asked for
+    check(not few, f"a class has the numbers of fewer than {FEWEST} sites; leave this class out")
+    off = float(abs(weights.sum(0) - (owners > 0 if by_class else 1)).max())
     check(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
     most = float(weights.max())
     told = f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g}"

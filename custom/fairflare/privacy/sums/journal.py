@@ -17,7 +17,7 @@ import torch
 from fairflare.base.disk.files import private_folder, private_opener, to_disk
 from fairflare.privacy.sums.exposure import Limits, check_table
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import Question, masks_of, own_key
+from fairflare.privacy.sums.masks import NORMS, Question, masks_of, own_key
 from fairflare.privacy.sums.ring import Layout
 
 LOG = "sums.log"
@@ -126,6 +126,8 @@ class SumLog:
                 before.append(line)
             elif line["run"] == pairs.run.hex():
                 at, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
+                # Each exchange of a recalibration is about another model, with the norms before it measured.
+                same = same and (question.label != NORMS or line["model"] == asked["model"].hex())
                 self._need(at <= question.round, question, f"round {at} has begun; an earlier one is over")
                 why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
                 self._need(not (same and line["opened"]), question, why.format("is open"))

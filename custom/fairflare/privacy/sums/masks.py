@@ -21,10 +21,11 @@ Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that h
 
 #: Labels of the sums that a server can ask for, and the vectors that each sum adds up: two labels of the same vectors
 #: are two sums of them. With labels of its own choice the server could ask for the same numbers many times.
-MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_buffers": "buffers"}
+NORMS, CLASS_GRADIENTS = "norms", "class_gradients"
+MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_buffers": "buffers"} | {
+    label: label for label in (NORMS, CLASS_GRADIENTS)
+}
 FIRST_OF_TWO = ("anchor", "anchor_buffers")
-BY_SPLIT = [f"{kind}/{split}" for kind in ("groups", "histogram") for split in ("train", "validation", "test")]
-TOTALS = ("norms", "class_gradients", "counts", *BY_SPLIT)
 
 _ZEROS = memoryview(bytes(8 * BLOCK))
 
@@ -39,10 +40,10 @@ class Question:
 
     Attributes:
         round, attempt: numbers from 0.
-        label: one of ``MEANS`` or ``TOTALS``.
+        label: one of ``MEANS``.
         ring: how numbers become integers.
         model: digest of what the sites received.
-        table: weights of every member in each layer; all 1 for totals.
+        table: weights of every member in each layer.
     """
 
     round: int
@@ -58,7 +59,7 @@ class Question:
                 name: type(value := getattr(self, name)) is int and 0 <= value < 1 << 32
                 for name in ("round", "attempt")
             },
-            "label": self.label in (*MEANS, *TOTALS),
+            "label": self.label in MEANS,
             "model": isinstance(self.model, bytes) and len(self.model) == SIZE,
             "table": _is_table(self.table),
         }
@@ -74,17 +75,12 @@ class Question:
     @property
     def vectors(self) -> str:
         """Return the label of the vectors that the sum adds up; sums with one label add up the same numbers."""
-        return MEANS.get(self.label, self.label)
-
-    @property
-    def is_total(self) -> bool:
-        """Return whether the secure sum adds up the sites' numbers without weights."""
-        return self.label in TOTALS
+        return MEANS[self.label]
 
     @property
     def limit(self) -> int:
         """Return the largest absolute value of an integer in the sum; refuse a ring in which it could wrap around."""
-        return self.ring.limit(len(self.table), len(self.table) if self.is_total else 1)
+        return self.ring.limit(len(self.table))
 
     def plain(self) -> dict[str, Any]:
         """Return this question for a sum as numbers, texts, bytes, lists and dicts, to be sent in a message."""

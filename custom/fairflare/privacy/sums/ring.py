@@ -43,28 +43,27 @@ class Ring:
         need(good, ValueError(f"a ring has 32 or 64 bits, 0 to 40 of fraction and a float bound above 0, got {self}"))
 
     @classmethod
-    def fitting(cls, bits: int, bound: float, terms: int = 1) -> Ring:
-        """Return the ring with the most bits of fraction in which no sum can wrap.
+    def fitting(cls, bits: int, bound: float) -> Ring:
+        """Return the ring with the most bits of fraction in which no weighted mean can wrap.
 
         Args:
             bits: 32 or 64.
             bound: largest absolute value of a number.
-            terms: 1 for a weighted mean; the number of sites for a sum in which each weighs 1.
         """
-        return cls(bits, min(bits - 2 - math.ceil(math.log2(bound * terms)), MOST_FRACTION), float(bound))
+        return cls(bits, min(bits - 2 - math.ceil(math.log2(bound)), MOST_FRACTION), float(bound))
 
     @property
     def words(self) -> np.dtype[Any]:
         """Return the integer type for arithmetic in the ring, which wraps around."""
         return np.dtype(f"<u{self.bits // 8}")
 
-    def limit(self, sites: int, terms: int) -> int:
-        """Return the largest absolute value that a sum over the given number of sites can have.
+    def limit(self, sites: int) -> int:
+        """Return the largest absolute value that a weighted mean over the given number of sites can have.
 
         Raises:
             ValueError: such a sum could wrap around.
         """
-        most = terms * self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
+        most = self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
         why = f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction"
         need(most < 2 ** (self.bits - 1), ValueError(why))
         return math.floor(most)

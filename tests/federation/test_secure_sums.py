@@ -187,6 +187,25 @@ def test_sites_with_startup_kits_sign_their_keys(tmp_path: Path) -> None:
         other()
 
 
+def test_a_site_without_its_whole_startup_kit_agrees_on_no_unsigned_keys(tmp_path: Path) -> None:
+    """Check pins that nobody could hold to a certificate, and a kit that lacks a file; the others go on without it."""
+    arguments, part = Wire._arguments, tmp_path / "kit"
+    part.mkdir()
+    (part / "client.crt").write_bytes(certificate("site-4"))
+
+    def kits(wire: Wire, site: str, experiment: str) -> dict[str, Any]:
+        return {**arguments(wire, site, experiment), **({"startup": part} if site == "site-4" else {})}
+
+    local = {"sites": {"site-3": {"secure_pins": {"site-2": "ab"}}}}
+    run = Run(tmp_path, sites=5, num_rounds=1, local=local)
+    run.wire._arguments = kits.__get__(run.wire)  # type: ignore[method-assign]
+    run()
+    reasons = {site: message.meta["reason"] for site, message in messages(run, "keys") if message.meta["reason"]}
+    assert reasons.keys() == {"site-3", "site-4"}
+    assert "its startup kit lacks 'client.crt', 'client.key', 'rootCA.pem', so nobody would sign" in reasons["site-3"]
+    assert "its startup kit lacks 'client.key', 'rootCA.pem', so nobody would sign" in reasons["site-4"]
+
+
 # ------------------------------------------------------------------------------------------------ further sums
 
 RECALIBRATED: dict[str, Any] = {"half": {"norm_statistics": "recalibrated"}, "norm_statistics": "recalibrated"}

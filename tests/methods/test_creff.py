@@ -208,9 +208,11 @@ def test_bytes_of_the_spec():
     classes, width = 23, 512
     training = ClassGradientTraining()
     run: Any = type("Run", (), {"own": {c: torch.zeros(classes, width + 1) for c in range(classes)}})
-    assert len(training.report(run, torch.nn.Identity())[REPORTED].sent(range(classes))) == 1_085_508 + 4 * classes
+    network: Any = type("Network", (), {"retrained": torch.nn.Linear(width, classes)})
+    assert len(training.report(run, network)[REPORTED].sent(range(classes))) == 1_085_508 + 4 * classes
+    assert training.report(run, network)[REPORTED].shape == (classes, classes * (width + 1))
     run.own = {7: torch.zeros(classes, width + 1)}
-    assert len(training.report(run, torch.nn.Identity())[REPORTED].sent(range(classes))) == 1_085_508 // classes + 4
+    assert len(training.report(run, network)[REPORTED].sent(range(classes))) == 1_085_508 // classes + 4
     model = ClassificationTask(
         phantom="endoscopy", retrained_head=True, features=[64, 128, 256, 512]
     ).build_model()  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from fairflare.base.cases.floor import Floor
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, listed
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
@@ -155,11 +155,12 @@ def release(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRepl
 
 def _keys(worker: SiteWorker) -> SiteKeys:
     pins = _own(worker, "secure_pins", {}, dict[str, str])
-    files = [worker.startup / name for name in KIT] if worker.startup is not None else []
-    kit = None
-    if files and all(path.is_file() for path in files):
-        certificate, key, root = (path.read_bytes() for path in files)
-        kit = Kit(certificate, key, root, pins)
+    startup = worker.startup
+    files = {name: (startup / name).read_bytes() for name in KIT if startup and (startup / name).is_file()}
+    whole, lacking = len(files) == len(KIT), listed([name for name in KIT if name not in files])
+    why = f"its startup kit lacks {lacking}, so nobody would sign; bring it back, or take secure_pins out"
+    need(whole or not (files or pins), SumRefused(worker.site, why))
+    kit = Kit(files[KIT[0]], files[KIT[1]], files[KIT[2]], pins) if whole else None
     return SiteKeys(worker.site, worker.state.folder, kit)
 
 

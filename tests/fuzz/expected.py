@@ -7,6 +7,7 @@ REFUSED = (
     "{own} missing", "{own}.version missing", "{own}.status missing", "{own}.status = None", "{own}.status = x",
     "{own}.status = empty text", "{own}.status = True", "{own}.status wrapped", "{own}.stats = x", "{own}.stats = [1]",
     "{own}.stats.train_loss = x", "{own}.stats.train_loss = long text", "{own}.stats.train_loss = bytes",
+    "{own}.stats.ledger = x", "{own}.stats.ledger = long text", "{own}.stats.epsilon = -1",
     "{own}.stats.synthetic = 1", "{own}.stats.seconds = -1", "{own}.stats.seconds = nan",
     "headers.current_round = 7.0", "headers.current_round = -1", "headers = x", "headers = None", "headers missing",
     "an empty reply", "model: no tensor", "model: one more tensor", "model: nested",

@@ -65,6 +65,7 @@ BY_GROUP = {
     "group_dro": {"dro_attribute": "sex"}, "flex_fair": {"flexfair_over": "groups"},
     "fair_fed": {"fairfed_attribute": "sex"},
 }  # fmt: skip
+LEDGER = "0f" * 32  # hash of a privacy ledger's last line
 DRAWS = 3  # of the test images, which every run asks for
 
 
@@ -130,6 +131,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         reply.is_update = True
         reply.metrics = {"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}
         meta.update(num_samples=10 * k, num_steps=3)
+        meta["stats"] |= {"epsilon": 0.5 * k, "ledger": LEDGER}
         meta["report"] = {**example_report(rule.report_fields, k, layers), **group_report(rule, k)}
     elif name == "anchor":
         meta["report"] = example_report(anchor_fields(type(rule)), k, layers)
@@ -144,11 +146,12 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         meta["report"] = {"splits": splits, "images": [10 * k] * 3, "synthetic": False, "device": "cpu",
                           "class_names": ["no", "yes"], "num_classes": 2, "group_names": [*GROUPS]}  # fmt: skip
         meta["report"] |= {"method_groups": GROUPS[:3]} if group_report(rule, k) else {}
+        meta["report"] |= {"privacy": ["patient", "DP-SGD", "all that is sent"], "budget": [8.0, 1e-3, 1e4]}
     else:
         reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
         meta["num_samples"] = 10 * k
         meta["stats"] |= {"resampled": [0.2 * k] * DRAWS, "drawn_units": "images", "num_units": 10 * k}
-        meta["stats"] |= {"group_names": [*GROUPS], **group_sums(10 * k)}
+        meta["stats"] |= {"group_names": [*GROUPS], **group_sums(10 * k), "ledger": LEDGER}
     return FLModelUtils.to_shareable(to_model(reply))
 
 

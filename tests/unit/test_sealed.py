@@ -94,7 +94,7 @@ REFUSED = [
     ("$f'{@n:1000000000}'", "JoinedStr"),
     ("$'%1000000000d' % 1", "operator Mod"),
     ("$'{0.__class__}'.format(1)", "calls"),
-    ("$[1] * 1000000000", "more numbers than"),
+    ("$[1] * 1000000000000000", "more numbers than"),
     ("$10**10**10", "operator Pow"),
     ("$9223372036854775807 + 1", "above 2"),
     ("$'x' * 100000000", "more numbers than"),

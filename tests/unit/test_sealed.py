@@ -216,6 +216,9 @@ def test_macros_of_macros_and_other_files(tmp_path: Path) -> None:
         read(m=[[0] * 200] * 100).make("m")
     with pytest.raises(BundleError, match=r"'m0' cannot be made.* more than 20000 values"):
         read(**{f"m{i}": [f"%m{i + 1}"] * 10 for i in range(9)}, m9=1).make("m0")
+    for macro in ("%inferer", "%/etc/passwd"):  # of a part that a bundle may lack, so that it could be overlooked
+        with pytest.raises(BundleError, match="key 'validate#evaluator#inferer' cannot be made"):
+            BundleParts(read(validate={"evaluator": {"inferer": macro}}, inferer="%inferer")).made("validate_inferer")
     copies = read(a=["%net_def", "%net_def", "@net_def"], **HERE).make("a")
     assert len({*map(id, copies)}) == 3  # each macro is an object of its own
     (tmp_path / "b" / "configs" / "train.json").write_text(" " * 2**21)

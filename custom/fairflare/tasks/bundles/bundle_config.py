@@ -112,7 +112,18 @@ class Bundle:
         Raises:
             BundleError: the bundle lacks a needed part.
         """
-        found = next((key for key in PLACES[part] if self.get(key) is not None), None)
+        from monai.bundle import ConfigParser
+
+        # The parser finds a macro that leads nowhere, too, which is to be refused by its key and not overlooked.
+        found = next(
+            (
+                key
+                for key in PLACES[part]
+                for find in (self.get, ConfigParser(self.config).get)
+                if find(key) is not None
+            ),
+            None,
+        )
         if found is None and part in NEEDED:
             raise BundleError(
                 f"{self.name}: no key for {part}: looked for {', '.join(map(repr, PLACES[part]))}. Say where it is "

@@ -253,7 +253,7 @@ def test_the_task_can_be_sent_to_a_child_process(tmp_path: Path) -> None:
         (with_value("optimizer", "$torch.optim.Adam(@network.parameters())"), "'optimizer' must be of all the network"),
         (with_value("optimizer", {**ADAM, "lr": 1, "params": ["$@network.model"]}), "must be of all the network's"),
         (with_value("train#dataloader#batch_size", "two"), "batch_size' must give a whole number, got a str"),
-        (with_value("network_def#weights", "$torch.load(@bundle_root + '/models/x.pt')"), "without-models-.*/models/"),
+        (with_value("network_def#weights", "$torch.load(@bundle_root + '/models/model.pt')"), "without-models-.*/b/mo"),
     ],
 )  # fmt: skip
 def test_a_bundle_that_cannot_be_used_is_one_line(tmp_path: Path, change: Change, message: str) -> None:

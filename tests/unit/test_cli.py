@@ -274,7 +274,7 @@ WRONG = [
     ("fed_mrl", ["weighting=somm"], "must be one of 'samples', 'uniform', 'som', got 'somm'; did you mean 'som'?"),
     ("fed_mrl", ["mu_policy=5"], "mu_policy must be one of 'fixed', 'random', 'bandit', 'qmix', 'vdn', got 5"),
     ("fed_mrl", ["weighting=samples", "weighting.grid=[2,2]"], "BySamples has no setting 'grid'; it has none"),
-    ("fed_mrl", ["mu_policy=random", "mu_policy.gamma=0.9"], "RandomMu has no setting 'gamma'; Available: actions, s"),
+    ("fed_mrl", ["mu_policy=random", "mu_policy.gamma=0.9"], "RandomMu has no setting 'gamma'; Available: actions"),
     ("fed_mrl", ["mean_loss.x=1"], "FedMRL has no part 'mean_loss'"),
     ("fed_mrl", ["fair_clamp=20"], "fair_clamp must be at most fair_max=10.0, got 20"),
     ("fed_ism", ["q=-1"], "q must be a number >= 0, got -1"),

@@ -35,6 +35,7 @@ methods/test_training.py methods/test_crt.py::test_it_begins_from_the_seed_and_r
 federation/test_evaluate.py::test_runs_of_one_seed_still_say_nothing_of_noise
 methods/test_fed_mas.py::test_class_absent_and_class_of_one
 methods/test_odd_networks.py::test_averages_of_parametrized_weights
+methods/test_odd_networks.py::test_every_layer_has_a_score
 """
 SOURCES = """
 [fairflare.sources]

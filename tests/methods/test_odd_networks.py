@@ -100,7 +100,7 @@ def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings:
     ],
 )
 def test_every_layer_has_a_score(tmp_path, task, learns, batch, unscored):
-    """Check two rounds of Fed-LWR; test_similarity.py compares a Swin transformer."""
+    """Check two rounds of Fed-LWR: every layer has a score, except layers that never run."""
     found = run(tmp_path, "fed_lwr", task, learns, batch_size=batch, learning_rate=1e-3)
     for record in found["rounds"]:
         assert record["left_out"] == []

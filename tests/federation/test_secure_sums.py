@@ -347,6 +347,23 @@ def test_a_lying_server_s_sum_of_a_class_is_refused_by_name(row: dict[str, float
     assert not messages(run, "release")
 
 
+def test_one_weight_for_all_classes_is_refused_by_name(tmp_path: Path) -> None:
+    """Let the server weigh all classes with one column, which would open class 3, that only one site has."""
+    have = {"site-1": (0, 1, 3), "site-2": (0, 1), "site-3": (0, 1), "site-4": (0, 1)}
+    run = Run(tmp_path, "creff", 4, task=Classes(have), num_rounds=1, **CREFF)
+    answer = Wire._answer
+
+    def lies(wire: Wire, site: str, name: str, task: Message) -> Any:
+        if name == "mask":
+            for question in (q for q in task.meta["sums"]["questions"] if q["label"] == "class_gradients"):
+                question["table"] = {member: [0.25] for member in question["table"]}
+        return answer(wire, site, name, task)
+
+    run.wire._answer = lies.__get__(run.wire)  # type: ignore[method-assign]
+    with pytest.raises(RoundFailed, match="the table has 1 layers, its model 4"):
+        run()
+
+
 # ------------------------------------------------------------------------------------------------ lost sites
 
 

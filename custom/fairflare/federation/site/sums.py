@@ -137,7 +137,8 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
                 of_classes and not weighed <= {f"{label}.sum" for label in kept[CLASSES]},
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
-        layout = Layout.of(update := kept[question.vectors], layers_of(update) if len(row) > 1 else None)
+        # Classes always have weights of their own; one for all would open a class that a single site has.
+        layout = Layout.of(update := kept[question.vectors], layers_of(update) if of_classes or len(row) > 1 else None)
         found = log.masked(question, pairs, layout, update)
         vectors[question.label], saturated = found.vector, saturated + found.saturated
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})

@@ -74,7 +74,7 @@ def recoded(*codes: int) -> Callable[[Mask, int], Mask]:
 
 
 def outline(mask: Mask) -> Mask:
-    """The pixels of a mask that have a neighbour with another value."""
+    """Return the pixels of a mask that have a neighbour with another value."""
     return np.asarray(mask * (minimum_filter(mask, 3) != maximum_filter(mask, 3)), np.uint8)
 
 

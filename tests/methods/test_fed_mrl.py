@@ -28,13 +28,10 @@ from fairflare.base.settings import build, choices, values_of
 from fairflare.cli.options import parse_settings
 from fairflare.core import losses
 from fairflare.core.agents.mu_rewards import MU_GRID
-from fairflare.exchange.messages import STATUS_FAILED, STATUS_OK, SiteReply, SiteTask, encode_reply
+from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, encode_reply
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.record.checkpoint import CheckpointFolder
-from fairflare.federation.site import worker as site_half
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.training import LocalTraining
@@ -237,16 +234,6 @@ def test_a_site_may_withhold_its_entropy(tmp_path):
     assert reply.report["entropy"] is None
 
 
-def test_a_loss_that_blows_up_costs_the_site_its_round(tmp_path):
-    state = start()
-    broken = {name: tensor * 1e30 if tensor.is_floating_point() else tensor for name, tensor in state.items()}
-    _, reply = train(FairProximalTraining(**{**PLAIN, "learning_rate": 1e30}), tmp_path, state, {"mean_loss": 1.0})
-    assert reply.status == STATUS_FAILED
-    assert "not finite" in reply.reason or "loss became" in reply.reason
-    _, reply = train(FairProximalTraining(), tmp_path / "b", broken, {"mean_loss": 1.0})
-    assert reply.status == STATUS_FAILED
-
-
 def test_segmentation_has_no_classes(tmp_path):
     task = SegmentationTask(image_size=(32, 32), features=(4, 4, 4, 8, 8, 4), phantom_cases=0.1)
     torch.manual_seed(0)
@@ -298,18 +285,6 @@ def test_an_ablation_is_another_part(given, policy, weighting, way):
     assert args["mu_policy"]["path"] == f"fairflare.methods.parts.mu_policy.{policy.__name__}"
     assert args["weighting"]["path"] == f"fairflare.methods.parts.weightings.{weighting.__name__}"
     assert args["mean_loss"] == given.get("mean_loss", "mean")
-
-
-def test_two_rules_have_no_part_in_common():
-    one, other = FedMRL(), FedMRL()
-    assert one.mu_policy is not other.mu_policy
-    assert one.weighting is not other.weighting
-
-
-def test_a_setting_of_the_training_does_not_reach_the_rule():
-    made = make_plan("fed_mrl", settings={"mu": 0.25, "use_fair": False, "mu_policy": "fixed"})
-    assert (made.training.mu, made.training.use_fair) == (0.25, False)  # type: ignore[attr-defined]
-    assert make_plan("fed_mrl", small=False).training.mu == 1e-5  # type: ignore[attr-defined]
 
 
 def test_the_quick_job_does_not_ask_agents_to_learn_in_five_rounds():
@@ -505,43 +480,6 @@ def test_a_claimed_loss_of_ten_does_not_stop_the_others(tmp_path, monkeypatch, f
         assert ("'site-3' 10 as" in said) == learns
 
 
-@pytest.mark.long
-def test_a_site_is_told_its_own_mu_only(tmp_path, monkeypatch):
-    """Check the messages at each site of a run; F is for all sites."""
-    told, perform = [], SiteWorker.perform
-
-    def noting(self, request, *rest):
-        if request.name == "check":
-            assert request.directives == {}
-        else:
-            told.append((self.site, request.name, request.directives))
-        return perform(self, request, *rest)
-
-    monkeypatch.setattr(SiteWorker, "perform", noting)
-    results, _ = federation(tmp_path, num_rounds=3, settings={"mu_policy": "random", "weighting": "samples"})
-    assert {name for _, name, _ in told[:9]} == {"train"}  # three rounds of three sites
-    assert len(told) >= 12
-    assert {name for _, name, _ in told[9:]} == {"validate"}  # of the last model, and of the best if it is another
-    for site, name, directives in told:
-        assert set(directives) <= {"mu", "mean_loss"}
-        assert list(directives["mu"]) == [site], name
-        assert not any(other in str(directives) for other in results["info"]["sites"] if other != site)
-    assert len({directives["mean_loss"] for _, name, directives in told if "mean_loss" in directives}) == 3
-    rounds = results["rounds"]
-    for number, (site, name, directives) in enumerate(told[:9]):
-        assert rounds[number // 3]["reports"][site]["mu"] == directives["mu"][site], name
-
-
-def test_site_that_does_not_fit_on_the_map_has_no_weight():
-    received = {"w": torch.ones(4, dtype=torch.float64)}
-    states = {"a": {"w": received["w"] * 1.1}, "b": {"w": received["w"] * 1e200}, "c": {"w": received["w"] * 0.9}}
-    _, model, weighing = Server().round(everybody(), received=received, states=states)
-    assert weighing.sites["b"] == 0
-    assert weighing.sites["a"] + weighing.sites["c"] == pytest.approx(1)
-    assert bool((model["w"] < 1.2).all())
-    assert set(weighing.details["som"]["bmu"]) == {"a", "c"}
-
-
 def test_loss_that_is_no_number():
     """Check that F is the mean of the other sites; the agent sees the largest loss and accuracy 0."""
     server = Server()
@@ -616,26 +554,6 @@ def test_stock_controllers_cannot_tell_the_sites():
     model = aggregator(weighting=BySamples(), mu_policy=FixedMu()).aggregate_model()
     expected = sum((k + 1) / 6 * net_state(k)["head.weight"] for k in range(3))
     torch.testing.assert_close(model.params["head.weight"], expected)
-
-
-# ------------------------------------------------------------------------------------------------ renamed sites
-
-
-@pytest.mark.long
-def test_renaming_the_sites_of_a_run_leaves_their_weights(tmp_path, monkeypatch):
-    """Check that data and seeds go with the site; mu is fixed, since each agent draws its own network."""
-    seed_of = site_half.round_seed
-    found = []
-    for number, names in enumerate((["site-1", "site-2", "site-3"], ["zeta", "mid", "Alpha"])):
-        own = {name: f"site-{k + 1}" for k, name in enumerate(names)}
-        monkeypatch.setattr(site_half, "round_seed", lambda seed, site, r, own=own: seed_of(seed, own[site], r))
-        local = {"sites": {name: {"phantom_site": k + 1} for k, name in enumerate(names)}}
-        settings = {"mu_policy": "fixed", "mu": 0.1, "partition": "dirichlet"}
-        results, _ = federation(tmp_path / str(number), local, sites=names, num_rounds=3, settings=settings)
-        assert all(record["accepted"] == sorted(names) for record in results["rounds"])
-        found.append([[record["site_weights"][name] for name in names] for record in results["rounds"]])
-    assert np.ptp(np.array(found[0]), axis=1).min() > 1e-9  # the sites do differ
-    np.testing.assert_allclose(found[1], found[0], rtol=0, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------------------------ what outlives a round
@@ -728,65 +646,6 @@ def test_recorded_weights_recomputed_with_explicit_vectors(whole):
     for name, tensor in state.items():
         if tensor.is_floating_point():
             torch.testing.assert_close(final[name], tensor, atol=1e-6, rtol=1e-5)
-
-
-class Killed(BaseException):
-    """Stand in for a server that dies."""
-
-
-def dying_save(self, checkpoint, *rest, save=CheckpointFolder.save):
-    if checkpoint.next_round == 4:
-        raise Killed
-    save(self, checkpoint, *rest)
-
-
-@pytest.mark.long
-def test_killed_and_resumed_is_as_if_never_interrupted(tmp_path, whole, monkeypatch):
-    """Check a kill between neurons and checkpoint; test_kills.py kills anywhere."""
-    options: dict[str, Any] = {"num_rounds": ROUNDS, "experiment": "e", "settings": LEARN}
-    with monkeypatch.context() as patched:
-        patched.setattr(CheckpointFolder, "save", dying_save)
-        with pytest.raises(Killed):
-            run_local(plan(**options), tmp_path / "dead", roots(tmp_path))
-    results, found = federation(tmp_path / "alive", roots(tmp_path), **options)
-    assert results["info"]["resumed_at_round"] == 3
-    expected, folder, root = whole
-    assert results["test"] == expected["test"]
-    for now, before in zip(results["rounds"], expected["rounds"], strict=True):
-        for key in ("site_weights", "reports", "values", "details", "validation"):
-            assert now[key] == before[key], (now["current_round"], key)
-    theirs = model_of(folder)
-    assert same(model_of(found), theirs)
-    som = [sorted((base / "c" / "e" / "memory" / "som").rglob("*.safetensors")) for base in (tmp_path, root)]
-    assert {p.parent.name for p in som[0]} == {f"{ROUNDS - 1:06d}", f"{ROUNDS:06d}"}
-    for ours, other in zip(*som, strict=True):
-        assert ours.name == other.name
-        assert ours.read_bytes() == other.read_bytes()
-    size = sum(p.stat().st_size for p in som[0])
-    assert size < 2 * 25 * 4 * sum(t.numel() for t in theirs.values()) + 200 * len(som[0])
-
-
-@pytest.mark.long
-def test_an_absent_site_in_a_run(tmp_path, monkeypatch):
-    """Check a site that fails in round 1 of 4: no weight, not in F and map; its agent is there when it returns."""
-    perform = LocalTransport._answer
-
-    def failing(self, site, name, task):
-        if site == "site-3" and name == "train" and task.current_round == 1:
-            return encode_reply(SiteReply(STATUS_FAILED, reason="site 'site-3': not today"), task.current_round)
-        return perform(self, site, name, task)
-
-    monkeypatch.setattr(LocalTransport, "_answer", failing)
-    results, _ = federation(tmp_path, num_rounds=4, settings=LEARN)
-    assert results["status"] == "completed"
-    assert [len(record["site_weights"]) for record in results["rounds"]] == [3, 2, 3, 3]
-    record = results["rounds"][1]
-    assert [left["reason"] for left in record["left_out"]] == ["site 'site-3': not today"]
-    assert set(record["details"]["som"]["bmu"]) == {"site-1", "site-2"}
-    assert record["values"]["mean_loss"] == pytest.approx(
-        np.mean([x["train_loss"] for x in record["reports"].values()])
-    )
-    assert results["rounds"][2]["reports"]["site-3"]["mu"] in MU_GRID
 
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -10,14 +10,14 @@ import torch
 from fairflare.base.settings import build, values_of
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, decode_task, encode_reply, encode_task, for_site
 from fairflare.federation.collecting.collector import Collector, LikeReceived
-from fairflare.federation.server.rounds import RoundFailed, Stopped
+from fairflare.federation.server.rounds import Stopped
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.home import Home, OwnModel
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare
-from tests.federation.network import SILENT, Run
+from tests.federation.network import Run
 from tests.unit.report_runs import read, read_all
 
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run
@@ -234,19 +234,6 @@ def test_a_tensor_that_should_have_stayed_is_not_used_and_said(tmp_path):
         assert "keeps at the sites; not used" in note
 
 
-def test_nothing_sent_is_an_error_where_something_is_due(tmp_path):
-    def answer(site, task, message):
-        if (site, task) != ("site-2", "train"):
-            return None
-        reply = sites.perform(site, task, message)
-        reply.params = {n: t for n, t in reply.params.items() if n == "none"}
-        return reply
-
-    sites = Sites(tmp_path / "state", half("fed_bn"))
-    made, _ = run(tmp_path, half("fed_bn"), answer=answer)
-    assert "sent no model" in made.left_out()["site-2"][1]
-
-
 @both
 def test_the_best_model_is_not_tested_without_what_the_sites_had_then(tmp_path, name):
     def answer(site, task, message):
@@ -323,14 +310,6 @@ def message_of(sites: Sites) -> Any:
     return encode_task(SiteTask("validate", state, 3, 3, 0, run=run_folder.name))
 
 
-@both
-def test_a_failed_round_leaves_nothing(tmp_path, name):
-    training = half(name, learning_rate=1e30, optimizer="sgd")
-    with pytest.raises(RoundFailed, match="lower learning_rate"):
-        run(tmp_path, training)
-    assert not list((tmp_path / "state").glob("*/*/*.pt"))
-
-
 @pytest.mark.parametrize("norm", ["layer", "none"])
 def test_statistics_without_a_batch_norm_are_average_and_the_log_says_so(tmp_path, norm):
     made, _ = run(tmp_path / "site", half("statistics"), task=Plane(norm))
@@ -344,16 +323,6 @@ def test_the_log_says_what_stays(tmp_path):
     made, _ = run(tmp_path, half("fed_bn"))
     told = "at the sites stay 5 tensors ('1.weight', '1.bias', '1.running_mean' and 2 more) of 9; "
     assert f"{told}every site is measured with its own" in made.net.said
-
-
-def test_a_silent_site_is_as_an_absent_one(tmp_path):
-    def answer(site, task, message):
-        return SILENT if (site, task, message.current_round) == ("site-2", "train", 1) else None
-
-    made, sites = run(tmp_path, half("fed_bn"), answer=answer, train_timeout=2.0)
-    assert "site-2" in made.left_out(1)
-    assert made.results["status"] == "completed"
-    assert sorted(parts(sites, "site-2", 2)) == sorted(NORM)
 
 
 def test_fed_lwr_compares_the_averaged_model_under_the_site_s_own_statistics(tmp_path) -> None:

@@ -22,7 +22,7 @@ ROOMS = ("unit", "federation", "methods", "flare")
 #: Files and tests that do not name fairflare_lab and are about it: its commands, its page, or its images by number.
 OF_THE_LAB = """
 methods/test_fair_groups.py methods/test_fair_lora.py federation/test_hidden_records.py
-unit/test_cli.py::test_compare_wants_the_number_or_names_of_sites unit/test_cli.py::test_other_mistakes_are_one_line
+unit/test_cli.py::test_other_mistakes_are_one_line
 unit/test_cli.py::test_show_finds_the_results unit/test_cli.py::test_prepare_hands_on_to_the_preparers
 unit/test_cli.py::test_answers_without_tensors_import_none_of_the_large_packages
 unit/test_as_json.py::test_mistakes_print_no_document unit/test_own_images.py::test_one_hospital_is_not_several

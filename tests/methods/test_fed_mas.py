@@ -14,16 +14,14 @@ from fairflare.core.priors import prior_distance
 from fairflare.core.sharpness import GSAM
 from fairflare.federation.collecting.collector import QuorumError
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site.worker import round_seed
 from fairflare.federation.transports.local import run_local
-from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_mas import FedMAS, RescueTraining
 from fairflare.methods.parts.prior_features import FeatureCache, SitePrior
 from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import Classifier
-from fairflare.tasks.priors import build_encoder, fingerprint, load_prior
+from fairflare.tasks.priors import fingerprint, load_prior
 
 from . import support
 from .support import LONG_TAILED as TINY
@@ -99,16 +97,6 @@ def test_divergence_of_the_received_model(worker, augment):
         assert kept["before"][c].item() == pytest.approx(value, abs=1e-6)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name])  # the pass of the reference left no trace either
-
-
-def test_before_is_measured_without_a_trace(worker):
-    """Check the update with and without the measurement: equal batch-norm statistics and random numbers."""
-    with_rf = train(worker(folder="a"))
-    without = train(worker(folder="b"), directives={})
-    for name, tensor in without.update.items():
-        assert torch.equal(tensor, with_rf.update[name]), name
-    assert "rescue_factor" not in without.report
-    assert without.report["prior"] == with_rf.report["prior"] == load_prior().fingerprint
 
 
 @pytest.mark.parametrize(("epochs", "augment", "kept"), [(1, True, True), (3, True, False), (2, False, True)])
@@ -271,26 +259,6 @@ def test_a_step_that_looks_twice_counts_once(worker):
     assert found["twice"][1] == pytest.approx(found["once"][1], rel=1e-5)
 
 
-@pytest.mark.parametrize("directives", [TOLD, {}], ids=["fed_mas", "bsm_kd"])
-def test_kept_features_do_not_change_the_training_on_changed_images(worker, directives):
-    """Check both published forms: with augmentation saved features serve w alone, and BSM + KD saves none."""
-    replies = {}
-    for kept in (True, False):
-        site = worker(RescueTraining(**QUICK, augment=True, cache_features=kept), folder=str(kept))
-        replies[kept] = train(site, directives=directives)
-        assert replies[kept].status == "ok", replies[kept].reason
-        images = site._data.num_samples("training")
-        caches = site.training._priors._caches
-        assert {name: cache.computed for name, cache in caches.items()} == (
-            {"site-1": images} if kept and directives else {}
-        )
-    for name, tensor in replies[True].update.items():
-        assert torch.equal(tensor, replies[False].update[name]), name
-    if directives:
-        factors = [reply.report["rescue_factor"] for reply in replies.values()]
-        assert factors[0] == pytest.approx(factors[1], rel=1e-5)
-
-
 def test_with_and_without_cache_agree_without_augmentation(worker):
     kept = train(worker(folder="a"))
     fresh = train(worker(RescueTraining(**QUICK, cache_features=False), folder="b"))
@@ -321,17 +289,6 @@ def test_training_pulls_the_features_to_the_prior(worker):
     assert divergence(site, 1)["before"][present].mean() < 0.5 * divergence(site)["before"][present].mean()
 
 
-def test_without_both_it_is_balanced_softmax(worker):
-    """Check test 7 of the spec: lambda_f = 0 without MAS is BSM-FL, and needs no prior."""
-    kd = worker(RescueTraining(**QUICK, lambda_f=0.0, prior_network="resnet50"), folder="a")
-    ours = train(kd, directives={})
-    bsm = train(worker(LocalTraining(**QUICK), folder="b"), directives={})
-    assert ours.status == "ok", ours.reason
-    assert ours.report == {}
-    for name, tensor in bsm.update.items():
-        assert torch.equal(tensor, ours.update[name]), name
-
-
 @pytest.mark.parametrize("source", ["prior", "supervised"])
 def test_without_the_loss_but_with_mas(worker, source):
     site = worker(RescueTraining(**QUICK, lambda_f=0.0, rf_source=source))
@@ -342,18 +299,6 @@ def test_without_the_loss_but_with_mas(worker, source):
     weights = {n: t for n, t in reply.update.items() if n.startswith("projector") and "running" not in n}
     moved = {n for n, t in weights.items() if bool((t != 0).any())}
     assert moved <= {"projector.1.num_batches_tracked"}
-
-
-@pytest.mark.parametrize("last_only", [True, False])
-def test_a_batch_of_one(worker, last_only):
-    """Check a batch on which the projector's batch norm cannot train; every image still counts once."""
-    size = ClassificationTask(**TASK).open_site("site-1", {}).num_samples("training") - 1 if last_only else 1
-    site = worker(RescueTraining(**{**QUICK, "batch_size": size}))
-    reply = train(site)
-    assert reply.status == "ok", reply.reason
-    assert math.isfinite(reply.report["rescue_factor"])
-    if not last_only:
-        assert bool((reply.update["projector.1.running_mean"] == 0).all())
 
 
 def test_class_absent_and_class_of_one(worker):
@@ -369,21 +314,6 @@ def test_class_absent_and_class_of_one(worker):
         assert torch.equal(kept["before"].isnan(), kept["counts"] == 0)
         assert math.isfinite(reply.report["rescue_factor"])
     assert kinds == {0, 1, 2}
-
-
-@pytest.mark.long
-def test_site_file_names_the_checkpoint(worker, tmp_path):
-    """Check the published layout through the real path: site file, loader, training, report."""
-    torch.manual_seed(0)
-    encoder, width = build_encoder("resnet50")
-    path = tmp_path / "moco_v2_800ep_pretrain.pth.tar"
-    torch.save({"state_dict": {f"module.encoder_q.{n}": t for n, t in encoder.state_dict().items()}}, path)
-    training = RescueTraining(**QUICK, prior_network="resnet50", prior="/nowhere/of/the/job.pt")
-    site = worker(training, {"prior": str(path)}, projector_dim=width, phantom_samples=60)
-    reply = train(site, initial(projector_dim=width))
-    assert reply.status == "ok", reply.reason
-    assert reply.report["prior"] == load_prior("resnet50", path).fingerprint
-    assert cache_of(site).features.shape[1] == 2048
 
 
 @pytest.mark.parametrize(
@@ -521,23 +451,6 @@ def test_federation(tmp_path):
         assert record["site_weights"] == pytest.approx({s: f / total for s, f in factors.items()})
     again = run(tmp_path / "again", "fed_mas")
     assert [r["reports"] for r in again["rounds"]] == [r["reports"] for r in results["rounds"]]
-
-
-@pytest.mark.long
-def test_federation_where_one_site_holds_another_prior(tmp_path):
-    torch.manual_seed(5)
-    torch.save(build_encoder("embedded")[0].state_dict(), tmp_path / "other.pt")
-    local = {"sites": {"site-2": {"prior": str(tmp_path / "other.pt")}}}
-    with pytest.raises(RoundFailed, match=r"before any training: .* different prior networks: .* at site-2"):
-        run(tmp_path / "strict", "fed_mas", local, sites=3, phantom_sites=3)
-    results = run(tmp_path / "three", "fed_mas", local, sites=3, strict=False, phantom_sites=3)
-    for record in results["rounds"]:
-        assert record["accepted"] == ["site-1", "site-3"]
-        (left,) = record["left_out"]
-        assert (left["site"], left["phase"]) == ("site-2", "train")
-        assert "site 'site-2': field 'prior' is" in left["reason"]
-    with pytest.raises(RoundFailed, match=r"0 usable result.*site-1.*no value is that of most.*site-2"):
-        run(tmp_path / "two", "fed_mas", local, strict=False)
 
 
 def test_paper_settings_and_the_projector_of_the_paper():

@@ -27,11 +27,10 @@ from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from fairflare.base.described import typed
-from fairflare.base.settings import Part, choices, field_names, settings, values_of
+from fairflare.base.settings import Part, choices, field_names, values_of
 from fairflare.cli import commands as cli
 from fairflare.cli import screen
 from fairflare.cli.data import doctor
-from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run import command as run_command
 from fairflare.cli.run.folder import what_sites_said
 from fairflare.cli.run.view import RunView
@@ -179,50 +178,6 @@ def test_describe_is_readable_at_80_columns(name: str) -> None:
         assert (shown in text.partition("Without --paper")[2]) == (one != other), shown
 
 
-def test_describe_fed_mrl() -> None:
-    text = " ".join(fairflare("describe", "fed_mrl").stdout.split())
-    assert (
-        "mu_policy one of 'fixed', 'random', 'bandit', 'qmix', 'vdn'; default fixed (--paper: qmix) who chooses mu"
-        in text
-    )
-    gamma = "mu_policy.gamma a number in [0, 1]; default 0.99 discount of later rewards. only with mu_policy=qmix, vdn"
-    assert gamma in text
-    assert "weighting.grid 2 entries, each an integer >= 1; default [5, 5] rows and columns" in text
-    assert text.count("mu_policy.gamma") == 1  # the same in both kinds that have it
-    assert "learning_rate a number > 0; default 0.001" in text
-    assert "max_grad_norm a number > 0 or nothing; default null" in text
-
-
-@pytest.mark.parametrize(
-    ("method", "setting", "value"),
-    [
-        ("fed_mrl", "num_classes", "7"),  # of the phantom
-        ("fed_avg", "labels", "[[1]]"),
-        ("fed_avg", "lowest_rate", "1e-06"),  # a thousandth of Adam's 1e-3
-        ("fed_ga", "ga_step", "0.05"),
-        ("fed_ce", "floor", "1e-06"),
-        ("fed_lwr", "clip_min", "0.0"),  # of the preset
-    ],
-)
-def test_describe_shows_what_holds_where_nothing_is_set(method: str, setting: str, value: str) -> None:
-    text = " ".join(fairflare("describe", method, setting).stdout.split())
-    assert f"; default {value} " in text
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_markdown_is_a_table_of_every_setting(name: str) -> None:
-    result = fairflare("describe", name, "--markdown")
-    assert result.exit_code == 0
-    titles = re.findall(r"^## (.*)$", result.stdout, re.MULTILINE)
-    groups = sections(name)
-    assert titles == list(groups)
-    rows = [line for line in result.stdout.splitlines() if line.startswith("| `")]
-    cells = [re.split(r"(?<!\\)\|", row)[1:-1] for row in rows]
-    assert all(len(row) == 4 for row in cells)
-    assert [row[0].strip(" `") for row in cells] == [s.name for group in groups.values() for s in group]
-    assert all(row[1].strip() and row[3].strip() for row in cells)
-
-
 def test_describe_answers_the_name_of_a_form_with_its_method() -> None:
     found = " ".join(fairflare("describe", "fed_eba_plus", "form", "tilt").stdout.split())
     assert found.startswith("fed_eba_plus is loss_weights with --set form=fed_eba_plus Loss weights, at the server")
@@ -304,12 +259,6 @@ def test_an_option_that_a_refusal_names_is_one_of_the_command_it_names() -> None
             continue
         for command in [option[2]] if option[2] else ["run", "export"]:
             assert option[1] in names[command], (setting, command)
-
-
-def test_local_models_are_an_option_of_run_alone() -> None:
-    commands = get_command(cli.app).commands  # type: ignore[attr-defined]
-    has = {name for name, of in commands.items() if any("--keep-local-models" in p.opts for p in of.params)}
-    assert has == {"run"}
 
 
 @pytest.mark.parametrize(("method", "items", "message"), WRONG)
@@ -477,18 +426,6 @@ def test_a_bug_of_ours_shows_its_traceback(tmp_path: Path) -> None:
     assert "error: " not in done.stderr
 
 
-def test_a_bug_in_a_settings_class_is_no_wrong_value() -> None:
-    @settings
-    class Broken:
-        size: int = 1
-
-        def __post_init__(self) -> None:
-            self.size + "text"  # type: ignore[operator]
-
-    with pytest.raises(TypeError, match="unsupported operand"):
-        Broken(size=2)
-
-
 # ------------------------------------------------------------------------------------------------ the pages
 
 
@@ -627,11 +564,6 @@ def test_the_names_of_the_sites_come_from_the_data_file(
         assert ran == [wanted]
 
 
-def test_a_data_file_that_names_no_data_names_no_sites() -> None:
-    assert run_sites("default", {"sites": {"site-2": {"isolate": True}}}) == 0
-    assert run_sites(1, {"data_root": "x"}) == 1  # one folder is one site: tests/unit/test_own_images.py
-
-
 def test_a_run_that_fails_says_why_with_exit_code_1(runs: dict[str, Any]) -> None:
     bad = runs["bad"]
     assert bad.exit_code == 1
@@ -721,13 +653,6 @@ def test_a_run_is_not_replaced_unasked(tmp_path: Path, monkeypatch: pytest.Monke
     assert fairflare(*common, "--label", "mine", "--seed", "3", "--overwrite").exit_code == 0
     assert kept.read_bytes() != before
     assert "'../x-seed0' must be" in one_line(fairflare(*common, "--label", "../x"))
-
-
-def test_an_experiment_goes_on_in_its_own_folder_only(tmp_path: Path) -> None:
-    common = [*RUN, "-w", str(tmp_path / "r")]
-    assert fairflare(*common, "--rounds", "1", "--experiment", "e").exit_code == 0
-    assert fairflare(*common, "--rounds", "2", "--experiment", "e").exit_code == 0
-    assert "holds a run already" in one_line(fairflare(*common, "--rounds", "2", "--experiment", "other"))
 
 
 def test_an_export_is_not_replaced_unasked(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
 from fairflare.tasks.base import evaluating
-from fairflare.tasks.segmentation import FolderData, SegmentationTask
+from fairflare.tasks.segmentation import SegmentationTask
 
-from .image_files import all_of, counted, heavy_imports, refusal, whole_split
+from .image_files import all_of, refusal, whole_split
 
 SMALL: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 4, 8, 8, 4)}
 
@@ -78,12 +77,6 @@ class Fixed(torch.nn.Module):
 
 
 # --- model and loss ---------------------------------------------------------------------------------------
-
-
-def test_default_model() -> None:
-    model = SegmentationTask().build_model()
-    assert model(torch.zeros(2, 1, 64, 64)).shape == (2, 1, 64, 64)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 495_137
 
 
 def test_model_of_the_paper() -> None:
@@ -248,18 +241,6 @@ def test_augmentation_is_seeded_and_moves_the_mask_with_the_image() -> None:
     assert inputs.max() <= 1
 
 
-def test_bad_requests() -> None:
-    data = SegmentationTask(**SMALL).open_site("site-1", {"phantom_cases": 0.01})
-    with pytest.raises(ValueError, match=r"split must be one of .* got 'train'; did you mean 'training'"):
-        data.batches("train", batch_size=2)
-    with pytest.raises(ValueError, match="split must be one of 'training', 'validation', 'test', got 'valid'"):
-        data.num_samples("valid")
-    with pytest.raises(ValueError, match="batch_size must be an integer >= 1, got 0"):
-        data.batches("test", batch_size=0)
-    with pytest.raises(ValueError, match="shuffle_seed of augmented batches must be an integer >= 0, got None"):
-        data.batches("test", batch_size=2, augment=True)
-
-
 def test_a_site_with_one_case_trains(tmp_path: Path) -> None:
     task = SegmentationTask(**SMALL)
     for settings in ({"data_root": str(folder(tmp_path / "a", (1, 1, 1)))}, {"phantom_cases": 0.01}):
@@ -271,19 +252,6 @@ def test_a_site_with_one_case_trains(tmp_path: Path) -> None:
 
 
 # --- a site's folder --------------------------------------------------------------------------------------
-
-
-def test_decoded_images_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = str(folder(tmp_path / "a"))
-    task = SegmentationTask(**SMALL)
-    size = 32 * 32 * (4 + 1)  # image float32, mask uint8
-    for budget, reads in ((2**30, 3), (0, 6), (size * 2, 4)):
-        data = task.open_site("a", {"data_root": root, "cache_bytes": budget})
-        assert isinstance(data, FolderData)
-        calls = counted(monkeypatch, "read_pair")
-        first, second = all_of(data, "training"), all_of(data, "training")
-        assert torch.equal(first[0], second[0])
-        assert len(calls) == reads
 
 
 def test_mask_values(tmp_path: Path) -> None:
@@ -384,34 +352,12 @@ def test_bad_settings_of_a_folder(tmp_path: Path, settings: dict[str, Any], mess
     assert message in str(refused(SegmentationTask(**SMALL), settings))
 
 
-def test_the_executors_keys_are_not_the_tasks_business() -> None:
-    settings = {
-        "state_root": "s", "checkpoint_root": "c", "num_threads": 1, "device": "cpu", "isolate": True,
-        "models_in_memory": 0,
-        "preprocess_cache": "p", "sites": {"server": {"checkpoint_root": "c"}},
-    }  # fmt: skip
-    assert SegmentationTask(**SMALL, phantom_cases=0.1).open_site("site-1", settings).synthetic
-
-
 def test_the_site_decides_about_its_phantom() -> None:
     task = SegmentationTask(**SMALL, phantom_seed=1, phantom_cases=0.1)
     own = task.open_site("site-1", {"phantom_seed": 2, "phantom_cases": 0.2})
     same = SegmentationTask(**SMALL, phantom_seed=2, phantom_cases=0.2).open_site("site-1", {})
     assert torch.equal(all_of(own, "test")[0], all_of(same, "test")[0])
     assert own.num_samples("training") > task.open_site("site-1", {}).num_samples("training")
-
-
-def test_the_phantom_has_one_structure() -> None:
-    error = refused(SegmentationTask(**SMALL, num_classes=2), {})
-    assert "num_classes=2" in str(error)
-    assert "'data_root'" in str(error)
-
-
-def test_grey_phantom_for_a_colour_task() -> None:
-    data = SegmentationTask(**SMALL, in_channels=3).open_site("site-1", {"phantom_cases": 0.01})
-    inputs, _ = next(iter(data.batches("training", batch_size=2)))
-    assert inputs.shape == (2, 3, 32, 32)
-    assert torch.equal(inputs[:, 0], inputs[:, 2])
 
 
 # --- the constructor --------------------------------------------------------------------------------------
@@ -439,29 +385,3 @@ def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         SegmentationTask(**arguments)
     assert message in str(caught.value)
-
-
-def test_arguments_can_be_read_back_for_the_export_of_a_job() -> None:
-    given = {
-        "image_size": [32, 64], "in_channels": 3, "num_classes": 2, "labels": [[1, 2], [2]],
-        "class_names": ["cell", "nucleus"], "mask_values": {"0": 0, "7": 1, "9": 2, "8": 3}, "features": [4] * 6,
-        "norm_momentum": 0.1, "augmentation": ["flip"], "phantom_seed": 3, "phantom_cases": 0.5,
-        "allow_phantom": False, "initial_weights": "w.pth", "orientation": "axial", "intensity": "window",
-        "window": [40, 400], "resize": "pad", "ignore": 3, "mask_resize": "area", "evaluate_at": "image",
-        "network": "segresnet", "width": 8, "freeze": "encoder", "initial_keys": {"^a": "b"},
-        "metrics": ["dice", "hd95"], "tolerance": 2.0, "attributes": True, "attribute_noise": 0.25,
-    }  # fmt: skip
-    defaults = inspect.signature(SegmentationTask).parameters
-    assert {*given, "adapters"} == set(defaults)  # which is no plain value
-    task = SegmentationTask(**given)  # type: ignore[arg-type]
-    back = SegmentationTask(**{name: getattr(task, name) for name in given})
-    for name in given:
-        value = getattr(task, name)
-        assert type(value) in (bool, int, float, str, list, tuple, dict)
-        assert value == getattr(back, name)
-        assert getattr(SegmentationTask(), name) == defaults[name].default
-
-
-def test_the_import_is_light() -> None:
-    code = "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare_lab.phantoms.prostate"
-    assert heavy_imports(code) == "[]"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from fairflare.exchange import staging as module
 from fairflare.exchange.staging import Staging
@@ -56,18 +54,6 @@ def test_every_dtype_and_shape(staging, dtype):
     assert_same(staging.open("A"), state)
 
 
-def test_nan_and_infinity_come_back(staging):
-    staging.put("A", {"w": torch.tensor([float("nan"), float("inf"), -0.0])})
-    assert repr(staging.open("A")["w"].tolist()) == "[nan, inf, -0.0]"
-
-
-def test_size_and_format(staging):
-    size = staging.put("A", {"w": torch.arange(1000.0), "n": torch.tensor(3)})
-    (file,) = staging.folder.iterdir()
-    assert size == file.stat().st_size > 4008
-    assert load_file(file)["n"].item() == 3  # any safetensors reader can open it
-
-
 def test_shared_and_strided_tensors(staging):
     base = torch.arange(12.0).reshape(3, 4)
     linear = torch.nn.Linear(2, 2)
@@ -86,11 +72,6 @@ def test_shared_and_strided_tensors(staging):
     assert state["tied"] is base
 
 
-def test_a_part_of_a_large_tensor_is_written_alone(staging):
-    assert staging.put("A", {"part": torch.arange(1e6)[5:8]}) < 1000
-    assert staging.open("A")["part"].tolist() == [5, 6, 7]
-
-
 @pytest.mark.parametrize(
     "site", ["site-1", "Klinik Süd/3", "..", ".hidden", "a b", "100%", "x.safetensors", "c:\\d", "*", "\n", "医院"]
 )
@@ -102,12 +83,6 @@ def test_any_site_name(staging, site):
     assert Staging(staging.folder).sites() == [site]  # another process finds it
     staging.discard(site)
     assert list(staging.folder.iterdir()) == []
-
-
-def test_names_that_look_escaped_stay_apart(staging):
-    for value, site in enumerate(("a.b", "a%2Eb", "a%252Eb")):
-        staging.put(site, {"w": torch.tensor(value)})
-    assert [staging.open(site)["w"].item() for site in ("a.b", "a%2Eb", "a%252Eb")] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("site", ["", "x" * 300, None, 3])
@@ -160,12 +135,6 @@ def test_a_failed_put_leaves_the_old_state_and_no_rest(staging, monkeypatch):
         staging.put("A", {"w": torch.ones(3)})
     assert [path.name for path in staging.folder.iterdir()] == ["A.safetensors"]
     assert staging.open("A")["w"].tolist() == [0, 0, 0]
-
-
-def test_the_library_reports_a_missing_folder_as_os_error(staging):
-    staging.folder.rmdir()
-    with pytest.raises(OSError, match="staging"):
-        staging.put("A", {"w": torch.ones(3)})
 
 
 @pytest.mark.parametrize(
@@ -231,19 +200,6 @@ def test_a_tensor_is_read_only_when_it_is_asked_for(staging, monkeypatch):
     assert staged["t3"][0].item() == 3
 
 
-def test_no_file_stays_open(staging):
-    for index in range(8):
-        staging.put(f"s{index}", {"w": torch.ones(1000)})
-    folder = Path("/proc/self/fd")
-    if not folder.is_dir():
-        pytest.skip("no /proc here")
-    before = len(list(folder.iterdir()))
-    states = staging.open_all()
-    tensors = [state["w"] for state in states.values()]
-    assert len(list(folder.iterdir())) == before
-    assert len(tensors) == 8
-
-
 def test_in_memory_while_it_fits(tmp_path):
     staging = Staging(tmp_path, memory=1000)
     state = {"w": torch.arange(100.0), "n": torch.tensor(3)}
@@ -269,16 +225,6 @@ def test_in_memory_while_it_fits(tmp_path):
     assert staging.sites() == []
 
 
-def test_a_failed_put_leaves_what_was_in_memory(tmp_path, monkeypatch):
-    staging = Staging(tmp_path, memory=100)
-    staging.put("A", {"w": torch.zeros(3)})
-    monkeypatch.setattr(module, "write_tensors", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        staging.put("A", {"w": torch.ones(300)})
-    assert staging.open("A")["w"].tolist() == [0, 0, 0]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_quarter_of_what_is_free(tmp_path, monkeypatch):
     free = [4 * 800]
     monkeypatch.setattr(module, "free_memory", lambda: free[0])
@@ -302,28 +248,3 @@ def test_free_memory_of_a_container(limit, expected, tmp_path, monkeypatch):
     (tmp_path / "memory.current").write_text("3000\n")
     found = module.free_memory()
     assert found > 2**24 if expected is None else found == expected
-
-
-MEMORY_SCRIPT = """
-import resource, sys, tempfile, torch
-from fairflare.core.states import weighted_average
-from fairflare.exchange.staging import Staging
-count = int(sys.argv[1])
-with tempfile.TemporaryDirectory() as folder:
-    staging = Staging(folder)
-    for k in range(count):
-        staging.put(f"s{k:02d}", {f"w{i}": torch.full((500_000,), float(k)) for i in range(4)})  # 8 MB
-    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    average = weighted_average(staging.open_all(), {f"s{k:02d}": 1 / count for k in range(count)})
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux only")
-def test_memory_does_not_grow_with_the_number_of_sites():
-    def growth(count: int) -> float:
-        command = [sys.executable, "-c", MEMORY_SCRIPT, str(count)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return int(done.stdout) / 1024
-
-    assert growth(20) < 30  # MB: the result of 8, a sum of 4, a tensor of 2, and the allocator; the models have 160

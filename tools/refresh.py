@@ -75,7 +75,8 @@ def with_table(text: str) -> str:
     parts = MARKS.split(text)
     if len(parts) != 5 or parts[1] == END or parts[3] != END:
         raise ValueError(f"docs/methods.md must have {BEGIN} and {END}, once each")
-    return "".join([parts[0], BEGIN, "\n", describe.method_table(measured()), "\n", END, parts[4]])
+    table = describe.method_table({"measured": measured(), "beside": beside()})
+    return "".join([parts[0], BEGIN, "\n", table, "\n", END, parts[4]])
 
 
 def measured() -> dict[str, str]:
@@ -97,9 +98,25 @@ def measured() -> dict[str, str]:
     return {method: ", ".join(figures) for method, figures in found.items()}
 
 
+def beside() -> dict[str, str]:
+    """Return what each method was compared with and the largest difference, from tests/methods/authors.csv."""
+    found: dict[str, dict[str, float]] = {}
+    with (ROOT / "tests/methods/authors.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            code, _, commit = row["beside"].partition("@")
+            where = f"https://github.com/{code}" + (f"/tree/{commit}" if commit else "")
+            called = f"[{commit or 'code'}]({where})" if "/" in code else code
+            largest = found.setdefault(row["method"], {})
+            largest[called] = max(float(row["difference"]), largest.get(called, 0.0))
+    return {
+        m: ", ".join(f"{called} {value:.0e}" if value else f"{called} 0" for called, value in of.items())
+        for m, of in found.items()
+    }
+
+
 def papers_page() -> str:
     """Return the page of the papers: the tables that presets are of, and the settings of every experiment."""
-    parts = [PAPERS_HEAD, "## Tables", "", "| preset | table | `--paper` | rows |", "| --- | --- | --- | --- |"]
+    parts = [PAPERS_HEAD, "## Tables", "", "| preset | table | `--paper` | rows |", "|---|---|---|---|"]
     parts += [f"| `{t.name}` | {t.title} | `{t.paper}` | {_rows(t)} |" for t in tables().values()]
     earlier: dict[str, dict[Setting, Value]] = {}
     for name in papers.experiments():
@@ -114,7 +131,7 @@ def papers_page() -> str:
             absent = [f"`{key}` ({of})" for of, key in earlier[base].keys() - settings.keys()]
             parts += [f"As `--paper {base}`{', without ' * bool(absent)}{', '.join(sorted(absent))}, except:", ""]
             settings = dict(setting for setting in settings.items() if setting not in shared)
-        parts += ["| method | settings | source |", "| --- | --- | --- |"]
+        parts += ["| method | settings | source |", "|---|---|---|"]
         by_source: dict[tuple[str, str], list[str]] = {}
         for (of, key), (value, source) in settings.items():
             by_source.setdefault((of, source), []).append(f"`{key}={value}`")

@@ -72,7 +72,7 @@ def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
     ]
     assert sorted(row[0].strip("` ") for row in rows) == list(all_methods())
-    assert {len(row) for row in rows} == {11}
+    assert {len(row) for row in rows} == {12}
     by_job = {row[0].strip("` "): row for row in rows}
     sent = {job: cells[4] for job, cells in by_job.items() if cells[4] != "1 / 1"}
     parts = dict.fromkeys(("cffl", "cgsv"), "1 / up to 1")
@@ -86,6 +86,7 @@ def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
     assert by_job["bsm_fl"][1] == "[BSM-FL](fed_mas.md)"
     assert "[fed_lwr_real](results/fed_lwr_real.md) +0.21\\*" in by_job["cffl"][9]  # as docs/which_method.md has it
     assert by_job["fed_avg"][9] == ""
+    assert by_job["fed_dyn"][10] == "[48a19fa](https://github.com/alpemreacar/FedDyn/tree/48a19fa) 4e-16"
 
 
 def test_what_goes_with_differential_privacy_is_what_a_site_would_train() -> None:

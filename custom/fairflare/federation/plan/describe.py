@@ -98,25 +98,28 @@ def _listed(m: Method) -> Listed:
     )  # fmt: skip
 
 
-def method_table(measured: Mapping[str, str] | None = None) -> str:
+def method_table(more: Mapping[str, Mapping[str, str]] = {}) -> str:
     """Return the tables of all methods in Markdown, one for each group.
 
     Args:
-        measured: where a method was measured and with what result, by its name.
+        more: further columns by name, each with its cells by the method's name.
     """
-    head, rows = (
-        "| job | method | what it does | model | bytes | passes | secure sums | DP | learns | measured | source |",
+    columns, rows = (
+        ("job", "method", "what it does", "model", "bytes", "passes", "secure sums", "DP", "learns", *more, "source"),
         [],
     )
     group = ""
     for m in overview():
         if m.group != group:
-            rows += [*([""] if group else []), f"### {m.group}: fair to {m.fair_to}", "", head, "| --- " * 11 + "|"]
+            rows += [
+                *([""] if group else []), f"### {m.group}: fair to {m.fair_to}", "", f"| {' | '.join(columns)} |",
+                "|---" * len(columns) + "|",
+            ]  # fmt: skip
             group = m.group
         cells = (
             f"`{m.name}`", f"[{m.title}]({m.page}.md)" if m.page else m.title, m.summary, m.model, m.traffic, m.passes,
             "yes" if m.secure_sums else "no", "yes" if m.private else "no", ", ".join(m.learns),
-            (measured or {}).get(m.name, ""), m.source,
+            *(cells.get(m.name, "") for cells in more.values()), m.source,
         )  # fmt: skip
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)

@@ -149,8 +149,8 @@ def killed(folder: Path, training: LocalTraining, task: Task, rule: Any, num_rou
     def part(answer: Answer | None = None) -> Run:
         sites = Sites(folder / "state", training, task, answer)
         made = Run(
-            folder, sites, sites=SITES, task=task, site_half=values_of(training), rule=rule, num_rounds=num_rounds,
-            experiment="e",
+            folder, sites, sites=SITES, task=task, site_half=values_of(training), num_rounds=num_rounds,
+            experiment="e", rule=copy.deepcopy(rule),  # the second job's has only what the checkpoint holds
         )  # fmt: skip
         made.net.ready = lambda site, message: sites.perform(site, "check", message)
         return made

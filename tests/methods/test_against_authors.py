@@ -1056,7 +1056,7 @@ def gsam(loss: Loss, w: State, site: str, rho: float) -> State:
 
 COSTS = ((1.0, 1.0, 1.0), (0.8, 0.9, 0.5), (0.6, 0.85, 0.55))
 LOSSES = ((0.5, 1.0, 1.5),)
-FED_OPT = {"server_rate": 0.05, "server_tau": 0.01}
+FED_OPT: dict[str, Any] = {"server_rate": 0.05, "server_tau": 0.01}
 FAIR_FL, FEDISM, FED_MAS = "huawei-noah/Federated-Learning@a50b474", "wnn2000/FFL4MIA", "xmed-lab/Fed-MAS"
 GRADIENT_REWARDS = "XinyiYS/Gradient-Driven-Rewards-to-Guarantee-Fairness-in-Collaborative-Machine-Learning"
 #: Case: its method, what it is compared with (code at a commit, the paper's text, or numbers found by hand), the

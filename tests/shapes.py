@@ -27,10 +27,9 @@ def of_what_travels(method: Method) -> Hashable:
 
 
 def of_a_training(method: Method) -> Hashable:
-    """Return which hooks a method's training overrides, and what stays at a site."""
+    """Return the code of a method's training: its hooks, whatever class has them, and what stays at a site."""
     training = method.training(**method.site)
-    own = (hook for hook in HOOKS if getattr(type(training), hook) is not getattr(LocalTraining, hook))
-    return (*own, type(training.home))
+    return (*(getattr(type(training), hook) for hook in HOOKS), type(training.home))
 
 
 def one_each(shape: Callable[[Method], Hashable], kind: str = "classification") -> list[str]:

@@ -93,17 +93,42 @@ def _timeless(value: Any) -> Any:
     return {key: _timeless(inner) for key, inner in value.items() if key != "seconds"}
 
 
+class Killed(Listener):
+    """End the process silently when a round's model is made and not saved yet."""
+
+    def __init__(self, current_round: int) -> None:
+        self.left = current_round
+
+    def aggregated(self, state: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+#: Each server optimizer has a state of its own.
+SHAPES = one_each(lambda method: (of_what_travels(method), method.rule.move))
+
+
 @pytest.mark.many
-@pytest.mark.parametrize("method", [*one_each(of_what_travels), "fed_lwr_last_layer", "fed_mrl"])
+@pytest.mark.parametrize("method", [*SHAPES, "fed_lwr_last_layer", "fed_mrl"])
 def test_the_same_bits_of_every_shape_of_methods(method: str, tmp_path: Path) -> None:
-    whole = run_local(plan_of(method, "all"), tmp_path / "all")
-    part = run_local(plan_of(method, "trainable"), tmp_path / "trainable")
+    """Compare a run that sends what is trained, and is killed and resumed, with one that sends all."""
+    whole, plan = run_local(plan_of(method, "all"), tmp_path / "all"), plan_of(method, "trainable", experiment="study")
+    child = os.fork()
+    if child == 0:
+        run_local(plan, tmp_path / "trainable", listeners=[Killed(1)])
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    part = run_local(plan, tmp_path / "trainable")
+    assert read_document(part / "results.json")["info"]["resumed_at_round"] == 1
     every, sent = model_in(whole), model_in(part)
     assert 0 < len(sent) < len(every)
     assert {name for name in every if name not in sent} >= {n for n in every if FROZEN.fullmatch(n)}
     assert all(torch.equal(sent[name], every[name]) for name in sent)
     if not method.startswith(("fed_lwr", "fed_lf")):  # they have weights of the layers that travel, and of no others
         assert json.dumps(figures(whole)) == json.dumps(figures(part))
+    with pytest.raises(ValueError, match="exchange: was 'trainable'"):
+        run_local(replace(plan, run=replace(plan.run, exchange="all", num_rounds=4)), tmp_path / "trainable")
 
 
 # ---------------------------------------------------------------------------------------------- which tensors
@@ -238,37 +263,6 @@ def test_predict_builds_what_the_file_lacks(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"those that the run exchanged \(trainable\).*here they are not those"):
         load_predictor(part.parent, "last", task_file=other)
-
-
-class Killed(Listener):
-    """End the process silently when a round's model is made and not saved yet."""
-
-    def __init__(self, current_round: int) -> None:
-        self.left = current_round
-
-    def aggregated(self, state: Any) -> None:
-        self.left -= 1
-        if self.left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["fed_lwr"])
-def test_killed_and_resumed(method: str, tmp_path: Path) -> None:
-    whole = run_local(plan_of(method, "all", num_rounds=3), tmp_path / "all")
-    plan = plan_of(method, "trainable", num_rounds=3, experiment="study")
-    child = os.fork()
-    if child == 0:
-        run_local(plan, tmp_path / "run", listeners=[Killed(1)])
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    part = run_local(plan, tmp_path / "run")
-    info = read_document(part / "results.json")["info"]
-    assert info["resumed_at_round"] == 1
-    every, sent = model_in(whole), model_in(part)
-    assert all(torch.equal(sent[name], every[name]) for name in sent)
-    with pytest.raises(ValueError, match="exchange: was 'trainable'"):
-        run_local(replace(plan, run=replace(plan.run, exchange="all", num_rounds=4)), tmp_path / "run")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False,
-    "phantom_samples": 300, "phantom_test": 184, "phantom_own_test": 184,
+    "phantom_samples": 200, "phantom_test": 92, "phantom_own_test": 92,
 }  # fmt: skip
 IMAGES = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1}
 FIVE = {"phantom": "fundus", "phantom_test": 40, "phantom_own_test": 40}  # classes, for methods that learn 23

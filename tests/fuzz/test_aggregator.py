@@ -15,15 +15,18 @@ from fairflare.exchange.messages import clean_state
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
+from fairflare.methods.base.rule import MakesTensors, SendsBeside, SendsParts, TwoPhase
 
 from ..federation.network import SITES
 from .bench import LONGEST
 from .mutations import Cases
 from .server import Net, NotSent, decoded, encoded, good_reply
 
-REPLIES = 60
-RULES = ("bsm_fl", "bsm_kd", "fed_avg", "fed_ism", "fed_ism_plus_l", "fed_mas", "fed_prox")
-UNDER = [method for method in all_methods().values() if method.name in RULES]
+REPLIES = 20
+#: What needs FLARE's own rounds is refused under a stock controller. Of those whose server does the same, one.
+REFUSED = (TwoPhase, MakesTensors, SendsBeside, SendsParts)
+METHODS = {(m.rule, str(m.server)): m for m in reversed(all_methods().values()) if not issubclass(m.rule, REFUSED)}
+UNDER = list(METHODS.values())
 LIKE = clean_state(Net().state_dict())
 SILENT = object()
 
@@ -53,12 +56,17 @@ def same(first: Any, second: Any) -> bool:
     )
 
 
-@pytest.mark.many("fed_avg", "fed_ism")
+@pytest.mark.many("bsm_fl", "fed_ism")
 @pytest.mark.parametrize("method", UNDER, ids=lambda method: method.name)
 def test_hostile_results_cost_one_site_one_round(method: Any) -> None:
     warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
     start = FairAggregator(rule=build(method.rule, method.server), min_sites=2)
-    one_round(start, "", None, "")
+    try:
+        one_round(start, "", None, "")
+    except RuntimeError as error:  # a rule that needs the received model says so at once
+        if "run it with fairflare.flare.controller.RoundsController" not in str(error):
+            raise
+        return
     cases = Cases(good_reply(start.rule, "site-2", "train", 0, LIKE), f"{method.name}/stock/9")
     silent = {site: one_round(fresh(start), site, SILENT, "") for site in SITES}
     sent = index = refused = 0

@@ -32,6 +32,13 @@ def of_a_training(method: Method) -> Hashable:
     return (*(getattr(type(training), hook) for hook in HOOKS), type(training.home))
 
 
+def of_its_steps(method: Method) -> Hashable:
+    """Return the code that runs from the first to the last step of a method's training, and what stays at a site."""
+    training = method.training(**method.site)
+    begins = type(training).begin_round is not LocalTraining.begin_round
+    return (begins, *(getattr(type(training), hook) for hook in ("loss", "step", "train")), type(training.home))
+
+
 def one_each(shape: Callable[[Method], Hashable], kind: str = "classification") -> list[str]:
     """Return the first method of each shape that learns a kind of task; federated averaging is the first of all."""
     methods = sorted(all_methods().values(), key=lambda method: method.name != "fed_avg")

@@ -18,7 +18,7 @@ from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.recipes import FairRecipe
 from fairflare.tasks.segmentation import SegmentationTask
-from tests.shapes import of_a_training, one_each
+from tests.shapes import of_its_steps, one_each
 from tests.tiny import document, model_in
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
@@ -106,7 +106,7 @@ def check_same(plan: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, most: i
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("name", one_each(of_a_training))
+@pytest.mark.parametrize("name", one_each(of_its_steps))
 def test_every_method_goes_on(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check one method of each way to train: the server has no part in it."""
     check_same(plan_of(name), tmp_path, monkeypatch, most=7)

@@ -114,8 +114,8 @@ def test_every_method_goes_on(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "settings",
-    [{"local_steps": 9}, {"augment": True, "precision": "fp16"}, {"optimizer": "sgd"}],
-    ids=["steps", "augmented, fp16", "sgd"],
+    [{"local_steps": 9, "optimizer": "sgd"}, {"augment": True, "precision": "fp16"}],
+    ids=["steps, sgd", "augmented, fp16"],
 )
 def test_however_a_round_is_measured(settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_same(plan_of("fed_avg", **settings), tmp_path, monkeypatch, most=2)

@@ -194,8 +194,7 @@ def test_settings_go_before_the_papers() -> None:
     assert (plan.run.num_rounds, plan.sites) == (2, ["site-1", "site-2", "site-3"])
 
 
-@pytest.mark.parametrize("small", [True, False])
-@pytest.mark.parametrize("model", ["fed_avg", "fed_mas"])
+@pytest.mark.parametrize(("model", "small"), [("fed_avg", False), ("fed_mas", True)])
 @pytest.mark.parametrize("name", METHODS)
 def test_trained_like_another_method(name: str, model: str, small: bool) -> None:
     needs = ("bsm_fl", "bsm_kd", "fed_mas", "creff", "crt", "moon", "ldam", "logit_adjustment", "fed_lc",

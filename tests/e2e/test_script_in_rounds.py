@@ -111,28 +111,6 @@ def test_fed_ism_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.walk
-def test_fed_mas_in_the_sites_process(tmp_path: Path) -> None:
-    run = run_script(tmp_path, "fed_mas")
-    for record in complete(run):
-        factors = {site: report["rescue_factor"] for site, report in record["reports"].items()}
-        weights = {site: factor / sum(factors.values()) for site, factor in factors.items()}
-        assert record["site_weights"] == pytest.approx(weights, rel=1e-9)
-        assert len(set(factors.values())) == 2
-    check_model(run, {"": weights})
-
-
-@pytest.mark.walk
-def test_fed_mrl_in_the_sites_process(tmp_path: Path) -> None:
-    run = run_script(tmp_path, "fed_mrl")
-    rounds = complete(run)
-    for record in rounds:
-        assert {report["num_classes"] for report in record["reports"].values()} == {2}
-        assert all(report["mu"] >= 0 for report in record["reports"].values())
-        assert sum(record["site_weights"].values()) == pytest.approx(1)
-    check_model(run, {"": rounds[1]["site_weights"]})
-
-
-@pytest.mark.walk
 def test_a_script_that_ends_costs_only_its_site(tmp_path: Path) -> None:
     """Check that a script that ends at one site costs only that site; the other site continues."""
     text = (EXAMPLES / "train_fair.py").read_text()

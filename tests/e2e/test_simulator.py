@@ -6,9 +6,7 @@ import bz2
 import csv
 import json
 import math
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
 
-from .conftest import ROOT, TINY, run_group, run_simulator, tiny_recipe
+from .conftest import ROOT, run_simulator, tiny_recipe
 
 pytestmark = pytest.mark.e2e
 
@@ -164,18 +162,6 @@ def test_own_network_and_data_by_editing_task_py(simulate, tmp_path):
     assert sorted(run.results["test"]) == ["site-1", "site-2"]
     names = list(run.results["rounds"][0]["layers"])
     assert any("attention" in name for name in names)
-
-
-@pytest.mark.long
-def test_command_line_shows_progress_and_table(tmp_path):
-    arguments = ["--sites", "2", "--rounds", "1"]
-    for key, value in TINY.items():
-        arguments += ["--set", f"{key}={json.dumps(value)}"]
-    command = [sys.executable, "-m", "fairflare.cli", "run", "fed_avg", *arguments]
-    code, output = run_group(command, timeout=300, cwd=tmp_path, env=dict(os.environ))
-    assert code == 0, output
-    for word in ("site-1", "site-2", "average", "worst", "SYNTHETIC"):
-        assert word in output
 
 
 @pytest.mark.long

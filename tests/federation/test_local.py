@@ -18,8 +18,7 @@ from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
-from fairflare.methods.base.training import LocalTraining, SiteError
-from fairflare.methods.fed_lwr import LayerSimilarityReport
+from fairflare.methods.base.training import LocalTraining
 from tests.tiny import FUNDUS, RESULTS, document, model_in, without_times
 
 from .network import Heard
@@ -153,20 +152,6 @@ def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
     assert "'site-2': the data folder does not exist" in results["reason"]
 
 
-@pytest.mark.long
-def test_the_servers_file_names_the_initial_weights(averaged: Path, tmp_path: Path) -> None:
-    """Check that one run's global model starts another run, unknown to site files and job."""
-    started = averaged / "server" / "simulate_job" / "FL_global_model.pt"
-    settings = {"learning_rate": 1e-12, "optimizer": "sgd", "momentum": 0.0, "norm_momentum": 1e-12}
-    run(tmp_path, local={"sites": {"server": {"initial_weights": str(started)}}}, settings=settings)
-    before, after = model_in(averaged / RESULTS), model_in(tmp_path / RESULTS)
-    for name, tensor in before.items():
-        if tensor.is_floating_point():
-            torch.testing.assert_close(after[name], tensor, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match=r"gone.pt does not exist; nothing is downloaded"):
-        run(tmp_path / "b", local={"initial_weights": str(tmp_path / "gone.pt")})
-
-
 def test_sites_are_needed(tmp_path: Path) -> None:
     plan = make_plan("fed_avg", task="classification", sites=None, settings=TINY)
     with pytest.raises(ValueError, match="give the number or the names"):
@@ -193,29 +178,6 @@ def test_told_to_stop(tmp_path: Path) -> None:
     assert "before_aggregation" not in heard.told
     assert not list((run_dir / "fairflare" / "staging").glob("*.safetensors"))
     assert not {"staging", "lock"} & {path.name for path in run_dir.rglob("*")}, "nothing that only the run needed"
-
-
-@pytest.mark.long
-def test_nobody_answers_about_the_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check that Fed-LWR continues with equal weights (as plain averaging), and names the reason."""
-    original = LayerSimilarityReport.report_anchor
-
-    def refuse(self, run, local, anchor):
-        if run.current_round == 0:
-            raise SiteError(f"site {run.site!r}: no time for this")
-        return original(self, run, local, anchor)
-
-    monkeypatch.setattr(LayerSimilarityReport, "report_anchor", refuse)
-    results = run(tmp_path, "fed_lwr")
-    assert results["status"] == "completed"
-    first, second = results["rounds"]
-    assert first["accepted"] == second["accepted"] == SITES
-    assert [(gone["site"], gone["phase"]) for gone in first["left_out"]] == [(site, "anchor") for site in SITES]
-    assert all("no time for this" in gone["reason"] for gone in first["left_out"])
-    for by_site in first["layers"].values():
-        assert [by_site[site]["weight"] for site in SITES] == pytest.approx([1 / 3] * 3, rel=1e-7)
-    assert second["left_out"] == []
-    assert any(len({by_site[site]["weight"] for site in SITES}) == 3 for by_site in second["layers"].values())
 
 
 def left_out(results: dict[str, Any]) -> dict[str, str]:

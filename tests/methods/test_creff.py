@@ -20,7 +20,6 @@ from fairflare.core.features.federated_features import (
 from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds
 from fairflare.federation.plan.plan import make_plan
-from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.site.worker import round_seed
 from fairflare.federation.transports.local import run_local
 from fairflare.flare.aggregator import FairAggregator
@@ -33,7 +32,7 @@ from fairflare.tasks.classification import ClassificationTask
 
 from . import support
 from .support import QUICK, at_site, inputs, request, same
-from .test_crt import TASK, TINY, Models, Stop
+from .test_crt import TASK, TINY, Models
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"gradient_repeats": 2, "num_features": 5, "feature_steps": 10, "classifier_epochs": 5}
@@ -383,18 +382,6 @@ def test_the_server_makes_the_classifier_and_the_rest_is_fed_avg(finished, tmp_p
         assert record["values"]["matching_after"] < record["values"]["matching_before"]
         sent, got = (record["phases"][0][name] for name in ("bytes_out", "bytes_in"))
         assert sent - got == 3 * sum(states[0][name].nbytes for name in MADE)
-
-
-@pytest.mark.long
-def test_stopped_and_gone_on_with_is_the_same_to_the_bit(finished, tmp_path):
-    settings = {**TINY, **QUICK, **SMALL, "local_epochs": 1}
-    plan = make_plan("creff", sites=3, settings=settings, num_rounds=3, experiment="e")
-    stop, models = Stop(2), Models()
-    with pytest.raises(Stopped):
-        run_local(plan, tmp_path, listeners=[stop], should_stop=stop)
-    found = run_local(plan, tmp_path, listeners=[models])
-    assert same(models.states[-1], finished[1][-1])
-    assert json.loads((found / "results.json").read_text())["test"] == finished[0]["test"]
 
 
 def test_not_with_crt(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -197,18 +196,6 @@ def test_batches_of_one_sample_alone(worker, caplog):
     assert said == [f"a batch of one sample: batch norm {DEEP!r} takes its running statistics, unchanged"]
 
 
-@pytest.mark.parametrize("batch_size", [8, 10])
-def test_other_batches_do_not_notice(worker, monkeypatch, batch_size):
-    task = small_task()
-    assert task.open_site("site-1", {}).num_samples("training") % batch_size > 1
-    asked = request("train", initial(task))
-    watched = worker(LocalTraining(batch_size=batch_size), "a", task=task).perform(asked)
-    monkeypatch.setattr("fairflare.methods.base.local_loop.lone_samples", lambda model: nullcontext())
-    plain = worker(LocalTraining(batch_size=batch_size), "b", task=task).perform(asked)
-    assert watched.status == plain.status == "ok"
-    assert same(watched.update, plain.update)
-
-
 def test_a_norm_without_statistics_is_named(worker):
     task = small_task()
     build = task.build_model
@@ -257,8 +244,6 @@ def test_one_sample_is_normed_as_in_evaluation_and_nothing_stays():
     assert not norm._forward_hooks
     assert not norm._forward_pre_hooks
 
-
-# ------------------------------------------------------------------------------------------------ rates
 
 # (1 + cos(pi (r + 1) / R)) / 2 for R = 4: cos 45, 90, 135, 180 degrees.
 COSINE = [(1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0.0]

@@ -10,15 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from fairflare.base.disk.bundle_files import bundle_checksum, bundle_files, copy_bundle, grouped
-from fairflare.cli import commands as cli
 from fairflare.federation.plan.plan import make_plan
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base.local_loop import make_optimizer
-from fairflare.methods.base.training import LocalTraining
-from fairflare.prediction.recall import recall
 from fairflare.tasks.bundle import MonaiBundleTask
 from tests.bundles import train_config, write_bundle
 
@@ -80,21 +76,9 @@ def test_network_and_training_are_the_bundles(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_plan_leaves_the_random_numbers_alone(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    plan(write_bundle(tmp_path / "b"))
-    assert torch.equal(before, torch.get_rng_state())
-
-
 def test_what_the_method_has_otherwise_is_said(tmp_path: Path) -> None:
     said = " ".join(plan(write_bundle(tmp_path / "b"), "fed_mrl").brought)
     assert "optimizer='task' (the method's own: 'sgd')" in said
-
-
-def test_the_servers_half_has_the_same_rate(tmp_path: Path) -> None:
-    found = plan(write_bundle(tmp_path / "b"), "q_fed_avg")
-    assert found.rule.learning_rate == found.training.learning_rate == 0.01
 
 
 def test_train_like_another_method_is_the_bundles_training(tmp_path: Path) -> None:
@@ -142,13 +126,6 @@ def test_an_optimizer_of_its_own_is_made_of_its_arguments(tmp_path: Path) -> Non
     assert plan(folder, settings={"optimizer": "sgd"}).training.optimizer == "sgd"
     with pytest.raises(ValueError, match="weight_decay would have no effect"):
         plan(folder, settings={"weight_decay": 0.1})
-
-
-def test_no_other_task_has_an_optimizer() -> None:
-    with pytest.raises(ValueError, match="optimizer='task' needs a MONAI bundle's"):
-        make_plan("fed_avg", settings={"optimizer": "task"})
-    with pytest.raises(ValueError, match="needs the task"):
-        make_optimizer(LocalTraining(optimizer="task"), [torch.nn.Parameter(torch.zeros(1))])
 
 
 def test_yaml_references_and_other_names(tmp_path: Path) -> None:
@@ -306,12 +283,6 @@ def test_folders_that_are_no_bundle(tmp_path: Path) -> None:
         plan(folder)
 
 
-@pytest.mark.parametrize("method", ["logit_adjustment", "fed_mas", "crt", "moon", "creff", "ldam"])
-def test_methods_that_need_classes_refuse(tmp_path: Path, method: str) -> None:
-    with pytest.raises(ValueError, match=f"method '{method}' cannot learn a MONAI bundle: "):
-        plan(write_bundle(tmp_path / "b"), method)
-
-
 def test_one_task_at_a_time_and_never_without_permission(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "b")
     with pytest.raises(ValueError, match="task_file and monai_bundle exclude each other"):
@@ -322,21 +293,6 @@ def test_one_task_at_a_time_and_never_without_permission(tmp_path: Path) -> None
         MonaiBundleTask()  # what a job without custom code can name
     with pytest.raises(ValueError, match="folder"):
         MonaiBundleTask(folder=str(folder))
-
-
-def test_the_command_line_says_it_in_one_line(tmp_path: Path) -> None:
-    folder = changed(tmp_path / "b", without("loss", "train#trainer"))
-    common = ["export", "fed_avg", "--monai-bundle", str(folder), "--out", str(tmp_path / "jobs")]
-    result = CliRunner().invoke(cli.app, common)
-    assert result.exit_code == 2
-    text = " ".join(result.stderr.split())
-    assert text.startswith("error: MONAI bundle 'b', configs/train.json: no key for loss: looked for 'loss'")
-    assert not (tmp_path / "jobs").exists()
-
-
-def test_predict_says_where_to_go(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trained with a MONAI bundle.*docs/bundles.md"):
-        recall({"class": "fairflare.tasks.bundle.MonaiBundleTask", "own_code": ["folder"]}, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ what goes with a job

@@ -277,16 +277,6 @@ def test_several_structures_and_one_that_is_not_there(tmp_path: Path) -> None:
     assert task.sampling(model, none, "cpu") == {}  # no image counts
 
 
-def test_names_of_the_structures(tmp_path: Path, settings: dict[str, Any]) -> None:
-    config = train_config(classes=3)
-    named = task_of(tmp_path / "a", config, class_names=["nothing", "liver", "tumour"])
-    assert [metric.name for metric in named.declared_metrics()][2:] == ["dice_liver", "dice_tumour", "dice_<class>"]
-    folder = write_bundle(tmp_path / "b", config, metadata={"version": "1"})
-    unnamed: Any = make_plan("fed_avg", monai_bundle=folder, sites=2).task
-    assert [metric.name for metric in unnamed.declared_metrics()] == ["dice", "loss", "dice_<class>"]
-    assert unnamed.parts.kept("key_metric").names(2) == ["class_1", "class_2"]
-
-
 def test_a_postprocessing_that_saves_images_is_refused(tmp_path: Path) -> None:
     config = train_config()
     steps = config["train"]["postprocessing"]["transforms"]
@@ -297,17 +287,6 @@ def test_a_postprocessing_that_saves_images_is_refused(tmp_path: Path) -> None:
         task_of(tmp_path / "b", config)
     config["train"]["postprocessing"]["transforms"][-1]["_disabled_"] = True  # MONAI's own word
     task_of(tmp_path / "b", config)
-
-
-def test_pictures(tmp_path: Path) -> None:
-    """Check the same in two dimensions."""
-    config = train_config(dims=2)
-    config["validate"]["dataloader"] = {"_target_": "DataLoader", "batch_size": 3}
-    task = task_of(tmp_path / "b", config)
-    data = task.open_site("s", write_volumes(tmp_path / "s", size=(24, 20), counts=(2, 1, 1)))
-    assert next(iter(data.batches("training", batch_size=2, shuffle_seed=0, augment=True)))[0].shape == (4, 1, 16, 16)
-    assert next(iter(data.batches("test", batch_size=2)))[0].shape == (1, 1, 24, 20)
-    assert 0 <= task.evaluate(task.build_model(), data.batches("test", batch_size=2), "cpu")["dice"] <= 1
 
 
 def test_a_metric_of_all_images_together_has_no_image_scores(tmp_path: Path) -> None:

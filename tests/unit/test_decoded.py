@@ -19,9 +19,7 @@ from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
 from fairflare.data.decoded import DECODED_BYTES, UNUSED_DAYS, DecodedVolumes
 from fairflare.data.image_file import KINDS, ImageFile
 from fairflare.data.reading import Reading, read_image
-from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -146,20 +144,6 @@ def test_a_site_keeps_them_in_its_state(site: Path, decodings: list[Path], tmp_p
         assert len(list(folder.glob("*.npy"))) == (2 if kept else 0)
         for path in folder.glob("*"):
             path.unlink()
-
-
-@pytest.mark.long
-def test_a_whole_run_decodes_every_volume_once(site: Path, decodings: list[Path], tmp_path: Path) -> None:
-    """Check training, validation and test; the site's next job decodes no volume."""
-    settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "batch_size": 24, "augment": False}
-    own = {"sites": {"a": {"data_root": str(site), "cache_bytes": 0, "state_root": str(tmp_path / "state")}}}
-    for again in range(2):
-        forget()
-        plan = make_plan("fed_avg", task="segmentation", sites=["a"], num_rounds=1, settings=settings)
-        results = run_local(plan, tmp_path / f"run{again}", own)
-        assert "volume_dice" in json.loads((results / "results.json").read_text())["test"]["a"]
-    assert len(decodings) == len(set(decodings)) == 2 * (VOLUMES + 2)
-    assert len(list((tmp_path / "state" / "decoded" / "a").glob("*.npy"))) == 2 * (VOLUMES + 2)
 
 
 class _Request:

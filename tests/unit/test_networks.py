@@ -19,7 +19,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from fairflare.core.features.adapting import network_of, outline_of
-from fairflare.core.features.norms import lone_samples
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import (
     IMAGENET_MEAN,
@@ -27,7 +26,6 @@ from fairflare.tasks.networks import (
     Classifier,
     build_classifier,
     load_encoder,
-    match_names,
     read_checkpoint,
 )
 
@@ -206,21 +204,6 @@ def test_projection_head() -> None:
         build().project(torch.zeros(1, 16))
 
 
-def test_one_sample_is_projected_with_the_running_statistics() -> None:
-    model = build(projector_dim=3).train()
-    assert model.projector is not None
-    features = torch.rand(5, 16)
-    before = copy.deepcopy(model.projector.state_dict())
-    with lone_samples(model):  # as every training
-        projected = model.project(features[:1])
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.projector.state_dict().items())
-    assert all(module.training for module in model.modules())
-    projected.sum().backward()
-    torch.testing.assert_close(projected, model.eval().project(features)[:1])
-    model.train().project(features)
-    assert not torch.equal(before["1.running_mean"], model.projector.state_dict()["1.running_mean"])
-
-
 def test_inputs_are_normalised_as_imagenet() -> None:
     mean = torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1).expand(1, 3, 2, 2)
     colour = Classifier(nn.Flatten(), 12, 2)
@@ -231,17 +214,6 @@ def test_inputs_are_normalised_as_imagenet() -> None:
     found = grey.embed(torch.full((1, 1, 2, 2), 0.5))  # means 0.449, 0.226
     torch.testing.assert_close(found, torch.full((1, 4), (0.5 - 1.347 / 3) / (0.678 / 3)))
     assert not set(colour.state_dict()) - {"head.weight", "head.bias"}
-
-
-def test_pooling_and_momentum_are_settings() -> None:
-    sizes = []
-    for max_pool in (True, False):
-        model = build(max_pool=max_pool, norm_momentum=0.25, projector_dim=2)
-        model.encoder.layer1.register_forward_hook(lambda m, i, out: sizes.append(tuple(out.shape[2:])))  # type: ignore[union-attr]
-        model(images(size=48))
-        momenta = {m.momentum for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
-        assert momenta == {0.25}
-    assert sizes == [(12, 12), (24, 24)]
 
 
 def test_unknown_network() -> None:
@@ -299,13 +271,6 @@ def test_wrapped_state_dicts(tmp_path: Path, wrap: Callable[[State], Any]) -> No
     assert torch.equal(model.head.weight, tensors["fc.weight"])
 
 
-def test_safetensors(tmp_path: Path) -> None:
-    tensors, model = small(), build()
-    save_file(tensors, tmp_path / "a.safetensors")
-    assert load_encoder(model, tmp_path / "a.safetensors").endswith("of encoder and head from a.safetensors")
-    same_features(model, features_of_resnet18(tensors, images()))
-
-
 @pytest.mark.parametrize("projector_dim", [None, 6])
 def test_a_model_of_our_own_is_loaded_again(tmp_path: Path, projector_dim: int | None) -> None:
     """Check that the file lacks the projection head, and starts runs with another head, or without one."""
@@ -327,29 +292,6 @@ def test_a_head_of_other_classes_stays_random(tmp_path: Path, classes: int) -> N
     assert "the head is random" in load_encoder(model, saved(tmp_path / "b.pt", without))
     bias = {**small(), "fc.bias": torch.zeros(3)}
     assert "the head is random" in load_encoder(model, saved(tmp_path / "c.pt", bias))
-
-
-def test_names() -> None:
-    assert list(
-        match_names(
-            dict.fromkeys(
-                (
-                    "module.features.denseblock1.denselayer10.norm.2.weight",
-                    "features.denseblock1.denselayer2.conv1.weight",
-                    "features.denseblock1.denselayer3.layers.norm1.running_var",  # MONAI's own
-                    "model.backbone.layer1.0.conv1.weight",
-                    "features.transition1.norm.weight",
-                ),
-                torch.zeros(1),
-            )
-        )
-    ) == [
-        "features.denseblock1.denselayer10.layers.norm2.weight",
-        "features.denseblock1.denselayer2.layers.conv1.weight",
-        "features.denseblock1.denselayer3.layers.norm1.running_var",
-        "layer1.0.conv1.weight",
-        "features.transition1.norm.weight",
-    ]
 
 
 # --- checkpoints that are refused ---------------------------------------------------------------------------
@@ -407,19 +349,6 @@ def test_pickled_objects(tmp_path: Path, untouched: Classifier) -> None:
 def test_no_state_dict(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_checkpoint(saved(tmp_path / "a.pt", content))
-
-
-def test_another_architecture(tmp_path: Path, untouched: Classifier) -> None:
-    """Check a narrow, short net with DenseNet's names; the message names both."""
-    layout = Layout()
-    layout.conv("features.conv0", 3, 8, 7)
-    layout.norm("features.norm0", 8)
-    with pytest.raises(ValueError) as caught:
-        load_encoder(untouched, saved(tmp_path / "dense.pt", layout.tensors))
-    assert str(caught.value).endswith(
-        "dense.pt does not fit the network: missing conv1.weight, bn1.weight, bn1.bias and 97 more; "
-        "unexpected features.conv0.weight, features.norm0.weight, features.norm0.bias and 3 more"
-    )
 
 
 def test_missing_and_superfluous_tensors(tmp_path: Path, untouched: Classifier) -> None:

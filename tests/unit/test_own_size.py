@@ -113,18 +113,6 @@ def test_what_is_padded_and_cut_again_is_where_it_was(small: int, large: int) ->
     assert float(wide.sum()) == float(picture.sum())
 
 
-def test_stretched_is_what_it_was_before(tmp_path: Path) -> None:
-    """Compare with torch's own resizing."""
-    image = np.random.default_rng(0).integers(0, 255, (70, 90))
-    root = folder(tmp_path, [(image, image > 128)])
-    ((inputs, targets),) = batches(SegmentationTask(image_size=(48, 32)), root)
-    picture = torch.from_numpy(image.astype(np.uint8)).float()[None, None] / 255
-    wanted = torch.nn.functional.interpolate(picture, (48, 32), mode="bilinear", antialias=True, align_corners=False)
-    assert torch.equal(inputs, wanted.clamp(0, 1))
-    mask = torch.from_numpy((image > 128).astype(np.float32))[None, None]
-    assert torch.equal(targets, torch.nn.functional.interpolate(mask, (48, 32), mode="nearest-exact"))
-
-
 @pytest.mark.parametrize("sizes", [(40, 32), (37, 32), (32, 50), (100, 48), (32, 32)])
 def test_overlaps_add_up(sizes: tuple[int, int]) -> None:
     old, new = sizes
@@ -209,32 +197,6 @@ def test_the_edge_of_a_padded_image_does_not_count(tmp_path: Path) -> None:
         assert result["loss"] == pytest.approx(1 - half, abs=1e-4)
 
 
-@pytest.mark.many
-@pytest.mark.parametrize("settings", [{"ignore": 9}, {"resize": "pad", "mask_resize": "area"}, {"resize": "crop"}])
-def test_training_with_these_settings_learns(tmp_path: Path, settings: dict[str, Any]) -> None:
-    random = np.random.default_rng(1)
-    pictures = []
-    for _ in range(8):
-        mask = np.zeros((48, 40), np.uint8)
-        row, column = random.integers(4, 26, 2)
-        mask[row : row + 14, column : column + 10] = 1
-        image = 60 + 120 * mask + random.integers(0, 40, (48, 40))
-        mask[:2] = 9 if "ignore" in settings else 0
-        pictures.append((image, mask))
-    root = folder(tmp_path, pictures)
-    task = SegmentationTask(image_size=(32, 32), features=(4, 4, 8, 8, 8, 4), **settings)
-    torch.manual_seed(0)
-    model = task.build_model()
-    before = task.evaluate(model, batches(task, root), "cpu")["dice"]
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for seed in range(16):
-        for inputs, targets in batches(task, root, "training", 4, shuffle_seed=seed, augment=True):
-            optimizer.zero_grad()
-            task.loss(model(inputs), targets).backward()
-            optimizer.step()
-    assert task.evaluate(model, batches(task, root), "cpu")["dice"] > max(0.6, before + 0.2)
-
-
 # --- at the image's own size ------------------------------------------------------------------------------
 
 
@@ -304,15 +266,6 @@ def test_several_structures_at_their_own_size(tmp_path: Path) -> None:
     assert result["dice_all"] == pytest.approx(dice(found, mask > 0))
     assert result["dice_bright"] == pytest.approx(dice(found, mask == 2))
     assert result["dice"] == pytest.approx((result["dice_all"] + result["dice_bright"]) / 2)
-
-
-def test_a_phantom_is_of_the_networks_size_anyway() -> None:
-    found = []
-    for evaluate_at in ("network", "image"):
-        task = SegmentationTask(image_size=(32, 32), phantom_cases=0.2, evaluate_at=evaluate_at)  # type: ignore[arg-type]
-        found.append(task.evaluate(Bright(), task.open_site("site-1", {}).batches("test", batch_size=4), "cpu"))
-    assert found[0] == found[1]
-    assert set(found[0]) == {"dice", "loss"}
 
 
 # --- volumes ----------------------------------------------------------------------------------------------

@@ -76,12 +76,6 @@ def test_iid_sizes_and_class_counts_differ_by_one_at_most() -> None:
     assert (np.ptp(table, axis=0) <= 1).all()
 
 
-def test_iid_start_rotates_so_that_small_classes_do_not_all_go_to_the_first_site() -> None:
-    parts = iid_partition([0, 1, 2, 3], 4)
-    assert [len(part) for part in parts] == [1, 1, 1, 1]
-    assert [len(part) for part in iid_partition([0, 0, 0, 1], 6)] == [1, 1, 1, 1, 0, 0]
-
-
 # Dirichlet
 
 
@@ -141,13 +135,6 @@ def test_two_pools_by_the_definition() -> None:
     assert [part.tolist() for part in parts] == [sorted(e) for e in expected]
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    labels, sites, seed = np.array([0, 1, 1, 0], np.uint8), np.int64(2), np.int32(4)
-    found = iid_partition(labels, sites, seed=seed)  # type: ignore[arg-type]
-    for part, expected in zip(found, iid_partition([0, 1, 1, 0], 2, seed=4), strict=True):
-        np.testing.assert_array_equal(part, expected)
-
-
 # shards
 
 
@@ -155,19 +142,6 @@ def _dominant(parts: list[np.ndarray], classes: int) -> np.ndarray:
     """Return the share of each class that goes to each site."""
     table = np.array([np.bincount(LABELS[part], minlength=classes) for part in parts])
     return table / np.bincount(LABELS, minlength=classes)
-
-
-@pytest.mark.parametrize("mode", ["literal", "complement"])
-@pytest.mark.parametrize("seed", range(4))
-def test_the_dominant_class_does_not_lose_when_eta_grows(mode: str, seed: int) -> None:
-    pure = _dominant(shard_partition(LABELS, 4, 1.0, seed=seed, mode="complement"), 6)
-    own = [int(np.argmax(row)) for row in pure]  # at eta = 1 a site has all of its class
-    assert len(set(own)) == 4
-    before = np.zeros(4)
-    for eta in (0.05, 0.2, 0.5, 0.8, 1.0):
-        share = _dominant(shard_partition(LABELS, 4, eta, seed=seed, mode=mode), 6)[np.arange(4), own]
-        assert (share >= before - 1e-12).all()
-        before = share
 
 
 def test_complement_of_eta_one_gives_single_classes() -> None:
@@ -208,18 +182,6 @@ def test_a_class_that_nobody_wants_goes_to_the_smallest_site() -> None:
     for seed in range(200):  # one site, one class that is not its own, weight 0: it must still get it
         parts = shard_partition(np.repeat([0, 1], 10), 1, 0.0, seed=seed)
         assert len(parts[0]) == 20
-
-
-def test_authors_sites_overlap_and_are_alike() -> None:
-    """Compare with the class counts in the FedMRL script (80 % of ISIC 2018): near 1000 draws of each class."""
-    counts = [890, 5364, 411, 262, 879, 92, 114]
-    labels = np.repeat(np.arange(7), counts)
-    parts = shard_partition(labels, 4, 1.0, mode="authors")
-    table = np.array([np.bincount(labels[part], minlength=7) for part in parts])
-    expected = [n * (1 - (1 - 1 / n) ** 1000) for n in counts]
-    np.testing.assert_allclose(table, [expected] * 4, rtol=0.08)
-    assert len(np.intersect1d(parts[0], parts[1])) > 100
-    assert sum(len(part) for part in shard_partition(labels, 4, 0.0, mode="authors")) == 0
 
 
 # splits

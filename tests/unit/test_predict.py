@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -289,41 +288,10 @@ def test_slices_lie_where_the_volume_has_them(segmented: Path, kinds: Path, tmp_
     assert [int(row["pixels_class_1"]) for row in rows] == mask.sum((0, 1)).tolist()
 
 
-def test_classes_of_a_volume_are_told_by_slice(classified: Path, kinds: Path, tmp_path: Path) -> None:
-    result = fairflare(classified / "run", kinds / "volume.nii.gz", kinds / "grey.png", "--out", tmp_path)
-    assert result.exit_code == 0
-    assert [row["slice"] for row in rows_of(tmp_path)] == [*map(str, range(11)), ""]
-    assert "slice 10" in result.stdout.replace("\n", " ")
-
-
-def test_the_screen_shows_the_first_ones_and_how_many_more(
-    classified: Path, kinds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fairflare.cli.model.predict.MOST_SHOWN", 4)
-    result = fairflare(classified / "run", kinds / "volume.nii.gz", "--out", tmp_path)
-    assert "and 7 more\n" in result.stdout
-    assert "slice 3" in result.stdout.replace("\n", " ")
-    assert "slice 4" not in result.stdout.replace("\n", " ")
-    assert len(rows_of(tmp_path)) == 11
-
-
 # ------------------------------------------------------------------------------------------------ several structures
 
 NESTED = SegmentationTask(num_classes=2, labels=[[1, 2], [2]], mask_values={0: 0, 128: 1, 255: 2, 254: 2})
 APART = SegmentationTask(num_classes=2)
-
-
-@pytest.mark.parametrize(
-    ("task", "pixel", "label"),
-    [
-        (NESTED, (0.9, 0.2), 1), (NESTED, (0.9, 0.6), 2), (NESTED, (0.5, 0.5), 0), (NESTED, (0.2, 0.9), 2),
-        (APART, (0.6, 0.3), 1), (APART, (0.3, 0.6), 2), (APART, (0.7, 0.6), 1), (APART, (0.6, 0.7), 2),
-        (APART, (0.5, 0.1), 0),
-    ],
-)  # fmt: skip
-def test_the_label_of_a_pixel(task: SegmentationTask, pixel: Sequence[float], label: int) -> None:
-    found = label_map(torch.tensor(pixel)[:, None, None], labels_of(task), 0.5)
-    assert found.tolist() == [[label]]
 
 
 def test_one_structure_is_found_exactly_above_the_threshold() -> None:
@@ -353,16 +321,6 @@ def test_values_in_the_file_are_those_of_the_training_masks() -> None:
     assert coded(labels[:, :2], only, Path("a.nii.gz")).tolist() == [[0, 1]]
     assert coded(labels[:, :2], SegmentationTask(labels=[[300]]), Path("a.png")).dtype == np.uint16
     assert in_size(torch.tensor([[1, 2]]), 2, 4).tolist() == [[1, 1, 2, 2]] * 2
-
-
-def test_a_lower_threshold_finds_more(segmented: Path, kinds: Path, tmp_path: Path) -> None:
-    found = []
-    for threshold in ("0.05", "0.5", "0.95"):
-        out = tmp_path / threshold
-        assert fairflare(segmented / "run", kinds / "grey.png", "--out", out, "--threshold", threshold).exit_code == 0
-        found.append(int(rows_of(out)[0]["pixels_class_1"]))
-    assert found == sorted(found, reverse=True)
-    assert len(set(found)) == 3
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -468,12 +426,6 @@ def test_what_is_given_wrongly_is_one_line(segmented: Path, classified: Path, ki
     assert not out.exists()
 
 
-def test_the_help_says_what_it_is_not_for() -> None:
-    assert "Research use only: this is not a medical device." in " ".join(
-        fairflare("--help").stdout.replace("│", " ").split()
-    )
-
-
 # ------------------------------------------------------------------------------------------------ where models are
 
 
@@ -495,17 +447,6 @@ def test_a_models_folder_is_found(segmented: Path, tmp_path: Path) -> None:
     shutil.copytree(download, tmp_path / "other")
     with pytest.raises(ValueError, match="holds 2 runs; give the folder of one: "):
         find_model(tmp_path)
-
-
-def test_which_model_it_was_is_said(segmented: Path, kinds: Path, tmp_path: Path) -> None:
-    best = fairflare(segmented / "run", kinds / "grey.png", "--out", tmp_path / "a").stdout
-    last = fairflare(segmented / "run", kinds / "grey.png", "--out", tmp_path / "b", "--last").stdout
-    assert " label 1 " in " ".join(best.split())  # structures without names are called by their value in the mask
-    assert "class_1" not in best
-    results = json.loads((segmented / "run/server/simulate_job/fairflare/results.json").read_text())
-    assert f"(the best by validation (dice), of round {results['best']['round']}, FedAvg)" in best
-    assert "(the last, of round 2, FedAvg)" in last
-    assert "SYNTHETIC" not in best
 
 
 # ------------------------------------------------------------------------------------------ code of a task's own

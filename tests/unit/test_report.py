@@ -21,8 +21,7 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.reporting.results import PAGE_FILE
 from fairflare_lab.page import style, write
-from fairflare_lab.page.content import MAX_ROWS, Spread, Table, printable, shown
-from fairflare_lab.page.material import Material, _run_folder
+from fairflare_lab.page.content import MAX_ROWS, Spread, shown
 from fairflare_lab.page.write import write_report, write_run_page
 from tests.federation.network import Run, misbehave
 from tests.unit.report_runs import document, large, read, read_all, round_of, write_comparison, write_run
@@ -275,30 +274,6 @@ def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path,
         write_report(folder, folder / "other", reference="x")
 
 
-@pytest.mark.parametrize(
-    ("results", "shown_as"),
-    [
-        ("runs/a-seed0/server/simulate_job/fairflare/results.json", "runs/a-seed0"),
-        ("runs/a-seed0/simulator/server/simulate_job/fairflare/results.json", "runs/a-seed0"),
-        ("c1b2/workspace/fairflare/results.json", "c1b2"),
-        ("a/results.json", "a"),
-        ("server/results.json", "server"),  # a run may be called so
-    ],
-)
-def test_a_run_is_named_by_its_folder(results, shown_as):
-    assert _run_folder(Path(results)) == shown_as
-
-
-def test_a_worst_decile_of_its_own_with_twenty_sites(tmp_path, quick_pictures):
-    runs = [
-        document(name, 0, {f"s{k}": 0.5 + gain + 0.01 * k for k in range(20)}, rounds=1)
-        for name, gain in (("a", 0.0), ("b", 0.1))
-    ]
-    read = page_of(write_comparison(tmp_path, runs))
-    # The worst two of a: 0.50 and 0.51. Standard deviation of 0, 0.01, ... 0.19: 0.01 sqrt((20 ** 2 - 1) / 12).
-    assert read.tables["results"][1] == ["a", "1", "0.595", "0.058", "0.500", "0.505", "20"]
-
-
 # ------------------------------------------------------------------------------------------------ what is there
 
 
@@ -357,18 +332,6 @@ def test_who_took_part(tmp_path):
     assert "every site was in every round" not in read.words
 
 
-def test_the_largest_weight(tmp_path, quick_pictures):
-    run = one()
-    run["rounds"][0]["site_weights"] = {"site-1": 0.7, "site-2": 0.2, "site-10": 0.1}
-    run["rounds"][1]["layers"] = {
-        "conv": {"site-1": {"weight": 0.2}, "site-2": {"weight": 0.8}},
-        "norm": {"site-1": {"weight": 0.6}},
-    }
-    read = page_of(write_run(tmp_path, run))
-    assert read.tables["influence"][1] == ["fed_x, seed 0", "0.800", "site-2", "1", "conv", "2", "2"]
-    assert "One site had more than half of the weight" in read.words
-
-
 # ------------------------------------------------------------------------------------------------ hostile, damaged
 
 BAD = "<script>alert(1)</script>\"'&$\\frac{$#\u202e\x1b[31m" + "x" * 300
@@ -396,20 +359,6 @@ def test_names_are_text_and_nothing_else(tmp_path):
     for path in (tmp_path / "report").rglob("*.svg"):
         ET.parse(path)
         assert "<script" not in path.read_text(encoding="utf-8")
-
-
-@pytest.mark.long
-def test_a_hundred_sites(tmp_path):
-    sites = {f"university-hospital-of-somewhere-{k}": 0.5 + k / 300 for k in range(100)}
-    run = document("fed_x", 0, sites, rounds=2)
-    run["rounds"][1]["accepted"] = list(sites)[:50]
-    read = page_of(write_run(tmp_path, run))
-    assert len(read.tables["sites"]) == 101
-    assert len(read.tables["took_part"][0]) == 32, "the page cuts columns, and says so"
-    assert "Shown: the first 32 of 103 columns; the CSV file has all." in read.words
-    assert "the 4 lowest in the end are named, the others grey" in read.words
-    assert "and 76 more." in read.words, "a message in words says what it leaves out"
-    assert "fed_x: all sites 0.010." in read.words
 
 
 def test_numbers_that_are_none(tmp_path):
@@ -459,23 +408,6 @@ def test_runs_that_did_not_complete_are_named(tmp_path, quick_pictures):
     read = page_of(write_comparison(tmp_path, runs))
     assert "1 of 4 runs did not complete and are left out:" in read.words
     assert ["b", "1", "failed"] in [row[:3] for row in read.tables["runs"]]
-
-
-def test_material_without_runs_has_no_sites():
-    assert Material([], "dice", True, "", []).sites == []
-
-
-def test_text_and_cells():
-    assert printable("a\x00b\ud800\u202ec\n") == "a\ufffdb\ufffd\ufffdc\ufffd"
-    assert len(printable("x" * 1000)) == 160
-    assert [shown(c) for c in (None, 3, 0.25, 1e-7, Spread(0.5, 0.125), Spread(math.nan))] == [
-        "-", "3", "0.250", "1e-07", "0.5 ± 0.1", "-",
-    ]  # fmt: skip
-    table = Table("t", "c", ["a", "b"], [["x", Spread(0.1, 0.2)], ["y", None], ["=z", 1 / 3]])
-    assert (list(table.shown), table.cut) == (list(table.rows), "")
-    long = Table("t", "c", ["a"], [[k] for k in range(MAX_ROWS + 7)])
-    assert (len(long.shown), long.cut) == (MAX_ROWS, f"the first {MAX_ROWS} of {MAX_ROWS + 7} rows")
-    assert table.csv() == "a,b mean,b sd\nx,0.1,0.2\ny,,\n'=z,0.3333333333333333,\n"
 
 
 # ------------------------------------------------------------------------------------------------ command, server

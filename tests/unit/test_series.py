@@ -58,11 +58,6 @@ def test_rows_share_task_and_training_of_the_first() -> None:
     assert own.training.criterion == "balanced_softmax"
 
 
-def test_every_row_meets_every_seed() -> None:
-    names = [run.name for run in Series([Entry("fed_avg"), Entry("fed_prox", {"mu": 0.5})], seeds=(0, 5)).runs()]
-    assert names == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0", "fed_avg-seed5", "fed_prox_mu_0.5-seed5"]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -78,11 +73,6 @@ def test_every_row_meets_every_seed() -> None:
 def test_what_cannot_be_compared(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Series(**given)  # type: ignore[arg-type]
-
-
-def test_a_row_that_cannot_be_is_named() -> None:
-    with pytest.raises(ValueError, match=r"row 'fed_avg \(mus=1\)': method 'fed_avg' has no setting 'mus'"):
-        Series([Entry("fed_avg", {"mus": 1})]).runs()[0].make()
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -146,11 +136,6 @@ def test_a_wrong_file(tmp_path: Path, text: str, message: str) -> None:
         read_file(path)
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^--plan .*plan\.yaml does not exist$"):
-        read_file(tmp_path / "plan.yaml")
-
-
 def test_seeds() -> None:
     assert seeds_of(3) == [0, 1, 2]
     assert seeds_of([4, 2]) == [4, 2]
@@ -168,11 +153,6 @@ def test_the_papers_tables_can_be_run(name: str) -> None:
         assert len(found) == 1, held
     assert len({p.training.learning_rate for p in plans}) == 1
     assert len({p.task.image_size for p in plans}) == 1  # type: ignore[attr-defined]
-
-
-def test_an_unknown_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="did you mean 'fed_lwr'"):
-        table_of("fed_lwrr")
 
 
 def test_a_papers_sweep_is_a_row_for_each_value() -> None:
@@ -200,10 +180,3 @@ def test_the_option_paper_stands_with_a_name_or_without(command: str, given: lis
     assert context.params["paper"] == paper
     wanted = {"small": paper is None, "paper": None if paper == "default" else paper}
     assert which_paper(paper) == wanted
-
-
-def test_which_paper_it_is_is_said(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["export", "q_fed_avg", "--paper", "fed_ism", "--out", str(tmp_path)])
-    text = " ".join(told.output.split())
-    assert "settings of fed_ism: Wu et al., FedISM+, section IV, Gaussian noise" in text
-    assert "--paper NAME takes another: fed_lwr, fed_lwr_rif, fed_ism_blur" in text

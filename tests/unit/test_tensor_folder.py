@@ -84,38 +84,6 @@ def test_a_temporary_folder_goes_with_its_object():
     assert not root.exists()
 
 
-def test_a_tensor_is_replaced_at_once(tmp_path):
-    """Check that a new file replaces the old one, which is not written into, as a link to it shows."""
-    keep = kept_in(tmp_path).begin(1)
-    keep("w", torch.zeros(3))
-    file, link = tmp_path / "000001" / "w.safetensors", tmp_path / "link"
-    link.hardlink_to(file)
-    before = link.read_bytes()
-    keep("w", torch.ones(3))
-    assert link.read_bytes() == before != file.read_bytes()
-
-
-def test_nothing_is_made_before_something_is_written(tmp_path):
-    folders = kept_in(tmp_path / "new")
-    with pytest.raises(RuntimeError):
-        folders.at(0)
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_tensor_is_read_only_when_it_is_asked_for(tmp_path, monkeypatch):
-    folders = kept_in(tmp_path)
-    keep = folders.begin(1)
-    for name in "abc":
-        keep(name, torch.ones(3))
-    asked: list[str] = []
-    load = safetensors.torch.load_file
-    monkeypatch.setattr(safetensors.torch, "load_file", lambda path: asked.append(path.name) or load(path))
-    found = folders.at(1)
-    assert ("b" in found, len(found), list(found), asked) == (True, 3, ["a", "b", "c"], [])
-    found["b"]
-    assert asked == ["b.safetensors"]
-
-
 def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
     keep = kept_in(tmp_path).begin(1)
     keep("w", torch.zeros(3))

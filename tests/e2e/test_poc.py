@@ -123,35 +123,6 @@ def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):
     assert "FINISHED:COMPLETED" in said
 
 
-def test_site_killed_in_the_middle_of_anchor(poc, job, tmp_path):
-    """Kill site-3, restarted after the last test, in anchor of round 0: the grace ends the wait, two continue."""
-    hold = tmp_path / "hold"
-    hold.mkdir()
-    poc.edit_local(
-        "site-3", "fairflare.json", lambda c: c.update(hold={"folder": str(hold), "phase": "anchor", "times": 1})
-    )
-    poc.start_site("site-3")
-    grace = 15
-    folder = job("fed_lwr", num_rounds=2, phase_timeout=120, straggler_grace=grace, max_missed=1, **HELD)
-    results, log, said = run_with_a_lost_site(poc, folder, hold, grace + 30)
-    assert results["status"] == "completed"
-    assert sorted(results["test"]) == ["site-1", "site-2"]
-    # Its model had arrived and counts; only its word on the anchor is missing.
-    two = ["site-1", "site-2"]
-    assert [(r["sites"], r["accepted"]) for r in results["rounds"]] == [(SITES, SITES), (two, two)]
-    left_out = [(r["current_round"], x["site"], x["phase"]) for r in results["rounds"] for x in r["left_out"]]
-    assert left_out == [(0, "site-3", "anchor"), (1, "site-3", "train")]
-    assert [x["site"] for x in results["left_out"]] == ["site-3"]  # the final test asks everyone
-    phase = next(p for p in results["rounds"][0]["phases"] if p["name"] == "anchor")
-    assert grace <= phase["seconds"] < grace + 30
-    assert (phase["asked"], phase["answered"]) == (3, 2)
-    assert "round 0, anchor: site 'site-3' left out: no answer within" in log
-    assert "site 'site-3' gave no answer in time in 1 phase" in log
-    weights = results["rounds"][0]["layers"]
-    assert all(by_site["site-3"]["weight"] >= 0 for by_site in weights.values())
-    assert "FINISHED:COMPLETED" in said
-
-
 def test_site_that_does_not_allow_the_package(poc, job):
     """Remove our classes from the allow list of one site: the job fails, and the site's log names the class."""
     poc.start_site("site-3")

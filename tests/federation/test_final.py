@@ -80,13 +80,6 @@ def test_a_site_without_a_finite_metric_is_no_usable_result(tmp_path: Path) -> N
     assert nothing.results["fairness"]["dice"]["excluded"] == ["site-1"]
 
 
-def test_a_metric_that_is_not_finite_in_training(tmp_path: Path) -> None:
-    run = Run(tmp_path, misbehave("site-1", "train", undefined("dice")), num_rounds=1, min_sites=2)()
-    (record,) = run.results["rounds"]
-    assert record["accepted"] == SITES
-    assert record["validation"]["site-1"] == {"dice": None, "loss": 1.0}
-
-
 def once(answer: Any) -> Any:
     """Answer the first time with this, then as a healthy site."""
     given: list[str] = []
@@ -131,15 +124,6 @@ def test_asking_again_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.M
     run()  # validate_timeout is an hour
     assert time.monotonic() - started < 60
     assert run.results["left_out"][0]["reason"].startswith("no answer within 0.")
-
-
-def test_a_dropped_site_that_stays_away_is_asked_once(tmp_path: Path) -> None:
-    def behaviour(s: str, n: str, task: Message) -> Any:
-        return SILENT if s == "site-1" else good(s, n, task)
-
-    run = Run(tmp_path, behaviour, num_rounds=2, min_sites=2, train_timeout=0.1, max_missed=1)()
-    assert [entry for entry in run.net.asked if entry[0] == "validate"] == [("validate", SITES)]
-    assert run.results["fairness"]["dice"]["excluded"] == ["site-1"]
 
 
 # ------------------------------------------------------------------------------------------------ the best model

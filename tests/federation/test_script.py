@@ -273,15 +273,6 @@ def test_a_loss_that_is_not_finite_costs_the_round(tmp_path: Path) -> None:
     assert same(before, clean_state(site.model.state_dict()))
 
 
-def test_a_model_that_is_not_finite_is_not_sent(tmp_path: Path) -> None:
-    site = small(tmp_path, LocalTraining())
-    assert start(site) is None
-    site.model.body.weight.data[0, 0] = float("nan")
-    reply = site.finish()
-    assert reply.status == STATUS_FAILED
-    assert "tensor 'body.weight' is not finite after training" in reply.reason
-
-
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -313,13 +304,6 @@ def test_a_network_without_a_projection_head_is_told_what_fed_mas_needs(tmp_path
     reply = start(small(tmp_path, all_methods()["fed_mas"].training()), directives={"rescue_factor": True})
     assert reply is not None
     assert "a module projector with 96 outputs" in reply.reason
-
-
-def test_an_unknown_task_is_answered(tmp_path: Path) -> None:
-    reply = small(tmp_path, LocalTraining()).begin(request("dance", {}))
-    assert reply is not None
-    assert reply.status == STATUS_FAILED
-    assert "unknown task 'dance'" in reply.reason
 
 
 @pytest.mark.parametrize(

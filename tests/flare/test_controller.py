@@ -382,15 +382,6 @@ def dropped(tmp_path: Path) -> tuple[Server, list[str]]:
     return server, seen
 
 
-def test_a_late_answer_of_an_unknown_task_is_a_sign_of_life(tmp_path: Path) -> None:
-    server, seen = dropped(tmp_path)
-    client = SimpleNamespace(name="site-1")
-    server.process_result_of_unknown_task(client, "train", "x", make_reply(ReturnCode.OK), server.fl_ctx)
-    assert seen == ["site-1"]
-    assert "late answer to 'train' is not used" in server.said("info")
-    assert server._accept_train_result("site-1", make_reply(ReturnCode.EMPTY_RESULT), server.fl_ctx, True) is False
-
-
 def test_a_late_answer_in_the_middle_of_a_run_brings_the_site_back(tmp_path: Path) -> None:
     def behaviour(site: str, name: str, task: Message) -> Any:
         if site == "site-1" and task.current_round == 0:

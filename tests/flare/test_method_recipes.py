@@ -7,8 +7,6 @@ import json
 import pickle
 import pydoc
 import re
-import subprocess
-import sys
 import typing
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.recipe.utils import (
     add_cross_site_evaluation,
-    add_experiment_tracking,
-    add_final_global_evaluation,
     set_per_site_config,
     set_recipe_meta,
 )
@@ -73,18 +69,6 @@ def test_names_are_those_of_the_papers() -> None:
     }  # fmt: skip
 
 
-def test_the_module_is_as_any_other() -> None:
-    assert set(fairflare.recipes.__all__) >= {*class_names(), "FairRecipe", "PocEnv", "RunSettings", "ScriptRecipe"}
-    assert set(fairflare.recipes.__all__) <= set(dir(fairflare.recipes))
-    everything: dict[str, Any] = {}
-    exec("from fairflare.recipes import *", everything)
-    assert everything["CGSVRecipe"] is fairflare.recipes.CGSVRecipe
-    with pytest.raises(AttributeError, match="has no attribute 'FedIsmRecipe'"):
-        fairflare.recipes.FedIsmRecipe  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'FedIsmRecipe'"):
-        exec("from fairflare.recipes import FedIsmRecipe")
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_class_is_as_any_other(name: str) -> None:
     cls = class_of(name)
@@ -96,15 +80,6 @@ def test_a_class_is_as_any_other(name: str) -> None:
     assert all_methods()[name].source in " ".join(text.replace("|", " ").split())
     assert inspect.isclass(cls)
     assert issubclass(cls, FairRecipe)
-
-
-@pytest.mark.long
-def test_a_recipe_can_be_told_from_its_class_in_another_process() -> None:
-    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read())(sites=3).plan.sites)"
-    asked = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(FedAvgRecipe), capture_output=True, check=False, timeout=120
-    )
-    assert asked.stdout.decode().strip() == "['site-1', 'site-2', 'site-3']", asked.stderr.decode()
 
 
 def same_plan(one: Any, other: Any) -> None:
@@ -237,13 +212,6 @@ def test_typed_parts_are_what_they_say() -> None:
     assert isinstance(plan.task, ClassificationTask)
 
 
-def test_typed_parts_and_settings_by_name_are_the_same_job(tmp_path: Path) -> None:
-    by_name = FairRecipe("fed_ism", settings={"rho": 0.07, "q": 3.0}, num_rounds=2, sites=3)
-    of = by_name.plan
-    parts = FairRecipe(rule=FedISM(rho=0.07, q=3.0), training=of.training, task=of.task, run=of.run, sites=3)
-    assert exported(parts, tmp_path / "a") == exported(by_name, tmp_path / "b")
-
-
 @pytest.mark.parametrize(
     ("given", "name"),
     [
@@ -367,10 +335,6 @@ def exported(recipe: Any, folder: Path) -> tuple[dict, dict, dict]:
     return server, client, meta
 
 
-def receivers(server: dict) -> list[str]:
-    return [c["path"] for c in server["components"] if "tracking" in c["path"]]
-
-
 @pytest.mark.parametrize("name", ["fed_avg", "fed_lwr", "fed_mrl", "crt", "cgsv"])
 def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path) -> None:
     recipe = class_of(name)(sites=2)
@@ -382,22 +346,6 @@ def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path)
     assert client["executors"][0]["tasks"] == [*OF_A_RUN, "submit_model"]
     with pytest.raises(RuntimeError, match="already been added"):
         add_cross_site_evaluation(recipe)
-
-
-def test_without_local_models_none_is_asked_for(tmp_path: Path) -> None:
-    recipe = FedAvgRecipe(sites=2)
-    add_final_global_evaluation(recipe)
-    server, client, _ = exported(recipe, tmp_path)
-    assert server["workflows"][1]["args"]["submit_model_task_name"] == ""
-    assert client["executors"][0]["tasks"] == OF_A_RUN
-
-
-def test_one_tensorboard_receiver(tmp_path: Path) -> None:
-    assert receivers(exported(FedAvgRecipe(), tmp_path / "a")[0]) == ["fairflare.flare.tracking.TensorBoard"]
-    recipe = FedAvgRecipe()
-    add_experiment_tracking(recipe, "tensorboard", {"tb_folder": "curves"})
-    server, _, _ = exported(recipe, tmp_path / "b")
-    assert receivers(server) == ["nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"]
 
 
 def test_flares_mlflow_receiver_is_refused_as_it_would_write_nothing(tmp_path: Path) -> None:

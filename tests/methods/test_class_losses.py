@@ -82,19 +82,6 @@ def test_cosine_head():
     assert same(plain, support.initial(ClassificationTask(**TASK, cosine_scale=7.0)))  # linear: as before
 
 
-@pytest.mark.parametrize("current_round", [0, 2])
-def test_ldam_trains_at_a_site(tmp_path, current_round):
-    task = ClassificationTask(**TASK, classifier="cosine")
-    here = at_site(tmp_path, MarginTraining(**QUICK, local_epochs=3), task=task)
-    reply = here.perform(request("train", support.initial(task), current_round, num_rounds=3))
-    assert reply.status == "ok", reply.reason
-    assert reply.stats["epoch_losses"][-1] < reply.stats["epoch_losses"][0]
-    weights, without = (at_site(tmp_path / str(i), MarginTraining(**QUICK, drw_start=s), task=task)
-                        for i, s in enumerate((0.8, 1.0)))  # fmt: skip
-    asked = request("train", support.initial(task), current_round, num_rounds=3)
-    assert same(weights.perform(asked).update, without.perform(asked).update) == (current_round == 0)
-
-
 def test_ldam_without_margin_and_weights_is_cross_entropy(tmp_path):
     task = ClassificationTask(**TASK, classifier="cosine")
     asked = request("train", support.initial(task))
@@ -150,11 +137,3 @@ def test_fed_lc_is_its_criterion():
         CalibratedTraining(criterion="task")
     assert make_plan("fed_lc", train_like="fed_ism").training.criterion == "fedlc"
     assert make_plan("logit_adjustment", train_like="bsm_fl").training.criterion == "logit_adjusted"
-
-
-@pytest.mark.parametrize("exclude", [False, True])
-def test_fed_lc_trains_at_a_site(tmp_path, exclude):
-    task = ClassificationTask(**TASK)
-    training = CalibratedTraining(**QUICK, fedlc_exclude_target=exclude)
-    reply = at_site(tmp_path, training, task=task).perform(request("train", support.initial(task)))
-    assert reply.status == "ok", reply.reason

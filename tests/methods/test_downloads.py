@@ -411,17 +411,6 @@ def test_what_comes_for_a_model_that_is_gone_is_not_added_to_an_older_one(tmp_pa
 
 
 @every
-def test_one_site_alone(tmp_path: Any, name: str) -> None:
-    """Check that CGSV returns a site's own update whole, and CFFL all but its own part, which is nothing."""
-    made, sites = play(tmp_path, *halves(name), sites=["site-1"])
-    common, own = made.model()["model"], sites.kept("site-1", "own_model", 2)
-    change = {n: common[n] - made.rounds.rule._before[n] for n in common if n not in STATISTICS}
-    for n, step in change.items():
-        wanted = own[n] + step if name == "cgsv" else own[n]
-        torch.testing.assert_close(common[n], wanted, atol=1e-6, rtol=0)
-
-
-@every
 def test_one_liar_within_the_bounds_of_a_hospital(tmp_path: Any, name: str) -> None:
     rule, half = halves(name)
     sites = Sites(tmp_path / "state", half, Unlike())
@@ -519,24 +508,3 @@ def test_cgsv_without_a_direction_keeps_the_reputations() -> None:
     still = CGSV()
     still.weigh(inputs({"a": {}, "b": {}}, {"a": [0.0, 0.0], "b": [0.5, 1.0]}))
     assert still._reputations["a"] == pytest.approx(1e-3 / (1e-3 + 0.05))
-
-
-@every
-def test_a_stock_controller_is_refused(name: str) -> None:
-    rule = halves(name)[0]
-    given = inputs(metrics(a=0.5), {"a": [1.0, 0.0]})
-    given.received, given.updates = None, True
-    with pytest.raises(RuntimeError, match="sends every site another part of the model, which a stock controller"):
-        rule.weigh(given)
-
-
-@every
-def test_the_server_makes_one_download_at_a_time_and_keeps_none(tmp_path: Any, name: str) -> None:
-    made, _ = play(tmp_path, *halves(name))
-    each = made.rounds.rule.each(made.model()["model"])
-    assert each("site-1") is not each("site-1")
-    assert same(each("site-1"), each("site-1"))
-    kept = made.rounds.rule.state_dict()
-    assert sum(len(v) for k, v in kept.items() if k in ("first", "before")) == 2 * len(made.model()["model"])
-    with pytest.raises(ValueError, match="set crt_rounds=0"):
-        play(tmp_path / "crt", *halves(name), crt_rounds=1)

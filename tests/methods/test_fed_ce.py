@@ -18,7 +18,6 @@ from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.flare.aggregator import FairAggregator
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ce import FedCE, MinusModel
 from fairflare.tasks.classification import ClassificationTask
@@ -145,14 +144,6 @@ def test_a_site_hears_its_own_coefficient_only(tmp_path):
     run = Run(tmp_path, said, rule=FedCE(), num_rounds=2)()
     weights = run.results["rounds"][0]["site_weights"]
     assert heard == {site: [None, {site: pytest.approx(weights[site])}] for site in weights}
-
-
-def test_under_a_stock_controller_it_is_refused_by_name():
-    aggregator = FairAggregator(rule=FedCE())
-    meta = {"client_name": "a", "fairflare": {"report": {"minus_score": 1.0}}}
-    aggregator.accept_model(FLModel(params={"w": torch.ones(2)}, params_type=ParamsType.DIFF, meta=meta))
-    with pytest.raises(RuntimeError, match="FedCE tells every site its coefficient, which a stock controller does not"):
-        aggregator.aggregate_model()
 
 
 # ------------------------------------------------------------------------------------------------ sites

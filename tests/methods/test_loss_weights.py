@@ -137,15 +137,6 @@ def test_fed_ga_absent_and_last_rounds():
     assert rule.step_of(9, 1, 3) == 0.0
 
 
-def test_fed_ga_under_a_stock_controller_is_refused_by_name():
-    given = inputs({site: {"gap": 0.1 * number} for number, site in enumerate("abc")}, current_round=3, num_rounds=1)
-    with pytest.raises(
-        RuntimeError, match="FedGA's step shrinks over the rounds, whose number a stock controller does"
-    ):
-        FedGA().weigh(given)
-    assert FedGA(shrinking=False).weigh(given).sites["c"] > 1 / 3
-
-
 # ------------------------------------------------------------------------------------------------ sites
 
 

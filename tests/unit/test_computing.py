@@ -12,7 +12,6 @@ import torch
 from monai.networks.nets import BasicUNet
 
 from fairflare.base.machine.computing import Computing, LossScale, NoSuchForm, Overflow, plainly
-from fairflare.core.similarity import layerwise_cka
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -52,27 +51,6 @@ def test_lower_precision_inside_and_float32_outside(precision: Any, error: float
     assert torch.equal(model(images()), out)
 
 
-def test_a_copy_computes_with_its_own_weights() -> None:
-    model = Computing("bf16").apply(unet(), CPU)
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.zero_()
-    assert not other(images()).any()
-    assert model(images()).any()
-    with plainly(other):
-        assert model(images()).any()
-
-
-def test_autocast_ends_with_the_pass_whatever_happens() -> None:
-    model = Computing("bf16").apply(unet(), CPU)
-    for _ in range(2):
-        with pytest.raises(RuntimeError):
-            model(torch.randn(1, 3, 16, 16))
-        assert not torch.is_autocast_enabled("cpu")
-    assert model(images()).dtype == torch.float32
-
-
 class Several(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -101,18 +79,6 @@ def test_channels_last_moves_the_kernels_and_keeps_the_values(dims: int) -> None
     assert kernel.is_contiguous(memory_format=wanted)
     assert all(torch.equal(t, plain.state_dict()[name]) for name, t in model.state_dict().items())
     torch.testing.assert_close(model(images(dims)), plain(images(dims)), atol=1e-5, rtol=1e-5)
-
-
-def test_similarity_of_lowered_networks_is_that_of_plain_ones() -> None:
-    one, other = unet(), unet()
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.mul_(1.01)
-    batches = [images()]
-    wanted = layerwise_cka(one, other, batches)
-    Computing("bf16").apply(one, CPU)
-    with plainly(one, other):
-        assert layerwise_cka(one, other, batches) == wanted
 
 
 def test_scaled_gradients_are_the_gradients() -> None:

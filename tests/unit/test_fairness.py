@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import math
 
@@ -11,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairflare.core import fairness
 from fairflare.core.fairness import summarize
 
 NAN = math.nan
@@ -142,9 +140,3 @@ def test_properties(values, scale):
     assert scaled.cv == pytest.approx(summary.cv, abs=1e-9)
     assert scaled.range == pytest.approx(scale * summary.range, abs=1e-9)
     assert values == before
-
-
-def test_examples_in_the_documentation():
-    result = doctest.testmod(fairness)
-    assert result.failed == 0
-    assert result.attempted > 0

@@ -521,16 +521,6 @@ def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
     assert f"NOT COMPARABLE as they stand: the runs differ in {what}." in compare(runs)
 
 
-def test_compare_says_which_rows_have_another_task(tmp_path):
-    """Check that the table shows whether a row has another head, or another image size."""
-    runs = [finished(tmp_path / str(n), method=method) for n, method in enumerate(("fed_avg", "fed_prox", "ldam"))]
-    for run, head in zip(runs, ("linear", "linear", "cosine"), strict=True):
-        run.info.config = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
-    lines = compare(runs).splitlines()
-    assert "  classifier: 'linear', but 'cosine': ldam" in lines
-    assert not any("image_size" in line for line in lines)
-
-
 def test_compare_sees_other_structures_and_names_the_run_of_each(tmp_path):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     for run, shared in zip(runs, ("lens", "iris"), strict=True):
@@ -561,17 +551,6 @@ def test_no_site_is_the_worst_of_equals(tmp_path):
     text = fairness_table(finished(tmp_path / "1", dice=(0.5, 0.5, 0.5)))
     (line,) = (line for line in text.splitlines() if line.startswith("worst site"))
     assert line.split()[2] == "-"
-
-
-@pytest.mark.parametrize("width", [30, 50, 80])
-def test_wide_tables_are_cut_between_columns(tmp_path, width):
-    runs = [finished(tmp_path / str(i), dice=(0.9, 0.5, 0.7), seed=i) for i in range(2)]
-    table, _, _ = compare(runs, width=width).partition("\ndice on the test")
-    blocks = [block.splitlines() for block in table.split("\n\n")]
-    assert max(len(line) for block in blocks for line in block) <= width
-    assert {block[0].split()[0] for block in blocks} == {"method"}
-    whole = compare(runs).splitlines()[0].split()
-    assert [name for block in blocks for name in block[0].split()[1:]] == whole[1:]
 
 
 def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):

@@ -16,12 +16,14 @@ from scipy.ndimage import maximum_filter, minimum_filter
 
 from fairflare.checking.images import Problem, check_sites
 from fairflare.data.datalist import write_datalist
+from fairflare.data.kinds import apart, drawn_of, odd_masks
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 Mask = npt.NDArray[np.uint8]
 SITES, ODD, SIDE = ("A", "B", "C", "D"), "B", 40
+BETTER = "masks fit the images clearly better if "
 MAYBE = "its labels look "  # a probe of the other sites says so: a note, unless hardly any label agrees
 CELLS = SegmentationTask(num_classes=2, class_names=["cytoplasm", "nucleus"], image_size=(32, 32))
 TYPES = ClassificationTask(num_classes=3, class_names=["x", "y", "z"], class_groups={}, image_size=(33, 33))
@@ -78,6 +80,26 @@ def outline(mask: Mask) -> Mask:
     return np.asarray(mask * (minimum_filter(mask, 3) != maximum_filter(mask, 3)), np.uint8)
 
 
+def boxes(mask: Mask) -> Mask:
+    """Fill the bounding boxes of cell and nucleus."""
+    found = np.zeros_like(mask)
+    for structure in (1, 2):
+        rows, columns = np.nonzero(mask >= structure)
+        found[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1] = structure
+    return found
+
+
+def mask_before() -> Callable[[Mask, int], Mask]:
+    """Give each image the mask of the one before it, and the first a cell that none has."""
+    last = [cell(np.random.default_rng(99))]
+
+    def change(mask: Mask, number: int) -> Mask:
+        last.append(mask)
+        return last[-2]
+
+    return change
+
+
 def problems_of(task: Any, sites: dict[str, Any]) -> list[Problem]:
     return [one for one in check_sites(task, sites).problems if not one.text.startswith("no 'patient'")]
 
@@ -116,6 +138,12 @@ MASKS: dict[str, tuple[Any, dict[str, Any], str]] = {
         recoded(0, 1, 1), {"structures": "all"}, MAYBE + "mixed up: 'cytoplasm' looks like 'nucleus'",
     ),
     "no background": (recoded(1, 1, 2), {}, "8 image(s) of 'test' have a mask that leaves no background"),
+    "boxes": (lambda mask, number: boxes(mask), {}, "24 of 24 masks are boxes"),
+    "masks of other images": (mask_before(), {}, BETTER + "they are given to other images of the site"),
+    "mirrored": (lambda mask, number: mask[:, ::-1], {}, BETTER + "they are mirrored along axis 2"),
+    "turned": (lambda mask, number: mask[::-1, ::-1], {}, BETTER + "they are mirrored along axis 1 and they"),
+    "transposed": (lambda mask, number: mask.T, {}, BETTER + "their axes are read as 2, 1"),
+    "moved": (lambda mask, number: np.roll(mask, (4, -5), (0, 1)), {}, BETTER + "they are moved along the axes by -1"),
     "the file says less than the masks": (None, {"structures": [1]}, "marks 2, which 'structures' in the site's"),
     "the file says what the task lacks": (None, {"structures": [3]}, "structures: [3] make no whole one of"),
 }  # fmt: skip
@@ -123,7 +151,7 @@ MASKS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 NOTED = {
     "every second mask is empty", "a structure was drawn in every second mask", "outlines", "no background",
-    "a structure was drawn for training alone", "half of the masks are swapped",
+    "a structure was drawn for training alone", "half of the masks are swapped", "boxes", "transposed",
 }  # fmt: skip
 
 
@@ -134,7 +162,7 @@ def test_masks(tmp_path: Path, clash: str) -> None:
     assert problems_of(CELLS, {site: sites[site] for site in SITES if site != ODD}) == []
     found = [one for one in problems_of(CELLS, {**sites, ODD: {**sites[ODD], **block}}) if text in one.text]
     assert [one.site for one in found][:1] == [ODD]
-    assert any(one.grave for one in found) or MAYBE in text or clash in NOTED
+    assert any(one.grave for one in found) or MAYBE in text or clash in NOTED or BETTER in text
 
 
 def test_the_report_says_where_the_masks_are_too_few_to_tell(tmp_path: Path) -> None:
@@ -217,6 +245,49 @@ def test_findings(tmp_path: Path, clash: str) -> None:
         sites[site] = {"data_root": str(tmp_path / site)}
     assert problems_of(task, {site: sites[site] for site in SITES if site != ODD}) == []
     assert [one.site for one in problems_of(task, sites) if text in one.text][:1] == [ODD]
+
+
+WAYS: dict[str, tuple[Callable[[Mask], Mask], str]] = {
+    "right": (lambda masks: masks, ""),
+    "exchanged": (lambda masks: np.roll(masks, 1, 0), "given to other images"),
+    "mirrored": (lambda masks: masks[..., ::-1], "mirrored along axis 3"),
+    "transposed": (lambda masks: masks.transpose(0, 2, 3, 1), "axes are read as 3, 1, 2"),
+    "moved": (lambda masks: np.roll(masks, 3, 2), "moved along the axes by 0%, -1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_volumes_whose_masks_lie_elsewhere(way: str) -> None:
+    """Look for balls of their own place in each volume, at one site, with contrast of either sign and with none."""
+    rng = np.random.default_rng(5)
+    places = np.indices((20, 20, 20))[:, None]
+    masks = np.linalg.norm(places - rng.uniform(5, 15, (3, 20, 1, 1, 1)), axis=0) < rng.uniform(3, 5, (20, 1, 1, 1))
+    change, said = WAYS[way]
+    for contrast in (-2.0, 2.0, 0.0):
+        images = rng.normal(contrast * masks, 1)
+        drawn = [drawn_of(str(n), *pair) for n, pair in enumerate(zip(images, change(masks), strict=True))]
+        found = [*odd_masks(drawn)]
+        assert [said in line for line in found] == [True] * bool(said and contrast)
+    assert way == "right" or [*odd_masks(drawn[:15])] == []
+
+
+@pytest.mark.parametrize("way", ["right", "mirrored", "moved", "images too"])
+def test_organs_that_lie_elsewhere_than_at_other_sites(way: str) -> None:
+    """Look for organs in one place of a body that shows where they are, without a contrast of their own."""
+    rng = np.random.default_rng(6)
+    places = np.moveaxis(np.indices((24, 22, 20)), 0, -1)
+    body = 3.0 * (np.linalg.norm(places - (8, 9, 12), axis=-1) < 6)
+    sites = {}
+    for site in SITES:
+        organs = np.array([np.linalg.norm(places - (8, 9, 6 + rng.random()), axis=-1) < 5 for _ in range(16)])
+        bodies = rng.normal(body, 1, organs.shape)
+        if site == ODD and way != "right":
+            organs = np.roll(organs, 4, 1) if way == "moved" else organs[..., ::-1]
+            bodies = bodies[..., ::-1] if way == "images too" else bodies
+        sites[site] = [drawn_of(str(n), *pair) for n, pair in enumerate(zip(bodies, organs, strict=True))]
+    found = [*apart(sites)]
+    said = {"mirrored": "if they are mirrored along axis 3, and its images do as they are", "moved": "by -17%, 0%, 0%"}
+    assert [(site, said.get(way, "?") in text) for site, text in found] == [(ODD, True)] * (way in said)
 
 
 @pytest.mark.parametrize(("step", "said"), [(1, 0), (2, 1)])

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, load_datalist
-from fairflare.data.kinds import drawn_of, odd_masks
+from fairflare.data.kinds import Drawn, apart, drawn_of, odd_masks
 from fairflare.data.preparers import prepare_folders, preparers
 from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
@@ -470,14 +470,22 @@ def test_real_masks_are_neither_inverted_nor_copied(real_data: Path) -> None:
     """Ask of each real site, as it is and with every other mask inverted."""
     files = [file for kind in ("wbc", "nuclei", "hippocampus") for file in sorted(real_data.glob(f"{kind}_*.npz"))]
     assert len(files) == 11
+    sites: dict[str, dict[str, list[Drawn]]] = {}
     for file in files:
         with np.load(file, allow_pickle=False) as arrays:
             pictures, masks = arrays["images"][:120], arrays["masks"][:120]
         grey = pictures.mean(-1) if pictures.shape[-1] == 3 else pictures
-        assert [*odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, masks, strict=True))])] == []
+        drawn = [drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, masks, strict=True))]
+        sites.setdefault(file.name.split("_")[0], {})[file.stem] = drawn
+        assert [*odd_masks(drawn)] == []
         swapped = [mask if n % 2 else mask == 0 for n, mask in enumerate(masks)]
         (line,) = odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, swapped, strict=True))])
         assert int(line.split()[0]) > 0.35 * len(masks)
+        mirrored = [
+            *odd_masks([drawn_of(str(n), *pair) for n, pair in enumerate(zip(grey, masks[:, ::-1], strict=True))])
+        ]
+        assert "hippocampus" in file.name or ["mirrored along axis 1" in line for line in mirrored] == [True]
+    assert [found for own in sites.values() for found in apart(own)] == []
 
 
 def test_real_nuclei(real_data: Path, tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ def in_one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     text = text if len(text) <= MOST else text[: MOST - 3] + "..."
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _installed(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _installed(frame.filename)]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 

@@ -343,6 +343,5 @@ def by_name(value: Any, name: str = "") -> dict[str, Any]:
         return {name: value}
     found: dict[str, Any] = {}
     for key, entry in value.items():
-        inside = name if key == "args" and "path" in value else f"{name}.{key}".strip(".")
-        found.update(by_name(entry, inside))
+        found.update(by_name(entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")))
     return found

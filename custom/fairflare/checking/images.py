@@ -28,7 +28,7 @@ from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
-from fairflare.data.kinds import Drawn, by_kind, drawn_of, named, odd_masks, odd_pair, shown
+from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown
 from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
@@ -160,9 +160,10 @@ def check_sites(
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
         *_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened),
     ]  # fmt: skip
-    numbers = dict(zip(called, task.structures, strict=True))
-    problems += _silent(reports, task.class_labels, numbers, file)
+    problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
+    drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
+    problems += [Problem(site, text, grave=False) for site, text in apart(drawn)]
     meanings = dict(enumerate(called if task.class_labels else ["background", *called]))
     if task.findings:
         meanings = {
@@ -224,8 +225,7 @@ class _Looker:
         split, sample = listed
         site, task = self.list.site, self.task
         number = "" if sample.slice is None else f" slice {sample.slice}"
-        place = f"'{sample.image}'{number} ({site}, {split})"
-        found = _Look(site, split, sample.image, place, sample.patient)
+        found = _Look(site, split, sample.image, f"'{sample.image}'{number} ({site}, {split})", sample.patient)
         try:
             image = task.stored(sample, site, split, self.own.max_image_bytes)
             found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape

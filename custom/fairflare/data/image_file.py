@@ -491,8 +491,7 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         alpha = sum(kind in ALPHA for kind in page.extrasamples)
         if alpha and array.ndim == 3:
             array, over = array[:, :, :-alpha], array[:, :, -alpha:]
-            full = np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1
-            check_opaque(full - over, array, is_mask)
+            check_opaque((np.iinfo(over.dtype).max if over.dtype.kind in "iu" else 1) - over, array, is_mask)
         tag = page.tags.valueof("Orientation", None)
     return turned(white_high(array) if white_low else array, tag_turn(tag))
 

@@ -116,8 +116,7 @@ def two_pool_partition(
             cut = round(clean / sites * len(members))
             for pool, first, count in ((members[:cut], 0, clean), (members[cut:], clean, corrupted)):
                 if count and len(pool):
-                    shares = rng.dirichlet(np.full(count, alpha))
-                    owner[pool] = first + rng.choice(count, len(pool), p=shares)
+                    owner[pool] = first + rng.choice(count, len(pool), p=rng.dirichlet(np.full(count, alpha)))
         return owner
 
     return _large_enough(deal, sites, least, seed, f"two-pool draw with alpha={alpha:g}")
@@ -250,8 +249,7 @@ def apportion(weights: npt.ArrayLike, total: int) -> Indices:
         raise ValueError(f"weights must be finite, >= 0 and not all 0, got {w.tolist()}")
     quotas = np.round(w / w.sum() * total, TIE_DIGITS)
     counts = np.floor(quotas).astype(np.int64)
-    rank = np.argsort(-np.round(quotas - counts, TIE_DIGITS), kind="stable")
-    counts[rank[: total - counts.sum()]] += 1
+    counts[np.argsort(-np.round(quotas - counts, TIE_DIGITS), kind="stable")[: total - counts.sum()]] += 1
     return counts
 
 

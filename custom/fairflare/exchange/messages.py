@@ -164,8 +164,7 @@ def for_site(task: Message, site: str | None) -> Message:
     sites, or is made here for this site alone.
     """
     if task.each is not None:
-        params = None if site is None else clean_state(task.each(site)) or None
-        task = replace(task, params=params, each=None)
+        task = replace(task, params=None if site is None else clean_state(task.each(site)) or None, each=None)
     if not task.by_site:
         return task
     directives = {

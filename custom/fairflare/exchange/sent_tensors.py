@@ -163,8 +163,7 @@ def rebuilt(
     if not note:
         return network_of(task), dict(sent)
     model: torch.nn.Module = seeded(lambda: with_weights(task, checkpoint), int(note["seed"]))
-    state = model.state_dict()
-    rest = {name: tensor for name, tensor in state.items() if name not in sent}
+    rest = {name: tensor for name, tensor in model.state_dict().items() if name not in sent}
     if (found := fingerprint(rest)) != note["fingerprint"]:
         raise ValueError(
             f"the file holds {len(sent)} of the model's {note['tensors']} tensors, those that the run exchanged "

@@ -167,8 +167,7 @@ class _StagedState(LazyState):
             raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        entry = self._entries[name]
-        first, end = entry["data_offsets"]
+        first, end = self._entries[name]["data_offsets"]
         data = torch.empty(end - first, dtype=torch.uint8)
         with self._file.open("rb") as file:
             if _stamp(file.fileno()) != self._stamp:

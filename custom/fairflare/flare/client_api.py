@@ -211,8 +211,7 @@ def _state_folder() -> Path:
     For a script that did not come with the job, it is in the current working directory.
     """
     script = Path(sys.argv[0]).resolve()
-    run = script.parents[2] if script.parent.name == "custom" else Path.cwd()
-    return run / "fairflare_state"
+    return (script.parents[2] if script.parent.name == "custom" else Path.cwd()) / "fairflare_state"
 
 
 def with_report(model: FLModel, report: Mapping[str, Any], *, num_samples: int | None = None) -> FLModel:

@@ -127,8 +127,7 @@ class RoundsController(RunSettings, ModelController):
             return values_of(self.training)
         path = Path(self.get_app_dir()) / "config" / "config_fed_client.json"
         try:
-            executors = json.loads(path.read_text(encoding="utf-8"))["executors"]
-            return executors[0]["executor"]["args"]["training"]
+            return json.loads(path.read_text(encoding="utf-8"))["executors"][0]["executor"]["args"]["training"]
         except (OSError, ValueError, LookupError, TypeError):
             return None
 

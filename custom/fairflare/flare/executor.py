@@ -129,8 +129,7 @@ class SiteExecutor(Executor):
 
     def _local_model(self, shareable: Shareable, site: str, fl_ctx: FLContext) -> DXO:
         """Return the site's last trained model; no better one is known, as a site validates only received models."""
-        experiment = self._asked.experiment if self._asked else ""
-        arguments = self._worker_arguments(site, experiment, fl_ctx)
+        arguments = self._worker_arguments(site, self._asked.experiment if self._asked else "", fl_ctx)
         worker = self._worker(arguments)
         check_submission(shareable, worker, self._asked)
         local = None if self._trained is None or self._asked is None else worker.local_model(self._asked, self._trained)

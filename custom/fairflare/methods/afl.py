@@ -66,8 +66,7 @@ class AFL(Rule):
         losses = inputs.moderated(losses, "probe_loss")
         held = sum(before[site] for site in inputs.sites)
         moved = simplex_projection({site: before[site] + self.afl_rate * losses[site] for site in inputs.sites}, held)
-        after = updated_share(before, moved) if held > 0 else before
-        self._lambda = inputs.remembered(normalise(after))
+        self._lambda = inputs.remembered(normalise(updated_share(before, moved) if held > 0 else before))
         return Weighing(sites=weights, details={"lambda": dict(self._lambda)})
 
 

@@ -158,8 +158,7 @@ class CFFL(Downloads, Steps):
         low = [site for site in sites if reputable[site] < self.c_th / len(reputable)]
         self._removed = [] if len(low) == len(reputable) else sorted([*self._removed, *low])
         self._reputations |= reputable
-        left = {site: c for site, c in reputable.items() if site not in self._removed}
-        self._reputations |= whole(left)
+        self._reputations |= whole({site: c for site, c in reputable.items() if site not in self._removed})
 
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
         total = sum(change[name].numel() for name in change)

@@ -55,8 +55,7 @@ class ClassifierAverage(Rule):
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         told = {"local_epochs": self.epochs, "mask_absent": self.mask_absent}
-        first = current_round == self.first_round
-        return {DIRECTIVE: {**told, "first": first, "seed": self.seed}}
+        return {DIRECTIVE: {**told, "first": current_round == self.first_round, "seed": self.seed}}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         details = {"crt_round": inputs.current_round - self.first_round}

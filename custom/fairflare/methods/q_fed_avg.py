@@ -88,8 +88,7 @@ class QFedAvg(Steps):
         losses = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
         if self.q_form == "weighted":
             return Weighing(sites=power_weights(losses, self.q))
-        floored = {site: max(loss, POWER_FLOOR) for site, loss in losses.items()}
-        losses = inputs.moderated(floored, "probe_loss")
+        losses = inputs.moderated({site: max(loss, POWER_FLOOR) for site, loss in losses.items()}, "probe_loss")
         if self.secure:
             told = {site: inputs.reports[site][LENGTH] for site in inputs.sites}
             squares = {site: norm * norm for site, norm in inputs.moderated(told, LENGTH).items()}

@@ -18,8 +18,7 @@ class SoloTraining(LocalTraining):
 
     @property
     def home(self) -> Home:
-        doc = "the whole model: no update is sent, only metrics and counts"
-        return Home(self, every_tensor, doc)
+        return Home(self, every_tensor, "the whole model: no update is sent, only metrics and counts")
 
 
 METHODS = [

@@ -275,8 +275,7 @@ def in_order(sites: Iterable[str]) -> list[str]:
 def listed(parts: Iterable[str], between: str = ", ", most: int = MAX_LISTED) -> str:
     """Return a text with at most ``most`` of the parts, and the number of the parts left out."""
     found = list(parts)
-    more = f"{between}and {len(found) - most} more" if len(found) > most else ""
-    return between.join(found[:most]) + more
+    return between.join(found[:most]) + (f"{between}and {len(found) - most} more" if len(found) > most else "")
 
 
 def counted(count: int, what: str) -> str:

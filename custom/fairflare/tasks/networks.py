@@ -130,8 +130,7 @@ class Classifier(nn.Module):
         return self.projector(features)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        head = self.head if self.retrained is None or self.training else self.retrained
-        return head(self.embed(inputs))
+        return (self.head if self.retrained is None or self.training else self.retrained)(self.embed(inputs))
 
 
 def build_classifier(

@@ -86,8 +86,7 @@ def masks_placed(masks: torch.Tensor, size: Size, how: str, by: str) -> torch.Te
         masks of the network's size, in the type of ``masks``, or float32 for ``"area"``.
     """
     inner = inner_size((masks.shape[1], masks.shape[2]), size, how)
-    found = nearest(masks, inner) if by == "nearest" else _shares(masks, inner)
-    return centred(found, size, NOT_COUNTED)
+    return centred(nearest(masks, inner) if by == "nearest" else _shares(masks, inner), size, NOT_COUNTED)
 
 
 def _shares(masks: torch.Tensor, size: Size) -> torch.Tensor:

@@ -70,8 +70,7 @@ def comparison_of(runs: Sequence[Results], metric: str | None = None, reference:
             found = differences_of({row.label: row.runs for row in rows}, refers_to, chosen, higher)
         except ValueError as error:
             problem = f"no differences: {error}"
-    notes = notes_of(runs, complete, chosen, rows)
-    return Comparison(rows, chosen, higher, refers_to, found, problem, notes)
+    return Comparison(rows, chosen, higher, refers_to, found, problem, notes_of(runs, complete, chosen, rows))
 
 
 def compare(

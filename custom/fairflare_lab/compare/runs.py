@@ -111,8 +111,7 @@ class Runs:
 
     def _of_site(self, rank: int) -> Array:
         """Return the values with draws of one site, and with measured values in place of the other sites' draws."""
-        of_site = (np.arange(len(self.sites)) == rank)[:, None]
-        return np.where(of_site, self.values, self.values[..., :1])
+        return np.where((np.arange(len(self.sites)) == rank)[:, None], self.values, self.values[..., :1])
 
 
 def _quiet(figure: Figure, values: Array) -> Array:

@@ -52,8 +52,7 @@ OF_GROUPS = "groups_of_"  # prefix of a picture's name, followed by the attribut
 
 def groups(material: Material) -> Section:
     """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
-    reference = next((row for row in material.rows if row.label == material.reference), material.rows[0])
-    run = reference.runs[0]
+    run = next((row for row in material.rows if row.label == material.reference), material.rows[0]).runs[0]
     found, whose = run.groups, f"Of {run.name}. " if material.reference else ""
     if not found:
         return NOTHING

@@ -162,8 +162,7 @@ def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str
 
 def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
     """Return positions and labels of at most ``most`` of the names, evenly spaced, for the ticks of an axis."""
-    step = max(1, math.ceil(len(names) / most))
-    places = list(range(0, len(names), step))
+    places = list(range(0, len(names), max(1, math.ceil(len(names) / most))))
     return places, [label(names[place]) for place in places]
 
 

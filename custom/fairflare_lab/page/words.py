@@ -60,8 +60,7 @@ def _macros() -> object:
 def say(macro: str, *given: Any) -> list[str]:
     """Return the texts that a macro of ``words.txt`` renders, one for each paragraph that is not empty."""
     text = str(getattr(_macros(), macro)(*given))
-    paragraphs = (re.sub(r" *\n *", " ", part.strip()) for part in text.split("\n\n"))
-    return [part for part in paragraphs if part]
+    return [part for part in (re.sub(r" *\n *", " ", part.strip()) for part in text.split("\n\n")) if part]
 
 
 def synthetic(material: Material) -> str:

@@ -212,8 +212,7 @@ def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], np
         labels, (1 - fraction, fraction), seed=image_seed(f"split/{index}", plan.seed)
     )
     if fraction and not len(validation) and len(training) > 1:  # move one image of the largest class to validation
-        largest = np.bincount(labels).argmax()
-        validation = training[labels[training] == largest][-1:]
+        validation = training[labels[training] == np.bincount(labels).argmax()][-1:]
         training = np.setdiff1d(training, validation)
     return mine[training], mine[validation]
 

@@ -37,8 +37,7 @@ def _largest(flat: torch.Tensor, count: int) -> torch.Tensor:
     least = ordered[flat.numel() - count].item()
     del ordered  # frees memory: for a whole model this tensor is as large as the model
     mask: torch.Tensor = flat > least
-    ties = torch.nonzero(flat == least).reshape(-1)
-    mask[ties[: count - int(mask.sum())]] = True
+    mask[torch.nonzero(flat == least).reshape(-1)[: count - int(mask.sum())]] = True
     return mask
 
 
@@ -61,8 +60,7 @@ def packed(name: str, tensor: torch.Tensor, mask: torch.Tensor) -> dict[str, tor
         return {name: tensor}
     if not bool(mask.any()):
         return {}
-    bits = torch.from_numpy(np.packbits(mask.numpy()))
-    return {name: tensor.reshape(-1)[mask], name + WHICH: bits}
+    return {name: tensor.reshape(-1)[mask], name + WHICH: torch.from_numpy(np.packbits(mask.numpy()))}
 
 
 def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

@@ -50,5 +50,4 @@ def _matrix(weight: torch.Tensor, rows: int) -> torch.Tensor:
 
     Rows are the first dimension, for a transposed convolution the second.
     """
-    dim = 0 if weight.shape[0] == rows else 1
-    return weight.movedim(dim, 0).flatten(1)
+    return weight.movedim(0 if weight.shape[0] == rows else 1, 0).flatten(1)

@@ -130,8 +130,7 @@ def cosines(products: torch.Tensor, weights: Mapping[str, float], *, leave_out: 
         parts[k] = 0.0 if leave_out else parts[k]
         others = float(parts @ products @ parts)
         length = float(lengths[k]) * math.sqrt(others) if others > (CANCELS * float(parts @ lengths)) ** 2 else 0.0
-        dot = float(products[k] @ parts)
-        found[site] = min(max(dot / length, -1.0), 1.0) if length else 0.0
+        found[site] = min(max(float(products[k] @ parts) / length, -1.0), 1.0) if length else 0.0
     return found
 
 

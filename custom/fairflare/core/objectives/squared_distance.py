@@ -21,8 +21,7 @@ class SquaredDistance(torch.autograd.Function):
     def forward(ctx: Any, *tensors: Tensor) -> Tensor:
         differences = _differences(tensors)
         ctx.save_for_backward(*tensors, *differences)
-        norms = [torch.linalg.vector_norm(d).to(differences[0]) for d in differences]
-        return torch.stack(norms).square().sum()
+        return torch.stack([torch.linalg.vector_norm(d).to(differences[0]) for d in differences]).square().sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -148,8 +148,7 @@ def _gap(values: Sequence[Array]) -> float:
     """Return the largest difference between groups in any class; NaN where no class has two groups with a value."""
     table = np.stack(values)
     known = [column[np.isfinite(column)] for column in table.T]
-    gaps = [float(column.max() - column.min()) for column in known if column.size > 1]
-    return max(gaps, default=math.nan)
+    return max([float(column.max() - column.min()) for column in known if column.size > 1], default=math.nan)
 
 
 def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:

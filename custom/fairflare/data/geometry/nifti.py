@@ -43,8 +43,7 @@ def nifti_grid(header: Any) -> Grid:
     Raises:
         Misfit: the file holds several volumes, or a form that cannot be used.
     """
-    axes = three_axes(header.get_data_shape())
-    columns, rows, slices = (*axes, 1)[:3]
+    columns, rows, slices = (*three_axes(header.get_data_shape()), 1)[:3]
     shape = (rows, columns, slices)
     unit, factor = UNITS.get(int(header["xyzt_units"]) & 7, ("mm", 1.0))
     forms = {"sform": header.get_sform, "qform": lambda: _qform(header, (columns, rows, slices))}

@@ -158,8 +158,7 @@ def _check_alike(planes: Sequence[Plane], what: str) -> None:
             own, its = values[0].tolist(), values[odd[0]].tolist()
             scout = ""
             if said == "across":
-                cosine = abs(float(_directions(own)[2] @ _directions(its)[2]))
-                angle = math.degrees(math.acos(min(cosine, 1.0)))
+                angle = math.degrees(math.acos(min(abs(float(_directions(own)[2] @ _directions(its)[2])), 1.0)))
                 scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
             raise Misfit(
                 UNLIKE,

@@ -72,8 +72,7 @@ class Attribute:
         if self.values:
             return (*self.values, UNKNOWN)
         edges = [f"{edge:g}" for edge in self.bins]
-        inner = [f"{low}-{high}" for low, high in pairwise(edges)]
-        return (f"<{edges[0]}", *inner, f">={edges[-1]}", UNKNOWN)
+        return (f"<{edges[0]}", *[f"{low}-{high}" for low, high in pairwise(edges)], f">={edges[-1]}", UNKNOWN)
 
     def group_of(self, value: Any) -> int:
         """Return the index of the group that a value belongs to; ``None``, an empty text and NaN are ``unknown``.

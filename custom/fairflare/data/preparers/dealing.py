@@ -248,8 +248,7 @@ def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
         return item
     image = partial(resized, item.image, edge)
     if found is not None and bad:
-        own = image_seed(f"{found[0]}/{item.name}", seed)
-        image = partial(corrupted, item.image, *found, own, edge)
+        image = partial(corrupted, item.image, *found, image_seed(f"{found[0]}/{item.name}", seed), edge)
     mask = item.mask if isinstance(item.mask, int) else partial(resized, item.mask, edge, is_mask=True)
     return replace(item, image=image, mask=mask)
 

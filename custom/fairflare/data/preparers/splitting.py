@@ -57,8 +57,7 @@ def split_groups(
     if validation + test >= len(names):
         validation, test = 1, parts - 2
     counts = dict(zip(SPLITS, (len(names) - validation - test, validation, test), strict=True))
-    order = [split for split, count in counts.items() for _ in range(count)]
-    return dict(zip(shuffled, order, strict=True))
+    return dict(zip(shuffled, [split for split, count in counts.items() for _ in range(count)], strict=True))
 
 
 def assign(
@@ -157,6 +156,5 @@ def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
     {'head': [1], 'medium': [2, 3], 'tail': [0]}
     """
     third = len(counts) // 3
-    order = np.argsort(-np.asarray(counts), kind="stable")
-    cuts = np.split(order, [third, len(counts) - third])
+    cuts = np.split(np.argsort(-np.asarray(counts), kind="stable"), [third, len(counts) - third])
     return {name: sorted(own.tolist()) for name, own in zip(GROUPS, cuts, strict=True)} if third else {}

@@ -59,8 +59,7 @@ def read_table(
     delimiter, before = "", 1
     if said.startswith("sep=") and len(said) <= len("sep=;"):
         delimiter, text, before = first.strip().strip('"')[4:] or "\t", rest, 2
-    lines = text.split("\n")
-    head_line = next((line for line in lines if line.strip()), "")
+    head_line = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
     filled = _filled(file, text, delimiter, before)
     if len(filled) < 2:

@@ -179,8 +179,7 @@ class FinalTest:
         phase = exchange(self.roster.known(), self.run.validate_timeout)
         tested = Tested(phase, found, [phase.record()])
         # Ask failed sites again, unless all failed (then the model is at fault) or a dropped site never came back.
-        gone = self.roster.doubtful(phase.left_out)
-        again = sorted(set(phase.left_out) - gone)
+        again = sorted(set(phase.left_out) - self.roster.doubtful(phase.left_out))
         if phase.good and again:
             self.say(f"{TASK_VALIDATE}: asking once more: {', '.join(again)}")
             second = exchange(again, min(self.run.validate_timeout, max(AGAIN, 2 * phase.used_last)))

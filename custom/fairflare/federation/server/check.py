@@ -125,8 +125,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         ReportError: the answer cannot be used (the message names site, field and value), or the site reports that it
             cannot take part.
     """
-    meta = read_head(site, message, current_round)
-    found = read_report(meta.get("report"), FIELDS, site)
+    found = read_report(read_head(site, message, current_round).get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
     of_classes = [
         found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
@@ -278,8 +277,7 @@ class Check:
             for name, (_, sites) in zip(names, found, strict=False):
                 if name in said.get(ANNOTATED, names):
                     sites.append(site)
-        differs = any(len(sites) < len(self.facts) for _, sites in found)
-        return dict(found) if differs else {}
+        return dict(found) if any(len(sites) < len(self.facts) for _, sites in found) else {}
 
     @property
     def groups(self) -> Mapping[str, Sequence[int]]:

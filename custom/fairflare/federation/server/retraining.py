@@ -51,8 +51,7 @@ class Retraining:
 
     def rule_at(self, current_round: int) -> Rule:
         """Return the rule (server half) of a round; for the final test the method's rule."""
-        behind = self.run.num_rounds <= current_round < self.run.rounds_in_all
-        return self.classifier if behind else self.own
+        return self.classifier if (self.run.num_rounds <= current_round < self.run.rounds_in_all) else self.own
 
     def trained(self, state: State, current_round: int) -> State:
         """Begin a round with the global model, and return those of its tensors that the sites train in the round."""

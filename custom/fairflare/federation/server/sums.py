@@ -239,8 +239,7 @@ class SecureSums:
         told = {RUN: self.id, QUESTIONS: [question.plain() for question, _ in asked]}
 
         def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            meta = read_head(site, message, number)
-            clipped = read_report(meta.get("report"), MASKED, site)[SATURATED]
+            clipped = read_report(read_head(site, message, number).get("report"), MASKED, site)[SATURATED]
             sent = message.params if isinstance(message.params, Mapping) else {}
             if sent.keys() != totals.keys():
                 had = listed([str(name)[:40] for name in sent], 5)

@@ -90,8 +90,7 @@ REMEDIES = {
 
 def round_seed(seed: int, site: str, current_round: int) -> int:
     """Return a seed for one experiment, site and round, which does not depend on the order of sites or the process."""
-    digest = hashlib.sha256(f"{seed}/{site}/{current_round}".encode()).digest()
-    return int.from_bytes(digest[:7], "big") % 2**31
+    return int.from_bytes(hashlib.sha256(f"{seed}/{site}/{current_round}".encode()).digest()[:7], "big") % 2**31
 
 
 class SiteWorker:
@@ -288,8 +287,7 @@ class SiteWorker:
             run.data = self.training.shown(run, model)
         if not request.as_sent and request.name != TASK_ANCHOR:
             # With OwnModel the server sends only some tensors and no whole model, so there is nothing to complete.
-            received = state if isinstance(home, OwnModel) else self.network.whole(state)
-            state = home.begin(run, model, received)
+            state = home.begin(run, model, state if isinstance(home, OwnModel) else self.network.whole(state))
         try:
             model.load_state_dict(self.network.whole(state))
         except RuntimeError as e:

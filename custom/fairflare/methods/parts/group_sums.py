@@ -120,8 +120,7 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
     if labels is None:
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
     numbers, kept = numbers_of(run, attribute, split), hidden(run, attribute, split)
-    classes = scores.shape[1]
-    parts = hidden_classes(run, attribute, split, labels, classes)
+    parts = hidden_classes(run, attribute, split, labels, scores.shape[1])
     found = np.stack([
         sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(known_groups(run, attribute))
     ])  # fmt: skip

@@ -74,8 +74,7 @@ class BySom(MapSettings, Weighting):
     needs_received: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in field_names(type(self))}
-        self._map = SelfOrganizingMap(**given)
+        self._map = SelfOrganizingMap(**{name: getattr(self, name) for name in field_names(type(self))})
         self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # key: number of finished rounds
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:

@@ -244,8 +244,7 @@ def _mixes(sites: Mapping[str, Figures], site: str) -> tuple[dict[int, int], dic
 def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
     own, others = sites[site], others_of(sites, site)
     apart = wasserstein(own.dense(), others.dense(), AXES[INTENSITY].width)
-    mixes = jensen_shannon(*_mixes(sites, site))
-    found = [None if math.isnan(value) else value for value in (apart, mixes)]
+    found = [None if math.isnan(value) else value for value in (apart, jensen_shannon(*_mixes(sites, site)))]
     return Distances(intensity_wasserstein=found[0], classes_jensen_shannon=found[1])
 
 

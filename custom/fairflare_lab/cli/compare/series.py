@@ -275,8 +275,7 @@ def _mapping(what: str, value: Any, keys: Sequence[str] = ()) -> dict[str, Any]:
 
 def _split(text: str) -> list[str]:
     """Return the parts of a text between commas; commas in brackets or quotes do not split it."""
-    parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", text)
-    return [part for part in parts if part.strip()]
+    return [part for part in re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", text) if part.strip()]
 
 
 def _text(value: Any) -> str:

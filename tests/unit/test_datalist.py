@@ -69,6 +69,17 @@ def test_write_and_load(root: Path) -> None:
     assert not list(root.glob("*.part"))
 
 
+def test_keys_that_are_nearly_known_are_named(root: Path) -> None:
+    """Check that keys of other programs are left alone, and a missing key says what stands in its place."""
+    entry = {"image": "images/0.png", "label": "masks/0.png", "fold": 3, "pateint": "p1"}
+    change(root, training=[entry])
+    assert load_datalist(root, site="a").doubts == (
+        "entry 0 of 'training' has the key 'pateint', which is not read; did you mean 'patient'?",
+    )
+    change(root, training=[{"image": "images/0.png", "lable": "masks/0.png"}])
+    assert "every entry needs 'image' and 'label'; did you mean 'lable'?" in str(refused(root))
+
+
 def test_the_list_may_have_another_name_and_a_relative_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "datalist.json").rename(root / "fold2.json")
     monkeypatch.chdir(root.parent)

@@ -270,8 +270,7 @@ def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
         command(plan=plan, **given)
 
     hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
-    written = [p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)]
-    parameters = [*written, *of_run]
+    parameters = [*[p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)], *of_run]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run

@@ -42,7 +42,7 @@ from fairflare.base.site_data import UNLABELLED
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
 from fairflare.data.listing.attributes import doubts_of
-from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
+from fairflare.data.listing.checking import EXTRA_NAME, KEYS, LINKS, SPLITS, CheckedList
 from fairflare.data.listing.samples import DataError, Datalist, Sample
 
 __all__ = [
@@ -101,6 +101,12 @@ def load_datalist(
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
     told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
+    # Other keys may be there for other programs, such as MONAI's "fold".
+    doubts += [
+        f"{where} has the key '{key}', which is not read{near}"
+        for key, where in checked.unread.items()
+        if (near := checks.nearest(key, KEYS))
+    ]
     return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts))
 
 

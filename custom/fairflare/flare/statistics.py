@@ -106,8 +106,7 @@ class ImageStatistics(Intensities, Statistics):
 
     def features(self) -> dict[str, list[Feature]]:
         """Return the names of the figures that may leave the site, as FLARE's features; other figures are left out."""
-        names = [*self.sums.counts(), *self.sums.bins()]
-        return {DATASET: [Feature(name, DataType.INT) for name in names]}
+        return {DATASET: [Feature(name, DataType.INT) for name in [*self.sums.counts(), *self.sums.bins()]]}
 
     def count(self, dataset_name: str, feature_name: str) -> int:
         """Return the site's value of a figure; for a histogram, the number of its records."""

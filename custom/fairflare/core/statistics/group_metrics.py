@@ -146,8 +146,7 @@ def cases_of(sums: Sums) -> float:
 
 def _gap(values: Sequence[Array]) -> float:
     """Return the largest difference between groups in any class; NaN where no class has two groups with a value."""
-    table = np.stack(values)
-    known = [column[np.isfinite(column)] for column in table.T]
+    known = [column[np.isfinite(column)] for column in np.stack(values).T]
     return max([float(column.max() - column.min()) for column in known if column.size > 1], default=math.nan)
 
 

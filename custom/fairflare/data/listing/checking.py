@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import nearest
 from fairflare.base.disk.files import lies_in
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.stopping import check_stop
@@ -28,6 +29,7 @@ from fairflare.data.listing.attributes import (
 from fairflare.data.listing.samples import DataError, Sample
 
 SPLITS = ("training", "validation", "test")
+KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # of an entry, that are read
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
@@ -47,6 +49,7 @@ class CheckedList:
     attributes: dict[str, Attribute] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)  # values of the attributes that are numbers
     names: list[Any] = field(default_factory=list)  # ``class_names`` of the list, perhaps not yet checked
+    unread: dict[str, str] = field(default_factory=dict)  # keys of entries that nothing reads, and where each is first
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -178,10 +181,11 @@ class CheckedList:
             f"{where} must be an object with the keys 'image' and 'label', got {_kind(entry)}",
             f"{where} is not an object",
         )
+        self.unread.update({key: where for key in entry if key not in (*KEYS, *self.unread)})
         for key in ("image",) if split == UNLABELLED else ("image", "label"):
             self.need(
                 key in entry,
-                f"{where} has no key '{key}'; every entry needs 'image' and 'label'",
+                f"{where} has no key '{key}'; every entry needs 'image' and 'label'{nearest(key, entry)}",
                 f"{where} has no key '{key}'",
             )
         image, label = self.path(entry, "image", where), entry.get("label")

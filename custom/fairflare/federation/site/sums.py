@@ -79,8 +79,7 @@ def kept_home(
     trained = (name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad)
     of, reply = kinds(received, trained), replace(reply, update=None)
     if LENGTH in request.directives:
-        square = squared_norms({"": update}, None, of.params)[""]
-        reply.report = {**reply.report, LENGTH: math.sqrt(square)}
+        reply.report = {**reply.report, LENGTH: math.sqrt(squared_norms({"": update}, None, of.params)[""])}
     parts = {what: {name: update[name] for name in getattr(of, what)} for what in ("params", "buffers")}
     by_class, shown = reply.report.get(CLASS_GRADIENTS), list[int]()
     if isinstance(by_class, ByClass):

@@ -165,18 +165,6 @@ def kill(folder: Path, rows: list[str], options: list[str], when: Callable[[], b
     assert not processes_of(folder), "a run outlived the comparison"
 
 
-@pytest.mark.walk
-def test_killed_and_started_again_gives_the_same_table(tmp_path: Path) -> None:
-    rows = ["fed_avg", "fed_lwr", "fed_prox:mu=0.5"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    compare(whole, rows, "--seeds", "2")
-    for number in range(1, 4):
-        kill(parts, rows, ["--seeds", "2"], lambda n=number: len(list(parts.rglob("FL_global_model.pt"))) >= n)
-    compare(parts, rows, "--seeds", "2")
-    for name in ("table.csv", "differences.csv"):
-        assert (parts / name).read_text() == (whole / name).read_text()
-
-
 MINIATURES = {
     "fed_lwr": (["fed_avg", "fed_lwr"], {"image_size": [32, 32], "phantom_cases": 0.2},
                 ["site-1", "site-2", "Avg.", "Std."]),

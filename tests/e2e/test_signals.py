@@ -24,7 +24,6 @@ from tests.tiny import FUNDUS as TINY
 pytestmark = pytest.mark.e2e
 SETTINGS = [part for key, value in TINY.items() for part in ("--set", f"{key}={json.dumps(value)}")]
 TRAINS = ["run", "fed_avg", "--task", "classification", "--sites", "2", "--rounds", "5000", *SETTINGS]
-CTRL_C = "the run was stopped by Ctrl-C (SIGINT)"
 SIGTERM = "the run was ended by SIGTERM (`kill`, a scheduler's time limit, a container that was stopped)"
 
 
@@ -121,25 +120,6 @@ def check_gone(run: Running) -> None:
     while run.alive() and time.monotonic() < end:
         time.sleep(0.1)
     assert run.alive() == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("number", "group", "jobs", "code", "reason"),
-    [
-        (signal.SIGINT, True, "1", 130, CTRL_C),
-        (signal.SIGTERM, False, "2", 143, SIGTERM),
-    ],
-)
-def test_a_run_in_one_process(
-    start: Callable[..., Running], number: int, group: bool, jobs: str, code: int, reason: str
-) -> None:
-    run = start(*TRAINS, "--in-process", "--jobs", jobs, "-w", "run")
-    workspace = run.folder / "run"
-    run.wait_for("a round", lambda: rounds_done(workspace) > 0)
-    assert [name for name in run.left if name.startswith("fairflare-sites-")]  # where the sites' models are
-    run.end(number, group=group)
-    check_ended(run, results_of(workspace), code, reason)
 
 
 @pytest.mark.long

@@ -29,7 +29,6 @@ from fairflare.reporting.table import fairness_table
 from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.page.groups import groups as section_of
 from fairflare_lab.page.material import of_one, page_run
-from fairflare_lab.phantoms import PhantomPlan, class_site
 from tests.unit.report_runs import read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -440,10 +439,6 @@ class Oracle(torch.nn.Module):
         return 9.0 * torch.eye(self.classes)[drawn]
 
 
-PLAN: dict[str, Any] = {
-    "phantom": "dermoscopy7", "num_samples": 80, "num_test": 56, "num_own_test": 120, "image_size": 32,
-    "num_sites": 2, "partition": "iid", "corrupted_sites": 0, "attributes": True, "attribute_shares": (0.5, 0.5),
-}  # fmt: skip
 AS_TASK: dict[str, Any] = {
     "phantom": "dermoscopy7", "phantom_samples": 80, "phantom_test": 56, "phantom_own_test": 120,
     "image_size": (32, 32), "phantom_sites": 2, "partition": "iid", "corrupted_sites": 0, "attributes": True,
@@ -494,21 +489,6 @@ def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: flo
     assert found["gaps"]["demographic_parity"] == pytest.approx(max(abs(a - b) for a, b in share), abs=1e-12)
     if prevalence and not noise:
         assert found["gaps"]["demographic_parity"] > 0.3
-
-
-def test_prevalence_is_in_the_labels_and_nothing_else_moves() -> None:
-    plain = class_site(PhantomPlan(**PLAN), 0)
-    more = class_site(PhantomPlan(**PLAN, attribute_prevalence=0.5), 0)
-    dark = plain.attributes["test"] == 1
-    assert (plain.attributes["test"] == more.attributes["test"]).all()
-    assert (plain.labels["test"] == more.labels["test"])[~dark].all()
-    raised = (more.labels["test"] == 6)[dark].mean() - (plain.labels["test"] == 6)[dark].mean()
-    assert 0.3 < raised <= 0.5 + 0.5 / dark.sum()
-
-
-def test_what_depends_on_an_attribute_needs_attributes() -> None:
-    with pytest.raises(ValueError, match="attribute_noise is set, but attributes is False"):
-        PhantomPlan(attribute_noise=0.1)
 
 
 def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:

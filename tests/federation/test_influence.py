@@ -39,7 +39,6 @@ from .examples import (
     finish,
     take,
     train_message,
-    whole_round,
 )
 from .network import Behaviour, Run, good, misbehave
 from .test_every_method import check_weights, same, weights_of
@@ -221,19 +220,6 @@ def near(index: int, far: float = 0.1) -> dict[str, torch.Tensor]:
         name: t + far * torch.rand(t.shape, generator=g) if t.is_floating_point() else t + 3
         for name, t in RECEIVED.items()
     }
-
-
-@travels
-def test_one_two_and_absent_sites(method: str, tmp_path: Path) -> None:
-    rule = make(all_methods()[method])
-    for current_round, order in enumerate((("b",), ("a", "c"), SITES, ("c", "b"), ("a",), SITES)):
-        state, weighing = whole_round(rule, tmp_path, current_round, order, HOSPITALS)
-        check_weights(weighing, sorted(order))
-        most = max(0.4, 1 / len(order)) + 1e-9
-        assert all(max(weights.values()) <= most for weights in weights_of(weighing))
-        assert all(bool(torch.isfinite(t.float()).all()) for t in state.values())
-        if len(order) == 1:
-            assert weights_of(weighing)[0] == {order[0]: 1.0}
 
 
 def alike(rule: Rule, folder: Path, bounds: Bounds | None) -> list[Any]:

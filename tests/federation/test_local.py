@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.federation.server.rounds import Stopped
-from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from tests.tiny import FUNDUS, RESULTS, document, model_in, without_times
@@ -118,16 +115,6 @@ def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp
     assert without_times(results) == without_times(first)
 
 
-@pytest.mark.long
-def test_a_changed_schedule_or_number_of_rounds_is_noticed_in_one_process(tmp_path: Path) -> None:
-    cosine = {"schedule": "cosine"}
-    run(tmp_path, num_rounds=1, experiment="e", settings=cosine)
-    with pytest.raises(ValueError, match=r"num_rounds=1, is 2, and training\.schedule depends on it"):
-        run(tmp_path, num_rounds=2, experiment="e", settings=cosine)
-    with pytest.raises(ValueError, match=r"training\.schedule: was 'cosine', is 'constant'"):
-        run(tmp_path, num_rounds=1, experiment="e")
-
-
 def test_a_site_with_bad_data_is_left_out_by_name(tmp_path: Path) -> None:
     secret = tmp_path / "nowhere"
     local = {"phantom": True, "sites": {"site-2": {"data_root": str(secret), "phantom": False}}}
@@ -222,22 +209,3 @@ def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
     first, second = (run_local(plan, tmp_path / name) for name in ("first", "second"))
     weights = [[r["site_weights"] for r in document(folder)["rounds"]] for folder in (first, second)]
     assert weights[0] == weights[1]
-
-
-@pytest.mark.long
-def test_an_update_is_not_held_while_the_next_site_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    updates: list[weakref.ref[torch.Tensor]] = []
-    held: list[int] = []
-    original = SiteWorker.perform
-
-    def perform(self: SiteWorker, request: Any, *more: Any) -> Any:
-        gc.collect()
-        held.append(sum(update() is not None for update in updates))
-        reply = original(self, request, *more)
-        updates.extend(weakref.ref(tensor) for tensor in (reply.update or {}).values())
-        return reply
-
-    monkeypatch.setattr(SiteWorker, "perform", perform)
-    run(tmp_path, num_rounds=1)
-    assert held == [0] * 9
-    assert updates

@@ -385,12 +385,6 @@ def test_a_later_question_finds_the_model_in_another_process(tmp_path: Path) -> 
     )  # fmt: skip
 
 
-def test_augmentation_and_shuffling_have_no_part_in_it(tmp_path: Path) -> None:
-    plain = at_site(tmp_path / "a").perform(question(initial(), 0, []))
-    augmented = at_site(tmp_path / "b", LocalTraining(batch_size=4, augment=True)).perform(question(initial(), 0, []))
-    assert plain.report == augmented.report
-
-
 def test_a_model_that_is_not_finite_is_refused_by_the_norm_s_name(tmp_path: Path) -> None:
     state = initial()
     state["conv_0.conv_0.conv.weight"].fill_(torch.inf)
@@ -444,15 +438,6 @@ def test_a_script_s_own_network(tmp_path: Path) -> None:
     assert reply is not None
     assert (reply.report["norms"], reply.report["values"], reply.report["more"]) == (["0"], [10.0], True)
     assert reply.report["means"] == pytest.approx(inputs.double().mean(0).tolist(), rel=1e-6)
-
-
-def test_settings() -> None:
-    with pytest.raises(ValueError, match="norm_statistics must be"):
-        plan_of("segmentation", TINY_SEGMENTS, settings={"norm_statistics": "mean"})
-    with pytest.raises(ValueError, match="recalibration must be"):
-        plan_of("segmentation", TINY_SEGMENTS, settings={"recalibration": "two_pass"})
-    run_settings = plan_of("segmentation", TINY_SEGMENTS, settings=RECALIBRATED).run
-    assert (run_settings.norm_statistics, run_settings.recalibration) == ("recalibrated", "exact")
 
 
 def test_server_and_sites_agree_on_the_statistics() -> None:

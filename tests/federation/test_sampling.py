@@ -226,19 +226,3 @@ def test_sites_without_case_scores_are_compared_by_their_errors(tmp_path: Path) 
     run = Run(tmp_path, answer, num_rounds=1, min_sites=2)()
     found = run.results["inequality"]
     assert (found["test"], found["behind"][:1]) == (ERRORS, ["site-1"])  # 0.2, 0.4 and 0.6
-
-
-def test_only_the_last_models_test_says_it(tmp_path: Path) -> None:
-    """Check that tests of earlier models, and of the best model, lack these figures."""
-    made = plan("segmentation", num_rounds=2, test_last=2)
-    asked: list[tuple[str, ...]] = []
-    task: Any = made.task
-    sampling = task.sampling
-
-    def watched(*args: Any) -> Any:
-        asked.append(("sampling",))
-        return sampling(*args)
-
-    vars(task)["sampling"] = watched
-    done(made, tmp_path)
-    assert len(asked) == 3

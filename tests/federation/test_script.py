@@ -368,20 +368,6 @@ def test_losses_of_samples_are_those_of_the_criterion(tmp_path: Path) -> None:
         assert task.sample_losses(outputs, targets).shape == (5,)
 
 
-def test_precision_is_the_scripts_own(tmp_path: Path) -> None:
-    """Check that a setting of our training loop is refused where a script has its own loop."""
-    plan = make_plan("fed_avg", task="classification", sites=2, settings={**TINY, "precision": "bf16"})
-    site, _ = as_script(plan, tmp_path)
-    for name in ("check", "train"):
-        found = site.begin(request(name, clean_state(plan.task.build_model().state_dict())))
-        assert found is not None
-        assert found.status == STATUS_FAILED
-        assert found.reason == (
-            "site 'site-1': bf16: precision, channels_last, compile and deterministic are of FairFlare's own training "
-            "loop; take them out of the job or the site's file, and do it in the script"
-        )
-
-
 class Watched(SharpnessAwareTraining):
     """Look at every batch twice, and record which look a loss was told to be."""
 

@@ -26,7 +26,6 @@ import torch
 from fairflare.base.disk import files
 from fairflare.base.disk.files import write_whole
 from fairflare.base.disk.locks import locked
-from fairflare.base.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import encode_reply
 from fairflare.federation.site import site_state
 from fairflare.federation.site.site_state import SiteFolder
@@ -404,18 +403,6 @@ def test_a_task_waits_for_the_one_before(worker: Any, holder: Any, monkeypatch: 
     killer.join()
 
 
-def test_the_stop_is_heard_while_waiting(worker: Any, holder: Any) -> None:
-    asked: list[int] = []
-
-    def stop() -> bool:
-        asked.append(1)
-        return len(asked) > 2
-
-    reply = worker().perform(request("train", initial(), run="a"), stop)
-    assert (reply.status, reply.reason) == ("skipped", "site 'site-1': the job was stopped")
-    assert len(asked) == 3
-
-
 def test_a_folder_that_is_removed_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = fcntl.flock
     calls = []
@@ -432,18 +419,6 @@ def test_a_folder_that_is_removed_between_opening_and_locking(tmp_path: Path, mo
     with locked(tmp_path / "a" / "lock", "me"):
         assert (tmp_path / "a" / "lock").read_text() == "me"
     assert len(calls) == 2
-
-
-def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with pytest.raises(KeyError), locked(path, "first"):
-        raise KeyError
-    with locked(path, "2"):
-        assert path.read_text() == "2"
-    with stoppable(lambda: True), locked(path, "free: nobody asks"):
-        pass
-    with locked(path, "x"), stoppable(lambda: True), pytest.raises(TaskStopped), locked(path, "y", wait=30):
-        pass
 
 
 def test_a_file_system_without_locks_is_said(

@@ -297,16 +297,6 @@ def test_a_zero_gradient_and_no_gradient_change_no_feature():
     assert weighing.values == {"matching_before": 0.0, "matching_after": 0.0, "classes": 0.0}
 
 
-def test_the_features_follow_the_seed_of_the_run():
-    def made(rule: CReFF, run_seed: int) -> torch.Tensor:
-        answers = inputs({"a": reported(rule, 0)})
-        answers.seed = run_seed
-        return (rule.weigh(answers), rule.made())[1]["retrained.weight"]
-
-    assert torch.equal(made(rule_of(), 3), made(rule_of(), 3))
-    assert not torch.equal(made(rule_of(), 3), made(rule_of(), 0))
-
-
 def test_features_outlive_the_round_and_a_restart():
     def made(rule: CReFF, reporter: CReFF) -> dict[str, torch.Tensor]:
         rule.weigh(inputs({"a": reported(reporter, 1)}, current_round=1))

@@ -235,27 +235,6 @@ def test_the_encoder_is_that_of_the_methods_last_round(retrained):
     assert sent[2] == sent[3] == 3 * classifier < sent[0]
 
 
-@pytest.mark.long
-def test_the_methods_own_rounds_are_as_without(retrained, tmp_path):
-    results, states = retrained
-    plain, without = run(tmp_path, "fed_avg", {"crt_rounds": 0, **make_plan_site("crt")}, num_rounds=3)
-    assert "crt_rounds" not in plain["info"]
-    for found, expected in zip(states[:2], without[:2], strict=True):
-        assert same(found, expected)
-    # the first round behind measures the model of the last round before, with the classifier that it came with
-    assert results["rounds"][2]["validation"] == plain["rounds"][2]["validation"]
-    assert results["test"] != plain["test"]
-
-
-def make_plan_site(name: str) -> dict[str, Any]:
-    """Return the effective local training of a method's small job, so that another method can have the same."""
-    from fairflare.base.acting import idle
-    from fairflare.base.settings import field_names
-
-    training = make_plan(name, task="classification", settings={**TINY, **QUICK, "local_epochs": 1}).training
-    return {key: getattr(training, key) for key in field_names(LocalTraining) if not [*idle([training], [key])]}
-
-
 @pytest.mark.many
 @pytest.mark.parametrize("method", ["fed_mas", "fed_lwr", "fed_mrl"])
 def test_with_other_methods(method, tmp_path):

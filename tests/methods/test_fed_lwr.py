@@ -15,9 +15,7 @@ from fairflare.core.weighting import dissimilarity_weights
 from fairflare.exchange.messages import clean_state
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.site.worker import round_seed
-from fairflare.federation.transports.local import run_local
 from fairflare.methods.fed_lwr import FedLWR, LayerSimilarityReport
-from fairflare.reporting.results import read_document
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.tiny import VOLUMES
 
@@ -376,21 +374,3 @@ def test_a_layer_that_the_network_has_not_is_refused_before_the_run():
 
 
 TINY = VOLUMES
-STEADY = {"warmup_rounds": 1, "mix": 0.5}
-
-
-@pytest.mark.long
-def test_a_steadied_run_of_three_rounds(tmp_path):
-    """Check round 0, FedAvg with equal weights and one phase, and later ones, with bounded weights."""
-    plan = make_plan("fed_lwr", sites=3, num_rounds=3, settings={**TINY, **STEADY, "max_weight": 0.4})
-    rounds = read_document(run_local(plan, tmp_path / "lwr"))["rounds"]
-    average = make_plan("fed_avg", sites=3, num_rounds=2, settings={**TINY, "weighting": "uniform"})
-    assert read_document(run_local(average, tmp_path / "avg"))["rounds"][1]["validation"] == rounds[1]["validation"]
-    assert [[phase["name"] for phase in r["phases"]] for r in rounds] == [
-        ["train", "aggregate"], ["train", "anchor", "aggregate"], ["train", "anchor", "aggregate"],
-    ]  # fmt: skip
-    assert rounds[0]["site_weights"] == pytest.approx(dict.fromkeys(("site-1", "site-2", "site-3"), 1 / 3))
-    assert rounds[0]["values"] == {"warmup": 1.0}
-    for r in rounds[1:]:
-        for by in r["layers"].values():
-            assert all(1 / 6 <= v["weight"] <= 0.4 + 1e-9 for v in by.values())

@@ -278,17 +278,6 @@ def test_prior_is_neither_trained_nor_sent(worker):
     assert set(reply.report) == {"rescue_factor", "prior"}  # nothing by class
 
 
-@pytest.mark.long
-def test_training_pulls_the_features_to_the_prior(worker):
-    site = worker(RescueTraining(**{**QUICK, "learning_rate": 3e-3}, local_epochs=8))
-    state = initial()
-    first = train(site, state)
-    local = {name: tensor + first.update[name] for name, tensor in state.items()}
-    train(site, local, current_round=1)
-    present = divergence(site)["counts"] > 0
-    assert divergence(site, 1)["before"][present].mean() < 0.5 * divergence(site)["before"][present].mean()
-
-
 @pytest.mark.parametrize("source", ["prior", "supervised"])
 def test_without_the_loss_but_with_mas(worker, source):
     site = worker(RescueTraining(**QUICK, lambda_f=0.0, rf_source=source))

@@ -11,7 +11,6 @@ import torch
 
 from fairflare.exchange.messages import Message
 from fairflare.federation.server.rounds import Stopped
-from fairflare.flare.aggregator import FairAggregator
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_opt import FedAvgM, FedOpt
@@ -92,28 +91,6 @@ def test_momentum_of_a_median(tmp_path: Path) -> None:
             v = 0.5 * v + middle
             w = w + v
         np.testing.assert_allclose(run.model()["model"][name].double().numpy(), w, rtol=0, atol=2e-6)
-
-
-def test_under_a_stock_controller_it_acts_or_is_refused() -> None:
-    from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-
-    def sent(site: str, kind: ParamsType, value: float) -> FLModel:
-        params = {"w": torch.full((2,), value), "bn.running_mean": torch.full((1,), value)}
-        return FLModel(params=params, params_type=kind, current_round=0, meta={"client_name": site})
-
-    aggregator = FairAggregator(rule=made(beta=0.5, weighting="uniform"))
-    for current_round, expected in enumerate((2.0, 3.0, 3.5)):
-        aggregator.reset_stats()
-        for site, value in (("a", 1.0), ("b", 3.0)):
-            aggregator.accept_model(sent(site, ParamsType.DIFF, value))
-        params = aggregator.aggregate_model().params
-        assert params["w"].tolist() == [expected] * 2, current_round
-        assert params["bn.running_mean"].tolist() == [2.0]  # no momentum in what no optimizer trains
-    aggregator.reset_stats()
-    for site in "ab":
-        aggregator.accept_model(sent(site, ParamsType.FULL, 1.0))
-    with pytest.raises(RuntimeError, match=r'FedAvgM needs updates here: params_transfer_type="DIFF" in the recipe'):
-        aggregator.aggregate_model()
 
 
 # ------------------------------------------------------------------------------------------------ FedOpt

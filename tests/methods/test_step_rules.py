@@ -22,7 +22,6 @@ from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_nova import FedNova, NovaTraining
-from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.parts.probes import LossProbe
 from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.tasks.classification import ClassificationTask
@@ -275,15 +274,6 @@ def test_a_site_reports_what_its_steps_come_to(tmp_path, given, how, caplog):
     assert reply.num_steps > 5
     assert reply.report == {"step_norm": pytest.approx(expected.total)}
     assert ("Adam has no FedNova norm; its steps count 1 each" in caplog.text) == (given.get("optimizer") == "adam")
-
-
-def test_nova_trains_like_the_others(tmp_path):
-    """Check plain training without a proximal term, FedProx with one; the authors' momentum is different."""
-    plain = train(LocalTraining(**SGD), tmp_path / "a").update
-    assert same(plain, train(NovaTraining(**SGD), tmp_path / "b").update)
-    assert not same(plain, train(NovaTraining(**SGD, nesterov=False), tmp_path / "c").update)
-    pulled = train(ProximalTraining(**SGD, mu=0.3), tmp_path / "d").update
-    assert same(pulled, train(NovaTraining(**SGD, mu=0.3), tmp_path / "e").update)
 
 
 def test_a_pull_that_overshoots_is_refused():

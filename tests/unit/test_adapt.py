@@ -171,31 +171,3 @@ def test_images_that_cannot_be_read_are_named_and_one_is_too_few(common: Path, i
     assert result.exit_code == 2
     assert "1 picture(s) can be read, and statistics need at least 2" in result.stderr
     assert not (tmp_path / "b.pt").exists()
-
-
-def test_a_file_is_not_replaced_unasked(common: Path, images: Path, tmp_path: Path) -> None:
-    out = tmp_path / "a.pt"
-    out.write_bytes(b"mine")
-    result = fairflare("adapt", common, images, "--out", out)
-    assert result.exit_code == 2
-    assert "give --overwrite" in result.stderr
-    assert out.read_bytes() == b"mine"
-    assert fairflare("adapt", common, images, "--out", out, "--overwrite").exit_code == 0
-    result = fairflare("adapt", common, images, "--out", tmp_path / "folder")
-    assert result.exit_code == 2
-    assert "ends in .pt" in result.stderr
-
-
-def test_a_network_without_batch_norms_has_nothing_to_adapt(images: Path, tmp_path: Path) -> None:
-    file = tmp_path / "task.py"
-    file.write_text(
-        "from torch import nn\n\nfrom fairflare.tasks.segmentation import SegmentationTask\n\n\n"
-        "class Task(SegmentationTask):\n    def build_model(self) -> nn.Module:\n"
-        "        return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 1, 1))\n"
-    )
-    settings = {"image_size": [32, 32], "phantom_cases": 0.1, "local_epochs": 1}
-    plan = make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings=settings, task_file=file)
-    run_local(plan, tmp_path / "run")
-    result = fairflare("adapt", tmp_path / "run", images, "--out", tmp_path / "a.pt", "--task-file", file)
-    assert result.exit_code == 2
-    assert "no batch norm with running statistics" in result.stderr

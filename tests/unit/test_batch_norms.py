@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -105,13 +104,6 @@ def test_recalibrating_leaves_counters_and_parameters_alone() -> None:
     assert changed == {"running_mean", "running_var"}
 
 
-def test_dropout_is_off_in_one_pass() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(2))
-    values = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
-    found = measure(model, [values], next_group(model, values, all_at_once=True), by_batch=True)
-    torch.testing.assert_close(found["1"].mean, values.double().mean(0))
-
-
 def test_moments_of_values_far_from_0() -> None:
     """Check a variance of which sums of squares in float32 would leave no digit."""
     values = 1e4 + 1e-2 * torch.randn(4000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -183,27 +175,8 @@ def test_a_pass_ends_behind_the_last_norm_of_the_group() -> None:
     assert reached == []
 
 
-def test_a_network_without_batch_norms() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.InstanceNorm2d(2))
-    assert not running_norms(model)
-    assert recalibrate(model, lambda: images(2)) == 0
-    assert next_group(model, images(2)[0]).names == []
-
-
 def test_what_is_not_finite_is_named() -> None:
     model = unet()
     broken = [torch.full((1, 1, 32, 32), torch.inf)]
     with pytest.raises(Unmeasurable, match=r"the input of batch norm 'conv_0\.conv_0\.adn\.N' is not finite"):
         measure(model, broken, next_group(model, broken[0]))
-
-
-def test_a_lone_sample_in_one_pass() -> None:
-    """Check that a batch of one sample, which has no variance, uses the norm's running statistics."""
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2))
-    values = torch.randn(5, 2, generator=torch.Generator().manual_seed(0))
-
-    def batches() -> Iterator[torch.Tensor]:
-        yield from values.split(2)
-
-    assert recalibrate(model, batches, one_pass=True) == 1
-    torch.testing.assert_close(model[0].running_mean, values.mean(0))

@@ -15,7 +15,6 @@ from monai.metrics import DiceMetric, MeanIoU
 from monai.networks.utils import one_hot
 
 from fairflare.base.cases.resampling import draws, units_of
-from fairflare.base.stopping import TaskStopped, stoppable
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
@@ -113,18 +112,6 @@ def test_what_is_measured_on_is_not_changed_at_random(data: SiteData) -> None:
     assert sorted(map(float, inputs.flatten(1).sum(1))) == sorted(map(float, other.flatten(1).sum(1)))
     assert inputs.max() <= 1  # RandScaleIntensityd, which always changes, was left out
     assert torch.cat(gone_through(data, shuffle_seed=0, augment=True)[::2]).max() > 1
-
-
-def test_a_stop_is_heard_while_volumes_are_read(task: MonaiBundleTask, settings: dict[str, Any]) -> None:
-    data, asked = task.open_site("site-1", settings), []
-    with pytest.raises(TaskStopped), stoppable(lambda: bool(asked.append(0)) or len(asked) > 1):
-        list(data.batches("training", batch_size=3))
-    network, windows = task.build_model(), []
-    network.register_forward_pre_hook(lambda *_: windows.append(0))
-    batches = list(data.batches("test", batch_size=1))
-    with pytest.raises(TaskStopped), stoppable(lambda: len(windows) > 0):
-        task.evaluate(network, batches, "cpu")
-    assert len(windows) == 1  # of several in the first volume
 
 
 def test_a_volume_that_cannot_be_read(task: MonaiBundleTask, tmp_path: Path) -> None:

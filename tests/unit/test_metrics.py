@@ -80,12 +80,6 @@ def test_areas_are_restricted_to_the_classes_that_occur() -> None:
     assert {name for name in found if name.startswith("recall_")} == {"recall_c0", "recall_c1"}
 
 
-def test_no_share_left_for_the_classes_that_occur() -> None:
-    found = metrics_of([0, 1, 0, 1], one_hot([2, 2, 2, 2], 3))
-    assert found["auc_ovo"] == found["auc_ovr"] == 0.5
-    assert found["accuracy"] == found["balanced_accuracy"] == found["f1_harmonic"] == 0.0
-
-
 # --- the worked numbers -------------------------------------------------------------------------------------
 
 
@@ -161,18 +155,6 @@ def test_groups_by_hand() -> None:
     assert found["head"] == 0.75
     assert found["tail"] == 0.125
     assert found["all"] == 0.4375
-
-
-def test_groups_with_classes_that_do_not_occur() -> None:
-    groups = {"head": [0, 1], "medium": [2], "tail": [3, 4]}
-    found = metrics_of([0, 0, 3, 3], one_hot([0, 1, 3, 3], 5), groups=groups)
-    assert found["head"] == 0.5
-    assert found["tail"] == 1.0
-    assert "medium" not in found
-    assert found["all"] == 0.75
-    none = metrics_of([0, 0], one_hot([0, 1], 5), groups={"tail": [4]})
-    assert not {"tail", "all"} & set(none)
-    assert "all" not in metrics_of([0, 0], one_hot([0, 1], 5), groups={})
 
 
 # --- errors -------------------------------------------------------------------------------------------------

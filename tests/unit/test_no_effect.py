@@ -8,16 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.rule import Rule, Weighing
-from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.reporting.documents import Results, RoundRecord
 from fairflare.reporting.no_effect import faults_of, same_weights, short_step, zero_everywhere
 from fairflare.reporting.results import read_results
@@ -144,21 +138,3 @@ def test_0_at_every_site_stands_in_table_page_and_comparison(tmp_path: Path) -> 
     assert "fed_avg: nothing was learnt: Dice is 0 at every site (in 1 of its 1 runs)." in " ".join(
         compare([results], style="text").split()
     )
-
-
-def test_under_a_stock_controller_it_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    aggregator = FairAggregator(rule=QFedAvg(lipschitz=1e9))
-    for site, value in (("a", 1.0), ("b", 3.0)):
-        meta = {"client_name": site, META_KEY: {"report": {"probe_loss": 1.0}, "num_samples": 10}}
-        params = {"w": torch.full((2,), value)}
-        aggregator.accept_model(FLModel(params=params, params_type=ParamsType.DIFF, current_round=0, meta=meta))
-    aggregator.aggregate_model()
-    assert any("the model hardly moves" in entry.getMessage() for entry in caplog.records)
-
-
-def test_a_rule_that_reports_nothing_does_not_mean_to_weigh() -> None:
-    class Silent(Rule):
-        def weigh(self, inputs: Any) -> Weighing:
-            return Weighing()
-
-    assert not Silent().weighs

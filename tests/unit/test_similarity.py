@@ -332,34 +332,6 @@ def test_layerwise_cka_is_exact(
     assert not list(tmp_path.iterdir())
 
 
-class Alone(nn.Module):
-    """Define networks of one layout, or that need whole batches, as in a site's own code."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how, self.conv = how, nn.Conv2d(3, 4, 3)
-        self.norm = nn.BatchNorm2d(4, track_running_stats=how != "batch")
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm(self.conv(x))
-        if self.how == "channel by channel":
-            return x.view(len(x) * 4, 1, *x.shape[2:]).mean((1, 2, 3)).view(len(x), 4)
-        if self.how == "says no" and not x.is_contiguous():
-            raise ValueError("contiguous images, please")
-        return x.mean((2, 3)) if self.how != "batch" else self.norm(x.mean((2, 3), keepdim=True))
-
-
-@pytest.mark.parametrize("how", ["channel by channel", "says no", "batch"])
-@pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
-def test_networks_that_one_image_says_little_of(function: Callable[..., Any], how: str) -> None:
-    x, networks = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0)), []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        networks.append(Alone(how))
-    found = function(*networks, x.split(4))
-    assert all(math.isfinite(value.delta) for value in found.values())
-
-
 def test_equal_and_scaled_models(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
     a, _ = pairs["near"]
     for other in (a, copy.deepcopy(a)):

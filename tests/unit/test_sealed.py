@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from fairflare.base.disk.bundle_files import BundleError
+from fairflare.cli import commands as cli
 from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
 from fairflare.flare.export.recipes import FairRecipe
@@ -287,6 +289,20 @@ def test_a_job_without_custom_code_carries_the_configuration(tmp_path: Path) -> 
     with pytest.raises(BundleError, match=r"key 'network_def' cannot be made: .*'scripts.net.Net' is not on the list"):
         FairRecipe("fed_avg", monai_bundle=folder, sites=2, packaging="preinstalled")
     assert Bundle(folder).own_code() == ["network_def#_target_"]
+
+
+def test_a_job_without_code_is_written_without_running_the_bundles(tmp_path: Path) -> None:
+    """Give a published bundle's network an argument that writes a file: it is refused by key, and nothing is written."""
+    config, marker = train_config(), tmp_path / "written"
+    config["network_def"]["in_channels"] = f"$int(open('{marker}', 'w').write('x'))"
+    folder = write_bundle(tmp_path / "b", config)
+    command = ["export", "fed_avg", "--monai-bundle", str(folder), "--out", str(tmp_path / "jobs"), "--sites", "2"]
+    refused = CliRunner().invoke(cli.app, [*command, "--preinstalled"])
+    assert refused.exit_code == 2
+    assert "'network_def::in_channels'" in refused.output
+    assert not marker.exists()
+    assert CliRunner().invoke(cli.app, command).exit_code == 0  # a job with the bundle's code may run it
+    assert marker.exists()
 
 
 def parts_of(folder: Path, sealed: bool) -> BundleParts:

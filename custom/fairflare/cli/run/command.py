@@ -164,12 +164,11 @@ def export(
     with user_errors(out):
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
-        packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
-        plan["settings"] = {**FOR_HOSPITALS, **(plan["settings"] or {})}
-        plan["sites"] = None if plan["sites"] == "default" else plan["sites"]
+        sites = None if plan["sites"] == "default" else plan["sites"]
+        plan |= {"sites": sites, "settings": {**FOR_HOSPITALS, **(plan["settings"] or {})}}
         if not (preinstalled and plan["monai_bundle"]):  # which is only read sealed, so that none of its code runs here
             PlanHere(**plan)  # raises errors of the plan before the slow import of FLARE
-        recipe = _recipe(**plan, packaging=packaging)
+        recipe = _recipe(**plan, packaging="preinstalled" if preinstalled else "bundle" if bundle else "task_file")
         say_plan(recipe.plan)
         if plan["task_file"]:
             _try_network(recipe.plan.task)

@@ -21,7 +21,7 @@ import yaml
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.own_errors import in_one_line
 from fairflare.data.datalist import DataError
-from fairflare.tasks.bundles.expressions import nodes
+from fairflare.tasks.bundles.expressions import Refused, nodes
 from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
 
 CONFIGS, METADATA = "configs", "metadata"
@@ -201,7 +201,8 @@ def telling(what: str, kind: Callable[[str], Exception] = BundleError) -> Iterat
         cause: BaseException = error
         while cause.__cause__ is not None:  # MONAI wraps an error in a further one at every step
             cause = cause.__cause__
-        raise kind(f"{what}: {in_one_line(cause)}") from error
+        said = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours in full
+        raise kind(f"{what}: {said}") from error
 
 
 @contextmanager

@@ -141,7 +141,9 @@ class BundleData(PreparedData):
     def _preparing(self, sample: Sample, split: str) -> AbstractContextManager[None]:
         """Turn any error of the bundle's transforms, which are code, into one that names the image."""
         site = f"site '{self.datalist.site}'"
-        public = f"{site}: an image of split '{split}' cannot be prepared by the MONAI bundle's transforms"
+        public = (
+            f"{site}: an image of split '{split}' cannot be prepared by the MONAI bundle's transforms; its log says why"
+        )
         return telling(
             f"{site}: image '{sample.image}' (label '{sample.label}') of split '{split}' cannot be prepared by the "
             "bundle's transforms",

@@ -40,12 +40,12 @@ class BundleParts:
         for error in self.problems():
             raise error
 
-    def problems(self) -> Iterator[BundleError]:
-        """Make every part but the optimizer once, and yield why one is missing or cannot be made."""
-        for part in [part for part in PLACES if part != "optimizer"]:
+    def problems(self, *, optimizer: bool = False) -> Iterator[BundleError]:
+        """Make every part once, the optimizer if asked for, and yield why one is missing or cannot be made."""
+        for part in [part for part in PLACES if part != "optimizer" or optimizer]:
             try:
                 with torch.random.fork_rng(devices=[]):
-                    self.kept(part)
+                    self.optimizer_settings(()) if part == "optimizer" else self.kept(part)
             except BundleError as error:
                 yield error
 

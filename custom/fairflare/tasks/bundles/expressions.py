@@ -42,6 +42,10 @@ ARRAY_FUNCTIONS = (
     "min", "sqrt", "squeeze", "stack", "sum", "tensor", "where",
 )  # fmt: skip
 MODULES = {"torch": torch, "np": np, "numpy": np}
+SHAPES = (  # of a function's body, but names and attributes
+    ast.Constant, ast.List, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Lambda,
+    ast.arguments, ast.arg, ast.Call, ast.keyword, ast.Starred, ast.Load, *OPERATORS,
+)  # fmt: skip
 Scope = Mapping[str, Any]
 
 
@@ -118,8 +122,10 @@ class Expression:
         listed = isinstance(left, list | tuple | str)
         joined = kind is ast.Add and listed and type(left) is type(right)
         repeated = kind is ast.Mult and listed and isinstance(right, int)
-        known = joined or repeated or (kind in OPERATORS and all(isinstance(value, NUMBERS) for value in values))
-        self._need(known, f"has the operator {kind.__name__} on {' and '.join(type(one).__name__ for one in values)}")
+        self._need(
+            joined or repeated or (kind in OPERATORS and all(isinstance(value, NUMBERS) for value in values)),
+            f"has the operator {kind.__name__} on {' and '.join(type(one).__name__ for one in values)}",
+        )
         self._spend(values, times=max(right, 1) if repeated else 1)
         return self._sound(OPERATORS[kind](*values))
 
@@ -135,20 +141,29 @@ class Expression:
         self._need(function is not None, f"calls what it may not: {what} is not on the list of functions")
         inner = leaves([value for value in (*given, *by_name.values()) if not isinstance(value, KINDS)])
         of_arrays = name.partition(".")[0] in ("", *MODULES) and name != "torch.device"
-        known = all(one is None or isinstance(one, NUMBERS if of_arrays else (*NUMBERS, str)) for one in inner)
-        self._need(known, f"gives {what} texts, objects, or kinds of numbers in a list")
+        self._need(
+            all(one is None or isinstance(one, NUMBERS if of_arrays else (*NUMBERS, str)) for one in inner),
+            f"gives {what} texts, objects, or kinds of numbers in a list",
+        )
         self._spend([owner, *inner])
         return self._sound(function(*given, **by_name))
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
-        """Return a function that computes a lambda by its syntax tree; refuse names that nothing has at once."""
-        used = {node.id for node in ast.walk(body) if isinstance(node, ast.Name)}
-        odd = used.difference(scope, names, (name.partition(".")[0] for name in (*functions(), *constants())))
-        self._need(not odd, f"has {', '.join(map(repr, sorted(odd)))} in a function, which is not known")
+        """Return a function that computes a lambda by its syntax tree; refuse at once what no call could compute."""
+        own, known = {**scope, **dict.fromkeys(names)}, (*functions(), *constants())
+        begun = {part for name in known for part in itertools.accumulate(name.split("."), "{}.{}".format)}
+        odd = [
+            ast.unparse(node) or type(node).__name__
+            for node in ast.walk(body)
+            if not isinstance(node, SHAPES)
+            and getattr(node, "id", "") not in own
+            and (name not in begun if (name := _dotted(node, own)) else getattr(node, "attr", "") not in ARRAY_METHODS)
+        ]
+        self._need(not odd, f"has {', '.join(map(repr, odd)):.120} in a function, which is not known")
 
         def function(*values: Any) -> Any:
-            numbers = sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))
-            inner = Expression(self.sealed, self.key, self.text, [BUDGET + 32 * numbers])
+            budget = [BUDGET + 32 * sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))]
+            inner = Expression(self.sealed, self.key, self.text, budget)
             found = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
             self._need(isinstance(found, NUMBERS), f"gives a {type(found).__name__}, which is no array and no number")
             return found
@@ -157,17 +172,22 @@ class Expression:
 
     def _spend(self, values: Sequence[Any] = (), times: int = 1) -> None:
         """Count a step with its lists, so many times, and arrays, alone or broadcast against each other."""
-        listed = sum(len(value) for value in values if isinstance(value, list | tuple | str))
         shapes = [tuple(value.shape) for value in values if isinstance(value, ARRAYS)]
         sides = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
-        self.budget[0] -= STEP + times * listed + max(math.prod(map(max, sides)), sum(map(math.prod, shapes)))
+        self.budget[0] -= (
+            STEP
+            + times * sum(len(value) for value in values if isinstance(value, list | tuple | str))
+            + max(math.prod(map(max, sides)), sum(map(math.prod, shapes)))
+        )
         self._need(self.budget[0] >= 0, "works on more numbers than a sealed bundle may")
 
     def _sound(self, value: Any) -> Any:
         """Return a result, or refuse it if it is a very large number, or an array of texts or objects."""
-        large = isinstance(value, int) and abs(value) >= 2**63
-        odd = isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"
-        self._need(not (large or odd), "gives a number above 2 ** 63, or an array whose entries are no numbers")
+        self._need(
+            not (isinstance(value, int) and abs(value) >= 2**63)
+            and not (isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "biuf"),
+            "gives a number above 2 ** 63, or an array whose entries are no numbers",
+        )
         self._spend([value])
         return value
 

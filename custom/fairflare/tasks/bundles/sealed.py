@@ -11,6 +11,7 @@ import inspect
 import math
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -65,8 +66,7 @@ class Sealed:
         """Return the object of a configuration key, which is made once.
 
         Raises:
-            Refused: something in it is not allowed (names its key).
-            KeyError, IndexError, TypeError: it refers to a key that is not there.
+            Refused: something in it is not allowed, or leads to a key that is not there (names its key).
         """
         key = key.replace("#", "::")
         if key not in self._made:
@@ -76,7 +76,14 @@ class Sealed:
                     f"{MOST} values; name the value itself"
                 )
             self.making.append(key)
-            self._made[key] = self._content(key, look(self.config, key))
+            try:
+                value = look(self.config, key)
+            except (LookupError, TypeError) as error:
+                raise Refused(
+                    f"{self.making[-2:][0]!r} leads to {key[-80:]!r}, where nothing is (lacking: {error!s:.80}); "
+                    "correct the name, or write the value itself"
+                ) from None
+            self._made[key] = self._content(key, value)
             self.making.pop()
         return self._made[key]
 
@@ -84,9 +91,12 @@ class Sealed:
         match value:
             case {"_target_": target}:
                 if str(target) not in self.classes:
+                    near = "".join(
+                        f", such as {name!r}" for name in get_close_matches(str(target)[:80], self.classes, 1)
+                    )
                     raise Refused(
                         f"{key!r}: {target!r:.80} is not on the list of classes that a sealed bundle may name; take "
-                        "one that is (docs/bundles.md), or let the site's owner add it to bundle_classes"
+                        f"one that is (docs/bundles.md){near}, or let the site's owner add it to bundle_classes"
                     )
                 arguments = {name: self.make(f"{key}::{name}") for name in value if name not in SPECIAL}
                 return made(key, self.classes[str(target)], arguments)
@@ -104,8 +114,7 @@ class Sealed:
 def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
     """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
     own = inspect.signature(cls).parameters
-    of_bases = (name for base in cls.__mro__ for name in inspect.signature(base.__init__).parameters)
-    known = {*own, *of_bases, *FURTHER}.difference(UNNAMED)
+    known = {*own, *FURTHER}.union(*(inspect.signature(base.__init__).parameters for base in cls.__mro__))
     for name, value in {**{name: one.default for name, one in own.items()}, **arguments}.items():
         choices = CHOICES.get(name, ())
         nothing = any(value is one for one in (None, False, inspect.Parameter.empty))
@@ -120,7 +129,7 @@ def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
             or (isinstance(one, str) and not PLAIN.fullmatch(one))
         ]
         reasons = {
-            "is no argument that it has; take it out": name in arguments and name not in known,
+            "is no argument that it has; take it out": name in arguments and name not in known.difference(UNNAMED),
             f"may load or write something; take one of {', '.join(choices or ('false', 'null'))}": not harmless
             and (name in CHOICES or REACHES.search(name)),
             "is too large for an image; write a smaller one": SIZES.search(name) and voxels > LARGEST_IMAGE,
@@ -175,9 +184,10 @@ def shipped_classes() -> frozenset[str]:
 
 def allowed_classes(entries: Collection[str] = ("default",)) -> frozenset[str]:
     """Return the classes of a site's list: ``default`` stands for the shipped ones, ``-NAME`` takes one out."""
-    shipped = shipped_classes() if "default" in entries else frozenset()
-    added = {entry for entry in entries if "." in entry and entry[0] != "-"}
-    return (shipped | added).difference(entry[1:] for entry in entries if entry.startswith("-"))
+    taken = shipped_classes() if "default" in entries else frozenset()
+    return taken.union(entry for entry in entries if "." in entry and entry[0] != "-").difference(
+        entry[1:] for entry in entries if entry.startswith("-")
+    )
 
 
 @cache

@@ -201,49 +201,6 @@ def test_a_run_that_asks_for_nothing_is_the_same_with_and_without_attributes(
     assert first["groups"] is None
 
 
-def test_calibration_and_roc_of_everybody_without_an_attribute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried: list[tuple[str, str, Message]]
-) -> None:
-    monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)
-    local = federation(tmp_path / "data", change=lambda content: content.pop("attributes"))
-    for entry in (content := json.loads((file := tmp_path / "data/site-2/datalist.json").read_text()))["test"]:
-        del entry["attributes"]
-    for split in ("training", "validation"):
-        for entry in content[split]:
-            del entry["attributes"]
-    file.write_text(json.dumps(content))
-    results = done(plan("everybody", min_cases=6), tmp_path / "run", local)
-    found = results["groups"]
-    assert found["attributes"] == {"everybody": ["all"]}
-    assert found["kept"] == {}
-    for site in SITES:
-        of = found["sites"][site]["everybody"]
-        assert of["all"]["images"] == TEST
-        assert of["all"]["accuracy"] == pytest.approx(results["test"][site]["accuracy"], abs=1e-12)
-        assert of["all"]["auc"] == pytest.approx(results["test"][site]["auc_ovo"], abs=of["all"]["auc_error"] + 1e-12)
-        assert sum(of["curves"]["calibration"][2]) == TEST
-        assert len(of["curves"]["roc"][1]) == 51
-    assert found["pooled"]["everybody"]["all"]["images"] == TEST * len(SITES)
-    assert found["pooled"]["everybody"]["gaps"] == {}
-    assert "the told probability is off on average" in fairness_table(read(**results))
-    assert "Gaps" not in fairness_table(read(**results))
-    section = section_of(of_one(page_run(read(**results))))
-    assert section is not None
-    assert section.title == "ROC curve and calibration"
-    assert [part.name for part in section.parts] == ["roc", "calibration", "of_everybody"]
-    page = (tmp_path / "run/server/simulate_job/fairflare/report.html").read_text()
-    assert "share told right" in page
-    first = next(reply for _, name, reply in carried if name == "validate" and "group_names" in reply.meta["stats"])
-    assert len(first.meta["stats"]["group_calibration"]) == 15 * 3
-
-
-def test_of_few_cases_nobody_has_curves(tmp_path: Path) -> None:
-    local = federation(tmp_path / "data")
-    results = done(plan("everybody", min_cases=13), tmp_path / "run", local)  # 12 cases of each class
-    assert results["groups"]["pooled"] == {}
-    assert results["test"] == {site: {} for site in SITES}
-
-
 def test_a_run_has_them_in_results_table_csv_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)
     local = federation(tmp_path / "data")

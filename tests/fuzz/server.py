@@ -58,8 +58,8 @@ class Net(torch.nn.Module):
         self.down_3 = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False))
 
 
-GROUPS = ["sex=female", "sex=male", "sex=unknown", "everybody=all"]
-ASKED, BINS = ("sex", "everybody"), 4
+GROUPS = ["sex=female", "sex=male", "sex=unknown"]
+ASKED, BINS = ("sex",), 4
 #: Methods that go by groups of people do so.
 BY_GROUP = {
     "group_dro": {"dro_attribute": "sex"}, "flex_fair": {"flexfair_over": "groups"},
@@ -145,7 +145,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         splits = ["training", "validation", "test"]
         meta["report"] = {"splits": splits, "images": [10 * k] * 3, "synthetic": False, "device": "cpu",
                           "class_names": ["no", "yes"], "num_classes": 2, "group_names": [*GROUPS]}  # fmt: skip
-        meta["report"] |= {"method_groups": GROUPS[:3]} if group_report(rule, k) else {}
+        meta["report"] |= {"method_groups": GROUPS} if group_report(rule, k) else {}
         meta["report"] |= {"privacy": ["patient", "DP-SGD", "all that is sent"], "budget": [8.0, 1e-3, 1e4]}
     else:
         reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
@@ -172,8 +172,7 @@ def group_sums(images: int) -> dict[str, Any]:
     labels, scores = np.arange(images) % 2, np.linspace(0.05, 0.95, images)
     of = np.stack([1 - scores, scores], 1)
     numbers = np.arange(images) % 3
-    chosen = [*(numbers == group for group in range(3)), np.ones(images, bool)]
-    made = [sums_of(labels, of, rows, BINS, BINS) for rows in chosen]
+    made = [sums_of(labels, of, numbers == group, BINS, BINS) for group in range(3)]
     return {f"group_{name}": np.stack([sums[name] for sums in made]).reshape(-1).tolist() for name in made[0]}
 
 

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, recall_score, roc_auc_score
 
-from fairflare.core.statistics.group_metrics import areas, curves_of, gaps_of, metrics_of, worst_of
+from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, worst_of
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, impossible, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
 from fairflare.reporting.documents import Results
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
 from fairflare.reporting.layout import interval
-from fairflare_lab.compare.group_gaps import has_groups
-from fairflare_lab.page.groups import gap_lead
 from tests.unit.report_runs import read
 from tests.unit.test_group_intervals import made
 
@@ -394,52 +392,6 @@ def test_a_value_that_is_not_declared(given: Any, words: str) -> None:
 def test_a_declaration_that_is_none(declared: Any) -> None:
     with pytest.raises(ValueError, match="attribute"):
         read_declared(declared)
-
-
-def test_curves_are_those_of_scikit_learn_and_of_a_loop() -> None:
-    from sklearn.calibration import calibration_curve
-    from sklearn.metrics import roc_curve
-
-    rng = np.random.default_rng(3)
-    labels = rng.integers(0, 2, 400)
-    scores = np.clip(rng.normal(0.35 + 0.3 * labels, 0.2), 0, 0.99).round(2) + 0.005  # each in the middle of a bin
-    probabilities = np.stack([1 - scores, scores], 1)
-    curves = curves_of(sums_of(labels, probabilities, np.ones(400, bool), 100, 10))
-    wrong, right, _ = roc_curve(labels, scores, drop_intermediate=False)
-    steps, found = curves["roc"]
-    assert steps[::25] == [0.0, 0.5, 1.0]
-    np.testing.assert_allclose(found, np.interp(steps, wrong, right), atol=1e-12)
-    told = np.maximum(scores, 1 - scores)
-    at = np.minimum((told * 10).astype(int), 9)
-    means, shares, counts = curves["calibration"]
-    assert sum(counts) == 400
-    for place, number in enumerate(sorted(set(at.tolist()))):
-        chosen = at == number
-        assert counts[place] == chosen.sum()
-        assert means[place] == pytest.approx(told[chosen].mean())
-        assert shares[place] == pytest.approx(((scores > 0.5) == labels)[chosen].mean())
-    of_library, _ = calibration_curve((scores > 0.5) == labels, told, n_bins=10)
-    np.testing.assert_allclose(shares, of_library)
-
-
-def test_curves_of_what_is_not_defined() -> None:
-    labels, scores = np.zeros(5, np.int64), np.full((5, 2), 0.5)
-    curves = curves_of(sums_of(labels, scores, np.ones(5, bool), 10, 5))
-    assert "roc" not in curves  # one class alone
-    assert curves["calibration"] == [[0.5], [1.0], [5.0]]
-    assert curves_of(sums_of(None, np.ones((3, 1)), np.ones(3, bool), 10, 5)) == {}
-    kept = {
-        name: np.full(np.shape(of), np.nan) for name, of in sums_of(labels, scores, np.ones(5, bool), 10, 5).items()
-    }
-    assert curves_of(kept) == {"calibration": [[], [], []]}
-
-
-def test_everybody_is_no_group_of_people() -> None:
-    """Check that a comparison that asked for curves alone has no table and no sentence about groups."""
-    run = read(groups={"pooled": {"everybody": {"gaps": {}}}}, info={"seed": 0})
-    assert not has_groups({"a": [run], "b": [read(groups=None)]})
-    assert gap_lead({"a": [run]}, "a") == ""
-    assert has_groups({"a": [read(groups={"pooled": {"everybody": {}, "sex": {}}})]})
 
 
 def test_a_gap_of_dice_is_over_the_structures_that_both_groups_have() -> None:

@@ -331,7 +331,6 @@ class OfGroups(Part):
     within: dict[str, Within] = {}
     without: dict[str, list[MaybeFigure]] = {}
     undefined_rates: dict[str, list[str]] = {}
-    curves: dict[str, list[list[Figure]]] = {}
 
 
 class Groups(Part):

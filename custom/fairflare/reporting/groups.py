@@ -15,7 +15,6 @@ from fairflare.core.statistics.group_metrics import (
     SCALED,
     WITHIN,
     cases_of,
-    curves_of,
     gap_within,
     gaps_of,
     images_of,
@@ -24,9 +23,7 @@ from fairflare.core.statistics.group_metrics import (
     worst_of,
 )
 from fairflare.core.statistics.group_sums import (
-    ALL_IMAGES,
     CASES,
-    EVERYBODY,
     FOLDS,
     IMAGES,
     Sums,
@@ -45,11 +42,6 @@ IN_ALL = "all"
 APART = 0.01  # least difference at which a sentence says that gaps over all sites and within sites differ
 CALLED: Mapping[str, str] = {"dice": "Dice", "auc": "AUC"}
 MOST_TOLD = 8  # largest number of a site's names in a sentence
-SENTENCES: Mapping[str, tuple[str, Any]] = {
-    "ece": ("the told probability is off on average (ece) by", max),
-    "auc": ("the area under the ROC curve is", min),
-    "dice": ("Dice is", min),
-}
 OVER = (
     "In brackets the 95 % interval over the cases (patients, where the data name them), for all groups and classes "
     f"together; one that begins at 0 may be chance, and where a group has fewer than {FEW} cases there is none. "
@@ -77,8 +69,8 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration
         keys = {f"{attribute}={group}": group for group in groups}
         at = {site: {group: sums[site][key] for key, group in keys.items() if key in sums[site]} for site in sites}
         for site, own in at.items():
-            sites[site][attribute] = _of_groups({group: in_one(of) for group, of in own.items()}, attribute)
-        pooled[attribute] = _pooled(at, attribute)
+            sites[site][attribute] = _of_groups({group: in_one(of) for group, of in own.items()})
+        pooled[attribute] = _pooled(at)
     return {
         "attributes": attributes,
         "group_bins": bins,
@@ -89,10 +81,10 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration
     }
 
 
-def _of_groups(own: Mapping[str, Sums], attribute: str) -> dict[str, Any]:
+def _of_groups(own: Mapping[str, Sums]) -> dict[str, Any]:
     """Return the figures of the groups of one site, or of all sites together."""
     whole, known = added(list(own.values())), _known(own)
-    found: dict[str, Any] = {
+    return {
         "groups": {group: _figures(of) for group, of in own.items()},
         "all": _figures(whole),
         "gaps": gaps_of(known, whole),
@@ -100,9 +92,6 @@ def _of_groups(own: Mapping[str, Sums], attribute: str) -> dict[str, Any]:
         "intervals": {group: intervals_of(of) for group, of in own.items()},
         "gap_intervals": gap_intervals(known),
     }
-    if attribute == EVERYBODY:
-        found |= {"gaps": {}, "worst": {}, "gap_intervals": {}, "curves": curves_of(whole)}
-    return found
 
 
 def _figures(sums: Sums) -> dict[str, float]:
@@ -118,15 +107,13 @@ def _together(at: At) -> dict[str, Sums]:
     return {group: added([own[group] for own in at.values() if group in own]) for group in groups}
 
 
-def _pooled(at: At, attribute: str) -> dict[str, Any]:
+def _pooled(at: At) -> dict[str, Any]:
     """Return the figures of all sites together.
 
     Gaps are computed within the sites too, and all gaps again without each part of the cases in turn.
     """
     whole = {site: {group: in_one(of) for group, of in own.items()} for site, own in at.items()}
-    found = _of_groups(_together(whole), attribute)
-    if attribute == EVERYBODY:
-        return found
+    found = _of_groups(_together(whole))
     found["gaps"], within = _gaps(whole)
     found["within"] = {name: {"lowest": lowest, "sites": sites} for name, (_, lowest, sites) in within.items()}
     found["undefined_rates"] = undefined_rates(_known(_together(whole)))
@@ -187,10 +174,6 @@ def _tables(found: Groups, attribute: str) -> list[Table]:
         told = {name: int(v) if name in COUNTS else float(v) for name, v in values.items() if v is not None}
         return [told.get(name, kept) for name in names]
 
-    if attribute == EVERYBODY:
-        rows = [[place, *cells(place, ALL_IMAGES, of.all)] for place, of in places.items()]
-        caption = "All test images of each site; how well the told probability fits."
-        return [Table("of_everybody", caption, ["site", *names], rows)]
     rows = [
         [place, group, *cells(place, group, values)]
         for place, of in places.items()
@@ -224,8 +207,6 @@ def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
 def caption(found: Groups, attribute: str) -> str:
     """Return sentences on the group of people with the lowest value: its gap, interval, and gap within sites."""
     pooled = found.pooled[attribute]
-    if attribute == EVERYBODY:
-        return of_everybody(found, "ece" if "ece" in pooled.all else "dice")
     metric = next((name for name in reversed(SCALED) if pooled.all.get(name) is not None), "")
     worst, gap = pooled.worst.get(metric), pooled.gaps.get(f"{metric}_gap")
     if not worst or gap is None:
@@ -262,18 +243,6 @@ def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> st
     }
     ending = next(text for text, holds in endings.items() if holds)
     return f"Within {where}, the gap is {number(inside)}{sure}{ending}."
-
-
-def of_everybody(found: Groups, metric: str) -> str:
-    """Return a sentence on one metric over all images: its value pooled over all sites, and at the worst site."""
-    values = {place: of.all.get(metric) for place, of in _places(found, EVERYBODY).items()}
-    over_all = values.pop(POOLED)
-    known = {site: value for site, value in values.items() if value is not None}
-    if over_all is None or not known:
-        return f"No site tells its {metric}."
-    what, worst = SENTENCES[metric]
-    at = worst(known, key=lambda site: known[site])
-    return f"Over all sites {what} {number(over_all)}; at {at}, the worst, it is {number(known[at])}."
 
 
 def captions(results: Results) -> list[str]:
@@ -322,7 +291,7 @@ def group_notes(results: Results) -> list[str]:
     stays = [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]
     why = "fewer cases than min_cases, or needed to hide one with fewer"
     kept_back = f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}."
-    return notes + [own] * bool(results.footing.how and {*found.attributes} - {EVERYBODY}) + [kept_back] * bool(stays)
+    return notes + [own] * bool(results.footing.how and found.attributes) + [kept_back] * bool(stays)
 
 
 def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from fairflare.core.statistics.group_intervals import FEW, GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
-from fairflare.core.statistics.group_sums import EVERYBODY, FOLDS
+from fairflare.core.statistics.group_sums import FOLDS
 from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import OfGroups, Results, as_json
 from fairflare.reporting.groups import OF_CASES, OF_IMAGES, UNKNOWN, by_group
@@ -70,7 +70,7 @@ HEADS = [
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
     """Return whether any run asked for groups of people."""
-    return any(name != EVERYBODY for runs in rows.values() for run in runs for name in run.groups.pooled)
+    return any(run.groups.pooled for runs in rows.values() for run in runs)
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
-from fairflare.core.statistics.group_sums import EVERYBODY
 from fairflare.reporting.documents import Groups, Results
 from fairflare.reporting.groups import (
     CALLED,
@@ -20,7 +19,6 @@ from fairflare.reporting.groups import (
     group_notes,
     group_tables,
     how_sure,
-    of_everybody,
 )
 from fairflare.reporting.layout import Shown, number, spread
 from fairflare.reporting.values import in_words
@@ -28,25 +26,16 @@ from fairflare_lab.compare.differences import BETTER, NOT_KNOWN, ONE_SEED, WORSE
 from fairflare_lab.compare.group_gaps import Key, Values, gap_table, judged, lowest, notes_of_gaps, over_seeds
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
 from fairflare_lab.page.material import Material
-from fairflare_lab.page.style import GRID, chart, label, look
+from fairflare_lab.page.style import chart, label, look
 from fairflare_lab.page.words import say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MARKS = (
     "A mark for each group at every site, and over all sites; lines are 95 % intervals over the cases, without one it "
     "is not known."
 )
-CURVES = {
-    "roc": "A line for each site, and for all images together: the mean over the classes that are looked for. The "
-    "diagonal is guessing.",
-    "calibration": "Of images that were told with about this probability, the share that was told right. Below the "
-    "diagonal the model is surer of itself than it is right.",
-}
-MEASURES = {"roc": "auc", "calibration": "ece"}
-AXES = {"roc": ("share of false positives", "sensitivity"), "calibration": ("told probability", "share told right")}
 OF_GROUPS = "groups_of_"  # prefix of a picture's name, followed by the attribute
 
 
@@ -57,22 +46,14 @@ def groups(material: Material) -> Section:
     if not found:
         return NOTHING
     words, notes, gaps = captions(run), group_notes(run), list[Table]()
-    people = [attribute for attribute in found["attributes"] if attribute != EVERYBODY]
-    notes += [f"Tables by site are of {run.name}; each other run's page has its own."] if whose else []
-    if whose and people:
+    if whose:
+        notes += [f"Tables by site are of {run.name}; each other run's page has its own."]
         rows = material.by_label
         gaps = [worded(gap_table(rows, material.reference))]
         words, notes = [], notes + notes_of_gaps(rows, material.reference)  # the page's lead has these sentences
-    curves = found["pooled"].get(EVERYBODY, {}).get("curves", {})
-    parts: list[Picture | Table] = [
-        Picture(name, _curves(found, name, material.synthetic), whose + told, of_everybody(found, MEASURES[name]))
-        for name, told in CURVES.items()
-        if name in curves
-    ]
-    parts += [picture_of(found, attribute, material.synthetic, whose) for attribute in people]
-    parts += [*gaps, *(worded(table, whose) for table in group_tables(run))]
-    title = "Groups of people" if people else "ROC curve and calibration"
-    return Section("groups", title, words=words, notes=notes, parts=parts)
+    pictures = [picture_of(found, attribute, material.synthetic, whose) for attribute in found["attributes"]]
+    tables = [*gaps, *(worded(table, whose) for table in group_tables(run))]
+    return Section("groups", "Groups of people", words=words, notes=notes, parts=[*pictures, *tables])
 
 
 def worded(table: Table, whose: str = "") -> Table:
@@ -87,7 +68,7 @@ def worded(table: Table, whose: str = "") -> Table:
 def gap_lead(rows: Mapping[str, Sequence[Results]], reference: str) -> str:
     """Return sentences on the reference's worst group, its gap and certainty, and on methods with a smaller gap."""
     values, differ = judged(rows, reference)
-    attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled if name != EVERYBODY)
+    attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled)
     told = [_between(rows[reference], reference, attribute, values, differ) for attribute in attributes]
     return " ".join(text for one in told for text in say("between_groups", one))
 
@@ -127,25 +108,6 @@ def _in_figures(found: Groups, attribute: str) -> str:
         if group != UNKNOWN and (ends := extremes(by_site)):
             told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
     return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
-
-
-def _curves(found: Groups, name: str, synthetic: bool) -> Callable[[], Figure]:
-    """Return a function that draws the ROC or calibration curve of each site and of all sites together."""
-    places = {**{site: of[EVERYBODY] for site, of in found["sites"].items()}, POOLED: found["pooled"][EVERYBODY]}
-    lines = {place: of["curves"][name] for place, of in places.items() if name in of.get("curves", {})}
-    across, up = AXES[name]
-    return partial(
-        chart, partial(_draw_curves, lines, name == "calibration"), 3.2, f"{up} by {across}", synthetic,
-        count=len(lines), grid="both", xlim=(0, 1), ylim=(0, 1), xlabel=across, ylabel=up,
-    )  # fmt: skip
-
-
-def _draw_curves(lines: Mapping[str, Any], marked: bool, axes: Axes) -> None:
-    axes.plot([0, 1], [0, 1], color=GRID, linewidth=1)
-    for rank, (place, (x, y, *_)) in enumerate(lines.items()):
-        style = look(rank)
-        marker = style.marker if marked else ""
-        axes.plot(x, y, color=style.colour, marker=marker, linestyle=style.dashes, label=label(place))
 
 
 def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fairflare.core.statistics.group_sums import EVERYBODY
-from fairflare.reporting.groups import captions, group_tables
+from fairflare.reporting.groups import group_tables
 from fairflare.reporting.layout import counted
 from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.values import in_words
@@ -53,18 +52,13 @@ def of_groups(found: UnseenSites | None) -> Section:
         return NOTHING
     run = found.groups[first][0]
     whose = f"Of {first}, seed {run['info']['seed']}, at left-out sites, each by the model trained without it. "
-    people = [name for name in run["groups"]["attributes"] if name != EVERYBODY]
-    tables = [worded(table, whose) for table in group_tables(run)]
-    words, notes, title = captions(run), list[str](), "Calibration at unseen hospitals"
-    if people:
-        tables = [worded(gap_table(found.groups, first)), *tables]
-        words, notes = [gap_lead(found.groups, first)], [OF_LEFT_OUT, *notes_of_gaps(found.groups, first)]
-        title = "Groups of people at unseen hospitals"
+    tables = [worded(gap_table(found.groups, first)), *(worded(table, whose) for table in group_tables(run))]
+    words, notes = [gap_lead(found.groups, first)], [OF_LEFT_OUT, *notes_of_gaps(found.groups, first)]
     parts: list[Picture | Table] = [
-        *(picture_of(run["groups"], name, found.synthetic, whose, "unseen_") for name in people),
+        *(picture_of(run["groups"], name, found.synthetic, whose, "unseen_") for name in run["groups"]["attributes"]),
         *(replace(table, name=f"unseen_{table.name}") for table in tables),
     ]
-    return Section("unseen_groups", title, words=words, notes=notes, parts=parts)
+    return Section("unseen_groups", "Groups of people at unseen hospitals", words=words, notes=notes, parts=parts)
 
 
 def _first(found: UnseenSites) -> UnseenRow | None:

@@ -31,7 +31,6 @@ from fairflare.core.statistics.group_sums import (
 )
 
 K = TypeVar("K", bound=Hashable)
-STEPS = 51  # number of points of a ROC curve
 #: Names of metrics for which the worst group is reported and an equity-scaled value is computed.
 SCALED = ("accuracy", "auc", "dice")
 WITHIN = "_within"  # suffix of a gap's name for the gap within the sites, see :func:`gap_within`
@@ -103,31 +102,6 @@ def metrics_of(sums: Sums) -> dict[str, float]:
         means = _ratio(total, images)
         found["dice"] = _mean(means)
         found["dice_std"] = _mean(np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0)))
-    return found
-
-
-def curves_of(sums: Sums) -> dict[str, list[list[float]]]:
-    """Return the points of a group's ROC curve and reliability diagram, if the sums allow.
-
-    Returns:
-        ``roc``: shares of false positives from 0 to 1, and the sensitivity at each, mean over the positive classes.
-        ``calibration``: for each bin with images the mean probability of the predicted class, the share of correct
-        predictions, and the number of images.
-    """
-    found: dict[str, list[list[float]]] = {}
-    if HISTOGRAM in sums:
-        steps = np.linspace(0, 1, STEPS)
-        lines = []
-        for positive, negative in sums[HISTOGRAM][positives(len(sums[HISTOGRAM]))]:
-            if positive.sum() > 0 and negative.sum() > 0:
-                wrong, right = (np.concatenate([[0.0], np.cumsum(of[::-1]) / of.sum()]) for of in (negative, positive))
-                lines.append(np.interp(steps, wrong, right))
-        if lines:
-            found["roc"] = [steps.tolist(), np.mean(lines, 0).tolist()]
-    if CALIBRATION in sums:
-        filled = sums[CALIBRATION][sums[CALIBRATION][:, 0] > 0]
-        count, confidence, right = filled.T
-        found["calibration"] = [(confidence / count).tolist(), (right / count).tolist(), count.tolist()]
     return found
 
 

@@ -23,8 +23,6 @@ IMAGES, CASES, CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER, DICE = (
 #: Number of parts into which a site divides its test cases (patients). Leaving out each part in turn (jackknife) shows
 #: how much a figure depends on the cases.
 FOLDS = 20
-#: Attribute and group to which every image belongs; they exist even if no datalist declares an attribute.
-EVERYBODY, ALL_IMAGES = "everybody", "all"
 OF_CLASSES = (CELLS, CONFUSION, HISTOGRAM, CALIBRATION, BRIER)
 
 

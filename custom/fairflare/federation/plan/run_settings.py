@@ -101,7 +101,6 @@ class RunSettings(Bounds):
             update leaves, no metric, loss or number by class. A site's own setting holds where it is larger.
         groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
             of their groups too, from sums that leave the sites (``docs/groups.md``). By default nothing leaves.
-            ``everybody`` needs no attribute: it gives calibration and ROC curve of all images, at each site.
         group_bins: number of bins of the histograms of probabilities from which a group's AUC is computed.
         calibration_bins: number of bins of the predicted class's probability, for a group's calibration error.
         exchange: which tensors of the model travel, in both directions: ``"all"``, ``"trainable"`` (those that training

@@ -15,14 +15,12 @@ import numpy as np
 from fairflare.base.cases.resampling import seeded
 from fairflare.base.cases.sampling import numbered
 from fairflare.core.statistics.group_sums import (
-    ALL_IMAGES,
     BRIER,
     CALIBRATION,
     CASES,
     CELLS,
     CONFUSION,
     DICE,
-    EVERYBODY,
     FOLDS,
     HISTOGRAM,
     IMAGES,
@@ -54,9 +52,9 @@ FEW_CASES = "groups with few cases, with others: `min_cases`"
 FIELDS = (
     Field(
         NAMES, "names", required=False,
-        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of; "
-        "`everybody=all`: of no attribute, all images. The sums that follow are of each group in each of "
-        f"{FOLDS} parts of the cases, with `min_cases` above 1 in all cases together; NaN: withheld",
+        doc=f"{ASKED}`<attribute>=<group>` of each declared group, also of those that nobody is of. The sums that "
+        f"follow are of each group in each of {FOLDS} parts of the cases, with `min_cases` above 1 in all cases "
+        "together; NaN: withheld",
         keep="leave `attributes` out of the datalist", of=(),
     ),
     *(
@@ -95,7 +93,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
     Raises:
         SiteError: the data do not declare an attribute, or the task gives no outcomes of single images.
     """
-    unknown = [attribute for attribute in asked if attribute != EVERYBODY and attribute not in data.attributes]
+    unknown = [attribute for attribute in asked if attribute not in data.attributes]
     if unknown:
         known = ", ".join(data.attributes) or "none"
         raise SiteError(
@@ -112,11 +110,7 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
 
 def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:
     """Return the name ``<attribute>=<group>`` of each group that a site's data declare for the asked attributes."""
-    return [f"{attribute}={group}" for attribute in asked for group in _groups(data, attribute)]
-
-
-def _groups(data: SiteData, attribute: str) -> Sequence[str]:
-    return (ALL_IMAGES,) if attribute == EVERYBODY else data.attributes[attribute]
+    return [f"{attribute}={group}" for attribute in asked for group in data.attributes[attribute]]
 
 
 @dataclass(frozen=True)
@@ -201,11 +195,8 @@ def table_of(
     size = max(int(np.prod(form[name])) for name in (OF_CLASSES if labels is not None else (DICE,))) * len(names)
     if size > MAX_ENTRIES:
         raise SiteError(f"site {site!r}: groups would send {size} numbers, more than {MAX_ENTRIES}; lower group_bins")
-    numbers = {
-        name: np.asarray([0] * len(scores) if name == EVERYBODY else data.group_numbers("test", name), np.int64)
-        for name in asked.groups
-    }
-    groups = {name: len(_groups(data, name)) for name in asked.groups}
+    numbers = {name: np.asarray(data.group_numbers("test", name), np.int64) for name in asked.groups}
+    groups = {name: len(data.attributes[name]) for name in asked.groups}
     cases = data.cases("test")
     whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
     return GroupTable(site, outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)

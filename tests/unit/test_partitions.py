@@ -233,7 +233,7 @@ def test_errors_say_what_is_wrong() -> None:
         (lambda: shard_partition(LABELS, 3, 1.5), r"eta must be in \[0, 1\], got 1.5"),
         (
             lambda: shard_partition(LABELS, 3, 0.5, mode="printed"),
-            "shard mode must be one of 'literal', 'complement', 'authors', got 'printed'",
+            "shard mode must be one of 'literal', 'complement', got 'printed'",
         ),
         (lambda: stratified_split(LABELS, (0.5, 0.4)), "sum to 1"),
         (lambda: stratified_split(LABELS, (1.5, -0.5)), "fraction of part 1 must be finite and >= 0, got -0.5"),

@@ -18,8 +18,7 @@ from fairflare.base.checks import choice, number, numbers, whole
 
 Indices = npt.NDArray[np.int64]
 
-SHARD_MODES = ("literal", "complement", "authors")
-IMAGES_PER_SHARD = 5  # images that mode "authors" of the shard partition draws for each shard
+SHARD_MODES = ("literal", "complement")
 TRIES = 100  # number of unsuccessful draws after which a Dirichlet partition raises an error
 TIE_DIGITS = 9  # number of digits to which equal remainders agree, so that 0.1 + 0.2 and 0.3 are a tie
 
@@ -196,9 +195,6 @@ def shard_partition(
         mode: ``"literal"``: as above. Even eta = 1 leaves a site many samples of other classes.
             ``"complement"``: the other weights are multiplied by 1 - eta, so that eta = 1 gives each site its
             dominant class only; a class of total weight 0 is dealt to all sites equally.
-            ``"authors"``: as the released script: for each class and shard, each site draws, with probability
-            eta, 5 samples of the class (with replacement). The sites overlap, some samples are at no site, and
-            all sites are nearly alike; use this mode for comparison only.
 
     Source:
         FedMRL Eq. (11) prints only the two weights; the rest is spec README 4.4. Reports should state the mode.
@@ -210,12 +206,6 @@ def shard_partition(
     choice("shard mode", mode, SHARD_MODES)
     rng = _generator(seed)
     classes = _classes(y)
-    if mode == "authors":
-
-        def drawn(members: Indices) -> Indices:
-            return rng.choice(members, int((rng.random(shards) < eta).sum()) * IMAGES_PER_SHARD)
-
-        return [np.unique(np.concatenate([drawn(members) for members in classes])) for _ in range(sites)]
     order = rng.permutation(len(classes))
     dominant = np.zeros((sites, len(classes)), bool)
     dominant[np.arange(sites), order[np.arange(sites) % len(classes)]] = True

@@ -133,7 +133,7 @@ class ClassificationTask(Preprocessing, ClassTask):
     partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
-    shard_mode: Literal["literal", "complement", "authors"] = "literal"
+    shard_mode: Literal["literal", "complement"] = "literal"
     corrupted_sites: NonNegativeInt = 1
     corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise"
     severity: Annotated[int, Field(strict=True, ge=1, le=5)] = 3

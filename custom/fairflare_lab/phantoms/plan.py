@@ -105,7 +105,7 @@ class PhantomPlan:
             ``corrupted_sites``) or ``"shards"`` (FedMRL; with ``eta`` and ``shard_mode``).
         alpha: concentration of the Dirichlet distribution.
         eta: weight of a site's dominant class.
-        shard_mode: ``"literal"``, ``"complement"`` or ``"authors"``.
+        shard_mode: ``"literal"`` or ``"complement"``.
         corrupted_sites: how many sites, the last ones, have corrupted images.
         corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
         severity: severity of the corruption, 1 to 5.
@@ -140,7 +140,7 @@ class PhantomPlan:
     partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
     alpha: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1e9)] = 1.0
     eta: Fraction = 1.0
-    shard_mode: Literal["literal", "complement", "authors"] = "literal"
+    shard_mode: Literal["literal", "complement"] = "literal"
     corrupted_sites: NonNegativeInt = 1
     corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise"
     severity: Annotated[int, Field(strict=True, ge=1, le=len(SEVERITIES))] = 3

@@ -25,7 +25,7 @@ from fairflare.data.preparers.options import option
 from fairflare.data.preparers.splitting import FRACTIONS, check_fractions, drawn_folds, group_labels
 
 Partition = Literal["site", "iid", "dirichlet", "two-pool", "shards", "quantity"]
-ShardMode = Literal["literal", "complement", "authors"]
+ShardMode = Literal["literal", "complement"]
 BY_CLASS = ("dirichlet", "two-pool", "shards")
 PANEL = "How the images become those of several sites"  # heading of these options in the command's help
 NO_CORRUPTION = "none"  # value on the command line for no corruption

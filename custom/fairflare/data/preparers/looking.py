@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import scipy.ndimage  # noqa: F401  (threads that import it at the same time find half of it)
 
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample, suffix_of

@@ -353,6 +353,12 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
     assert found.test["site-1"].keys() == {"accuracy"}
 
 
+def test_classes_in_equal_parts_are_refused_before_a_round_spends_the_budget(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"crt_rounds=\d+ draws classes .*\(site site-1\).*set crt_rounds=0"):
+        run(tmp_path, "crt", None)
+    assert not [*(tmp_path / "root").rglob(LEDGER)]
+
+
 def test_a_resumed_run_knows_the_ledger_and_says_which_rounds_fell_back(tmp_path: Path) -> None:
     """Check a second job whose site has enough patients, and a third one after both folders were put back."""
     first = run(tmp_path, "q_fed_avg", None, 1, "e")

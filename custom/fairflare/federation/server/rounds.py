@@ -155,6 +155,12 @@ class Rounds:
     def _weigh_without_reports(self) -> None:
         """Take FedAvg for a rule whose reports a site keeps at home, or whose weights their noise would make lots."""
         rule, own = self.rule, self.check.facts.items()
+        private = [site for site, said in own if PRIVACY in said]
+        if private and self.settings.crt_rounds:  # at once, not when the rounds before have spent the budget
+            raise ValueError(
+                f"crt_rounds={self.settings.crt_rounds} draws classes in equal parts, which differential privacy (site "
+                f"{', '.join(private)}) cannot count: set crt_rounds=0, or choose fed_avg"
+            )
         # No noise bounds what a patient does to a comparison with the anchor.
         least = math.inf if isinstance(rule, TwoPhase) else float(getattr(rule, "noisy_from", LOTTERY))
         worth = {

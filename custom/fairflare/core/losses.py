@@ -405,6 +405,4 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 def _named(params: Params, trainable: bool) -> dict[str, Tensor]:
     if isinstance(params, torch.nn.Module):
         return {name: p for name, p in params.named_parameters() if p.requires_grad or not trainable}
-    if isinstance(params, Mapping):
-        return dict(params)
-    return {str(index): p for index, p in enumerate(params)}
+    return dict(params) if isinstance(params, Mapping) else {str(index): p for index, p in enumerate(params)}

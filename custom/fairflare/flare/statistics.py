@@ -110,9 +110,7 @@ class ImageStatistics(Intensities, Statistics):
 
     def count(self, dataset_name: str, feature_name: str) -> int:
         """Return the site's value of a figure; for a histogram, the number of its records."""
-        if feature_name in AXES:
-            return self.sums.bins()[feature_name][0]
-        return self.sums.counts()[feature_name]
+        return self.sums.bins()[feature_name][0] if feature_name in AXES else self.sums.counts()[feature_name]
 
     def histogram(
         self, dataset_name: str, feature_name: str, num_of_bins: int, global_min_value: float, global_max_value: float

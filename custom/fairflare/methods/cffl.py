@@ -74,9 +74,8 @@ class CollaborativeModel(OwnModel):
 
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
-        if sent is None:  # the stored update is damaged: the site's own part cannot be subtracted and would count twice
-            return last
-        return with_entries(last, download, sent, float(entry["own_weight"]))
+        # Of a stored update that is damaged the site's own part cannot be subtracted, and would count twice.
+        return last if sent is None else with_entries(last, download, sent, float(entry["own_weight"]))
 
 
 @settings

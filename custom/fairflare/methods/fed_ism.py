@@ -38,9 +38,7 @@ def distance(current_round: int, num_rounds: int, rho: float, tau: float | None)
     """Return the search distance of a round: fixed (FedISM), or growing with exponent ``tau`` (FedISM+, Eq. 12)."""
     from fairflare.core.sharpness import search_distance
 
-    if tau is None:
-        return rho
-    return search_distance(min(current_round, num_rounds - 1), num_rounds, rho, tau)
+    return rho if tau is None else search_distance(min(current_round, num_rounds - 1), num_rounds, rho, tau)
 
 
 @dataclass

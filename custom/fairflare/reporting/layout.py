@@ -117,9 +117,7 @@ def shown(cell: Cell) -> str:
         return cell.text
     if isinstance(cell, Spread):
         return number(cell.mean, cell.sd)
-    if cell is None:
-        return MISSING
-    return number(cell) if isinstance(cell, float) else printable(cell)
+    return MISSING if cell is None else (number(cell) if isinstance(cell, float) else printable(cell))
 
 
 def p_value(value: float) -> str:

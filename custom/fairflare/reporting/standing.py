@@ -192,9 +192,7 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> C
 def _common(sites: Sequence[Site]) -> list[str] | None:
     """Return the classes that all reporting sites have, or ``None`` if their classes are equal, or no site reports."""
     of = [set(site.support) for site in sites if site.support]
-    if not of or all(own == of[0] for own in of):
-        return None
-    return sorted(set.intersection(*of))
+    return None if not of or all(own == of[0] for own in of) else sorted(set.intersection(*of))
 
 
 def recall_of(metrics: Mapping[str, Any], name: str) -> Any:

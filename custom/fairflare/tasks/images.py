@@ -150,8 +150,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         """Return the network's outputs for whole images or volumes, in evaluation."""
-        found: torch.Tensor = model(inputs)
-        return found
+        return model(inputs)
 
     @abstractmethod
     def names(self) -> list[str]:

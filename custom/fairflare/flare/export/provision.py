@@ -230,8 +230,7 @@ def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; an empty dict if the file does not exist."""
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return content
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

@@ -123,6 +123,11 @@ class Classes(Numbers):
 Twist = Callable[[str, str, int], Any]  # site, task, how often the site was asked this task -> what comes in its place
 
 
+def lost(site: str, name: str, times: int, first: int = 0) -> Twist:
+    """Let a site die in some of the times that it is asked a task."""
+    return lambda s, n, count: "its process died" if (s, n) == (site, name) and first <= count < first + times else None
+
+
 class Wire(LocalTransport):
     """Carry the messages of sites whose process is a new one for each task, and keep what was sent."""
 

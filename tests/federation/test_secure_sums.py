@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 
 from ..unit.test_sums import certificate, kit
-from .summing import Classes, Drawn, Numbers, Run, Twist, TwoNorms, Wire
+from .summing import Classes, Drawn, Numbers, Run, TwoNorms, Wire, lost
 
 
 @pytest.fixture(autouse=True)
@@ -367,11 +368,6 @@ def test_one_weight_for_all_classes_is_refused_by_name(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ lost sites
 
 
-def lost(site: str, name: str, times: int, first: int = 0) -> Twist:
-    """Let a site die in some of the times that it is asked a task."""
-    return lambda s, n, count: "its process died" if (s, n) == (site, name) and first <= count < first + times else None
-
-
 @pytest.mark.parametrize("name", ["train", "mask"])
 def test_a_site_that_is_lost_before_the_release_costs_a_new_attempt(name: str, tmp_path: Path) -> None:
     run = Run(tmp_path, sites=4, twist=lost("site-4", name, 1))()
@@ -487,6 +483,55 @@ def test_a_site_that_lost_its_key_has_a_new_one_in_the_next_round(tmp_path: Path
     assert site == "site-4"
     assert "has no key of this run, and takes part again after the next agreement on keys" in reason
     assert second["site_weights"].keys() == {"site-1", "site-2", "site-3", "site-4"}
+
+
+def _damaged(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"own", b"0wn"))
+
+
+def _a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "why"),
+    [
+        (lambda path: path.write_bytes(b""), "sums.key", "it has no key of this run, and takes part again"),
+        (lambda path: path.write_bytes(b'{"run": '), "sums.key", "it has no key of this run, and takes part again"),
+        (_damaged, "sums.key", "it has no key of this run, and takes part again"),
+        (
+            _a_folder,
+            "sums.key",
+            "sums.key: Is a directory; move away what has this name, or give it to the site's user",
+        ),
+        (
+            lambda path: path.unlink(),
+            "sums.log",
+            r"its log of sums \(sums.log\) is damaged, cut, older than sums.head or",
+        ),
+        (
+            _a_folder,
+            "sums.log",
+            "sums.log: Is a directory; move away what has this name, or give it to the site's user",
+        ),
+        (_a_folder, "sums.head", "sums.head: Is a directory; move away"),
+        (lambda path: path.write_bytes(b"\xff"), "sums.head", "is damaged, cut, older than sums.head"),
+    ],
+)
+def test_a_file_of_sums_that_cannot_be_used_is_named(damage: Any, name: str, why: str, tmp_path: Path) -> None:
+    """Damage a file of one site in the second round: the site and the file are named, the others go on."""
+
+    def broken(site: str, task: str, count: int) -> None:
+        if (site, task, count) == ("site-4", "mask", 1):
+            damage(tmp_path / "state" / "run" / "site-4" / name)
+
+    first, second = Run(tmp_path, sites=4, twist=broken)().results["rounds"]
+    assert first["left_out"] == []
+    ((site, reason),) = ((x["site"], x["reason"]) for x in second["left_out"])
+    assert site == "site-4"
+    assert re.search(why, reason), reason
+    assert str(tmp_path) not in reason
 
 
 def test_the_keys_of_a_run_in_one_process_go_with_it(tmp_path: Path) -> None:

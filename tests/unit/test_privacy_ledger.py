@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -215,7 +216,7 @@ def test_a_full_disk_leaves_a_ledger_that_goes_on(tmp_path: Path, monkeypatch: p
     reserve(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space")))
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(Refused, match=r"its ledger .* cannot be read or written: no space"):
             reserve(tmp_path)
     assert reserve(tmp_path) in (2.0, 3.0)  # the line may be on disk, and counts then
 
@@ -310,3 +311,27 @@ def test_without_the_package_the_site_refuses_by_name(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     with pytest.raises(Refused, match=r"needs the package opacus: pip install 'fairflare\[dp\]'"):
         reserve(tmp_path)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_file_of_the_ledger_that_cannot_be_read_or_written_is_named(which: int, tmp_path: Path) -> None:
+    """Put a folder where the ledger, its secret or its head is, as on a disk that was restored wrongly."""
+    reserve(tmp_path)
+    files(tmp_path)[which].unlink()
+    files(tmp_path)[which].mkdir()
+    why = (
+        r"site 'site-1': differential privacy: its ledger \(.privacy and .privacy_heads in its state root\) cannot be "
+    )
+    with pytest.raises(Refused, match=why + r"read or written: Is a directory; let the site's user write both"):
+        reserve(tmp_path)
+
+
+def test_a_ledger_on_a_disk_that_is_read_only_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "secret name"))
+
+    reserve(tmp_path)
+    monkeypatch.setattr(ledger, "write_whole", read_only)
+    with pytest.raises(Refused, match=r"its ledger .* cannot be read or written: Read-only file system") as found:
+        reserve(tmp_path)
+    assert "secret name" not in found.value.public

@@ -305,6 +305,29 @@ def test_a_damaged_log_is_refused(net: Network, damage: bytes) -> None:
         net.sends(ask(), "a")
 
 
+def test_a_log_that_is_gone_or_older_is_refused(net: Network) -> None:
+    """Take the log away, cut it, and put an older copy back, between two questions: no sum is opened twice."""
+    first, log = ask(), net.root / "a" / "sums.log"
+    net.sends(first, "a")
+    older = log.read_bytes()
+    net.opens(first, "a")
+    whole, second = log.read_bytes(), ask(EVEN, attempt=1)
+    for content in (None, b"", older, whole[:-20], whole.replace(b"0.4", b"0.5")):
+        log.unlink()
+        if content is not None:
+            log.write_bytes(content)
+        for does in (net.sends, net.opens):
+            with pytest.raises(
+                SumRefused, match=r"site 'a': .*\(sums.log\) is damaged, cut, older than sums.head or gone"
+            ):
+                does(second, "a")
+        log.write_bytes(whole)
+        assert torch.equal(net.sends(first, "a"), net.sends(first, "a"))
+    (net.root / "a" / "sums.head").write_text("nonsense")
+    with pytest.raises(SumRefused, match="is damaged, cut"):
+        net.sends(first, "a")
+
+
 def test_norms_are_summed_once_for_each_model_of_a_round(net: Network) -> None:
     """Open norms of two models in a round; not of the same one with other members, numbers or in a later round."""
     first, second = (ask(EVEN, "norms", ring=BUFFERS, model=bytes([number]) * 32) for number in (1, 2))

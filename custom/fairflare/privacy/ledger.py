@@ -183,6 +183,9 @@ class Ledger:
             raise Refused(self.site, f"its ledger is in use by {held}; end that process, then start again") from held
         except ModuleNotFoundError as error:
             raise Refused(self.site, NEEDED) from error
+        except OSError as error:
+            why = f"its ledger ({BOOKS} and {HEADS} in its state root) cannot be read or written: {error.strerror}"
+            raise Refused(self.site, f"{why}; let the site's user write both, on a disk with room") from error
 
     # -- reading
 

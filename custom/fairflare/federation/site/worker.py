@@ -61,6 +61,8 @@ from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.group_sums import ByPeople
 from fairflare.privacy.policy import Private
+from fairflare.privacy.sums.journal import HEAD, LOG
+from fairflare.privacy.sums.keys import KEY
 from fairflare.privacy.training import Units
 
 log = logging.getLogger(__name__)
@@ -380,6 +382,7 @@ def _kind(error: Exception) -> str:
     For an error of the operating system, add the system's text without the file's name, and a remedy if one is known.
     """
     name, number = type(error).__name__, error.errno if isinstance(error, OSError) else None
-    if not number:
-        return name
-    return f"{name}: {os.strerror(number)}" + (f"; {REMEDIES[number]}" if number in REMEDIES else "")
+    # Of these files the program itself has made up the names.
+    own = next((name for name in (KEY, LOG, HEAD) if str(getattr(error, "filename", "")).endswith(name)), "")
+    remedy = REMEDIES.get(number or 0, own and "move away what has this name, or give it to the site's user")
+    return name if not number else f"{own or name}: {os.strerror(number)}" + (f"; {remedy}" if remedy else "")

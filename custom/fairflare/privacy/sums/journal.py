@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.base.disk.files import private_folder, private_opener, to_disk
+from fairflare.base.disk.files import private_folder, private_opener, write_whole
 from fairflare.privacy.sums.exposure import Limits, check_table
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import NORMS, Question, masks_of, own_key
 from fairflare.privacy.sums.ring import Layout
 
-LOG = "sums.log"
+#: The log, and beside it the size and SHA-256 that it had after its last line.
+LOG, HEAD = "sums.log", "sums.head"
 DEFAULTS = Limits()
 Line = dict[str, Any]
 
@@ -159,13 +160,16 @@ class SumLog:
         if cut:  # by a crash: what the line would have told was not sent
             os.truncate(self.file, len(content) - len(cut))
         try:
+            head = self.file.with_name(HEAD)
+            size, told = head.read_text("utf-8").split() if head.exists() else ("0", _hash(b""))
+            need(_hash(content[: int(size)]) == told, ValueError(f"it is not the log that {HEAD} tells of"))
             lines = list(map(json.loads, whole))
             opened = {(line["run"], line["context"]) for line in lines if line["what"] == "released"}
             sent = [line for line in lines if line["what"] == "sent"]
             return [{**line, "opened": (line["run"], line["context"]) in opened} for line in sent]
         except (KeyError, TypeError, ValueError) as error:
-            why = f"its log of sums ({LOG}) is damaged, so what was opened is not known"
-            raise SumRefused(self.site, f"{why}; bring back a copy, or begin another experiment") from error
+            why = f"its log of sums ({LOG}) is damaged, cut, older than {HEAD} or gone, so what was opened is not known"
+            raise SumRefused(self.site, f"{why}; bring back both as they were, or begin another experiment") from error
 
     def _append(self, record: Mapping[str, Any]) -> None:
         """Add a line and wait until it is on disk."""
@@ -174,4 +178,9 @@ class SumLog:
             file.write(json.dumps(dict(record)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        to_disk(self.file.parent)
+        content, head = self.file.read_bytes(), self.file.with_name(HEAD)
+        write_whole(head, lambda path: path.write_text(f"{len(content)} {_hash(content)}", "utf-8"))
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -25,7 +25,7 @@ from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store
 from fairflare.base.disk.files import private_folder, write_whole
 from fairflare.methods.base.site_run import SiteError
 
-MAGIC = b"fairflare-sum-1"
+MAGIC, KEY = b"fairflare-sum-1", "sums.key"
 SIZE = 32  # bytes of keys, nonces and digests
 FEWEST = 3  # of two sites, each would know the other from the sum
 LIFE = 7 * 24 * 3600.0  # seconds that a private key is kept after its last use, where the end of its run never comes
@@ -104,7 +104,7 @@ class SiteKeys:
     """
 
     def __init__(self, site: str, folder: Path, kit: Kit | None = None) -> None:
-        self.site, self.kit, self.file = site, kit, folder / "sums.key"
+        self.site, self.kit, self.file = site, kit, folder / KEY
 
     def hello(self, run: bytes) -> dict[str, bytes]:
         """Return a site's hello to other sites: name and public key; with a startup kit also certificate and signature.
@@ -230,12 +230,15 @@ class SiteKeys:
             with suppress(OSError):  # a run that ends just now removes its own
                 if time.time() - path.stat().st_mtime > LIFE:
                     path.unlink()
-        kept: dict[str, Any] = json.loads(self.file.read_bytes()) if self.file.exists() else {"run": ""}
-        return kept if kept["run"] == run.hex() else {}
+        told, _, text = (self.file.read_bytes() if self.file.exists() else b"").partition(b" ")
+        whole = told.decode("latin-1") == hashlib.sha256(text).hexdigest()  # a damaged file is as good as none
+        kept = json.loads(text) if whole else {}
+        return kept if kept.get("run") == run.hex() else {}
 
     def _keep(self, kept: Mapping[str, Any]) -> None:
         private_folder(self.file.parent)
-        write_whole(self.file, lambda path: path.write_text(json.dumps(dict(kept)), "utf-8"))
+        text = json.dumps(dict(kept)).encode()
+        write_whole(self.file, lambda path: path.write_bytes(f"{hashlib.sha256(text).hexdigest()} ".encode() + text))
 
     def _need(self, good: object, why: str) -> None:
         need(good, SumRefused(self.site, why))

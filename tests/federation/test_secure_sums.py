@@ -628,7 +628,6 @@ def test_a_sum_of_numbers_that_a_site_does_not_keep_is_refused_by_name(tmp_path:
         ("afl", {"afl_mode": "argmax"}, "its model is that of one site"),
         ("fed_avg", {"aggregate": "median"}, "aggregate='median' needs every site's model"),
         ("fed_avg", {"max_weight": 0.6}, "max_weight=0.6 would show a site's update; set it to 0.5 at most"),
-        ("fed_avg", {"groups": ["sex"]}, "sums of its groups in the clear"),
         ("fed_avg", {"personalise": "finetune"}, "may send a site's own model"),
         ("fed_avg", {"unlabelled": "consistency"}, "weighs sites without a report"),
     ],

@@ -54,7 +54,8 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration
     """Return ``groups`` of ``results.json``, computed from the sums that the sites sent (``docs/groups.md``).
 
     Args:
-        sums: ``{site: {"<attribute>=<group>": sums}}``, of each part of the cases or of all cases together.
+        sums: ``{site: {"<attribute>=<group>": sums}}``, of each part of the cases or of all cases together; with secure
+            sums only those of all sites together, under the name ``POOLED``.
         kept: ``{site: names}`` of groups and classes that the site withholds for too few cases.
         bins, calibration_bins: the run's settings ``group_bins`` and ``calibration_bins``.
     """
@@ -63,13 +64,14 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]], bins: int, calibration
     for name in names:
         attribute, _, group = name.partition("=")
         attributes.setdefault(attribute, []).append(group)
-    sites: dict[str, dict[str, Any]] = {site: {} for site in sorted(sums)}
+    sites: dict[str, dict[str, Any]] = {site: {} for site in sorted(sums) if site != POOLED}
     pooled = {}
     for attribute, groups in attributes.items():
         keys = {f"{attribute}={group}": group for group in groups}
-        at = {site: {group: sums[site][key] for key, group in keys.items() if key in sums[site]} for site in sites}
+        at = {site: {group: sums[site][key] for key, group in keys.items() if key in sums[site]} for site in sums}
         for site, own in at.items():
-            sites[site][attribute] = _of_groups({group: in_one(of) for group, of in own.items()})
+            if site != POOLED:
+                sites[site][attribute] = _of_groups({group: in_one(of) for group, of in own.items()})
         pooled[attribute] = _pooled(at)
     return {
         "attributes": attributes,
@@ -135,7 +137,8 @@ def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[st
     together = _together(at)
     gaps = gaps_of(_known(together), added(list(together.values())))
     known = {site: {group: _figures(of) for group, of in _known(own).items()} for site, own in at.items()}
-    within = {f"{name}_gap{WITHIN}": gap_within(known, name) for name in SCALED if f"{name}_gap" in gaps}
+    found = [name for name in SCALED if f"{name}_gap" in gaps and POOLED not in at]
+    within = {f"{name}_gap{WITHIN}": gap_within(known, name) for name in found}
     return gaps | {name: gap for name, (gap, _, _) in within.items()}, within
 
 
@@ -289,7 +292,7 @@ def group_notes(results: Results) -> list[str]:
         notes += [_one_rate(attribute, key, groups, many) for key, groups in pooled.undefined_rates.items()]
     own = "A group's figures at a site are means over its own structures or classes: compare groups, not sites."
     stays = [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]
-    why = "fewer cases than min_cases, or needed to hide one with fewer"
+    why = "fewer cases than min_cases, or needed to hide one with fewer; of secure sums: fewer than three sites"
     kept_back = f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}."
     return notes + [own] * bool(results.footing.how and found.attributes) + [kept_back] * bool(stays)
 

@@ -12,12 +12,13 @@ from fairflare.base.cases.resampling import UNITS
 from fairflare.base.checks import listed
 from fairflare.base.task import SPLIT_GLOBAL, Metric
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
+from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.site.clinical import read_clinical
-from fairflare.federation.site.groups import IN_GROUPS, NAMES, read_groups
+from fairflare.federation.site.groups import IN_GROUPS, NAMES, read_groups, read_kept
 from fairflare.federation.site.replies import (
     COUNTS,
     DRAWN_UNITS,
@@ -242,8 +243,12 @@ class FinalTest:
             kept -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
         odd = f"it keeps the groups {listed(kept, 3)}, for which nobody asked"
         refuse_if(site, {printable(odd): bool(kept) and (named is not None or not run.groups)})
-        of = run.groups, self.parts, run.group_bins, run.calibration_bins
-        stats[BY_GROUP] = read_groups(site, stats, *of, declared=named, images=images)
+        bins = self.parts, run.group_bins, run.calibration_bins
+        stats[BY_GROUP] = (
+            read_kept(site, stats, run.groups, shapes(*bins), named)
+            if run.secure
+            else read_groups(site, stats, run.groups, *bins, declared=named, images=images)
+        )
         stats[CLINICAL] = read_clinical(site, stats, self.parts, images, self.findings)
         phase.stats[site] = stats
         return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))

@@ -29,7 +29,6 @@ def check_secure(run: RunSettings, rule: Rule, training: LocalTraining | None, t
         f"max_weight={run.max_weight} would show a site's update; set it to {most} at most":
             isinstance(run.max_weight, float) and run.max_weight > most,
         "keep_local_models has nothing to keep; leave it out": run.keep_local_models,
-        "groups sends each site's sums of its groups in the clear; leave it out": bool(run.groups),
         f"personalise={half.personalise!r} may send a site's own model; leave it out":
             bool(tuned_part(half.personalise)),
         "unlabelled weighs sites without a report, which is not built for sums; leave it out": bool(half.unlabelled),

@@ -19,6 +19,7 @@ from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.aggregation.output_rows import OutputRows
 from fairflare.core.features.adapting import products_of
 from fairflare.core.statistics.footing import in_brackets
+from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.messages import (
     COMPARED,
     TASK_ANCHOR,
@@ -58,7 +59,7 @@ from fairflare.privacy.policy import LOTTERY, PRIVACY
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.keys import FEWEST
 from fairflare.reporting.global_test import global_test
-from fairflare.reporting.groups import by_group
+from fairflare.reporting.groups import POOLED, by_group
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
 T = TypeVar("T")
@@ -341,7 +342,11 @@ class Rounds:
         last.of_all = self._of_all(state, number, last)
         if self.settings.groups:
             bins = self.settings.group_bins, self.settings.calibration_bins
-            last.groups = by_group(last.said(BY_GROUP), last.groups_kept, *bins)
+            said, kept = last.said(BY_GROUP), last.groups_kept
+            if self.sums is not None:
+                found, few = self.sums.groups(number, state, said, shapes(self.test.parts, *bins))
+                said, kept = {POOLED: found}, kept | {POOLED: few}
+            last.groups = by_group(said, kept, *bins)
         metric = self.metrics[self.task.primary_metric]
         undefined = last.without(metric.name)
         if len(last.phase.good) - len(undefined) < self.settings.min_sites:

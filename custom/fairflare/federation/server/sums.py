@@ -13,24 +13,27 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from fairflare.base.checks import listed
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
 from fairflare.core.states import Made
+from fairflare.core.statistics.group_sums import BRIER, CALIBRATION, CASES, DICE, IMAGES, Array
 from fairflare.exchange.messages import TASK_KEYS, TASK_MASK, TASK_RELEASE, Message, clean_tensor
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
+from fairflare.federation.site.groups import blank, pieces
 from fairflare.federation.site.replies import named, printable, read_head, reasons
 from fairflare.federation.site.sums import HELLOS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.base.rule import LayerWeights, State, Weighing
 from fairflare.privacy.sums.exposure import Limits, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE
-from fairflare.privacy.sums.masks import CLASS_GRADIENTS, NORMS, Addition, Question, SumSpoiled, digest
-from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, Ring, kinds
+from fairflare.privacy.sums.masks import CLASS_GRADIENTS, GROUPS, NORMS, Addition, Question, SumSpoiled, digest
+from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
 from fairflare.reporting.documents import RoundRecord, Warned
 
 MOST_OF_HELLO = 2**14  # bytes of one part of a hello
@@ -56,6 +59,7 @@ class SecureSums:
         self.run, self.ask, self.journal = run, ask, journal
         self.id = os.urandom(SIZE)  # a resumed job is a new run with new keys
         self.agreed: list[str] = []
+        self.attempt = 0
         ask.form["sums"] = {RUN: self.id}
         self._anchor: tuple[list[str], State] | None = None
 
@@ -167,6 +171,52 @@ class SecureSums:
         for name in weights:  # the sites send the mean square, as variances cannot be averaged
             found[f"{name}.{VARIANCE}"] = (found[f"{name}.{VARIANCE}"] - found[f"{name}.{MEAN}"] ** 2).clamp_min(0)
         return found
+
+    def groups(
+        self, current_round: int, asked: State, has: Mapping[str, tuple[list[str], Array]],
+        form: Mapping[str, tuple[int, ...]],
+    ) -> tuple[dict[str, dict[str, Array]], list[str]]:  # fmt: skip
+        """Return the sums of each group of people over all sites, and the groups that too few sites have.
+
+        What fewer than three sites have is NaN.
+
+        Args:
+            current_round: number of the round that would receive the model.
+            asked: the tested model.
+            has: by site the names of the groups, and what it has of each of their sums.
+            form: shapes of a group's sums.
+
+        Raises:
+            RoundFailed: a site is lost while the sum is opened.
+        """
+        self.record, self.model, self._anchor = RoundRecord(current_round=current_round), digest(asked), None
+        if len(has) < FEWEST:
+            self.journal.say(f"groups: {len(has)} site(s) have sums, needed are {FEWEST}: none is opened", warning=True)
+            return {}, []
+        (names, _), members = next(iter(has.values())), sorted(has)
+        told, sums = np.stack([has[site][1] for site in members]), blank(names, form)
+        owners, found = (told == 2).sum(0).tolist(), {f"{place:06d}": of for place, of in enumerate(pieces(sums))}
+        weights = {
+            label: {site: float(mine) / n if n >= FEWEST else 0.0 for site, mine in zip(members, of, strict=True)}
+            for label, of, n in zip(found, told.T == 2, owners, strict=True)
+        }
+        like = {f"{label}.sum": torch.zeros(len(view)) for label, view in found.items()}
+        self.agree(current_round, members)
+        try:
+            (opened,) = self._opened([self._question(GROUPS, SUMS, like, weights, members, set())], members)
+        except SitesLost as lost:
+            return self.groups(current_round, asked, {s: of for s, of in has.items() if s not in lost.args[0]}, form)
+        for (label, view), n, of in zip(found.items(), owners, told.T, strict=True):
+            view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and of.any()) else np.nan
+        few = [name for name, n in zip(names, owners[:: len(found) // len(names)], strict=True) if 0 < n < FEWEST]
+        text = f"sums of {listed(few, 5)} are not opened: fewer than {FEWEST} sites have one"
+        self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
+        known = {
+            key: np.round(of, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # else counts
+            for key, of in sums.items()
+            if key in (IMAGES, CASES) or not np.isnan(of).all()
+        }
+        return {name: {key: of[row] for key, of in known.items()} for row, name in enumerate(names)}, few
 
     # ------------------------------------------------------------------------------------------------ one sum
 

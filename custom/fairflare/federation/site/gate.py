@@ -112,6 +112,7 @@ class Gate:
         reply.stats |= {name: value for told, _ in sent for name, value in told.items()}
         held = [
             *(name for _, kept in sent for name in kept),
+            *reply.stats.pop(groups.HELD, ()),
             *self._of_metrics(request, reply),
             *self._of_report(request, reply),
             *self._of_stats(request, reply),

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from fairflare.base.task import Outcomes, SiteData, Task
     from fairflare.exchange.messages import SiteTask
 
+KEPT = "group_kept"  # key in a reply's stats: with secure sums, what the site has of each sum
+HELD = "group_held"  # key in a reply's stats at the site: names that the gate adds to those of what is withheld
 TABLE = "group_table"  # key in a reply's stats at the site; the gate replaces the table by its sums
 NAMES = "group_names"
 IN_GROUPS = "groups/"  # prefix of the names of groups in a reply's list of suppressed values
@@ -82,9 +84,18 @@ FIELDS = (
         )
     ),
 )  # fmt: skip
+SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
+FIELDS += (
+    Field(
+        KEPT, "vector", low=0, high=2, required=False,
+        doc="in their place with `secure=sums`: of each 0 (it stays), 1 (no image) or 2 (added up under masks)",
+        reveals="which groups the site has", keep=FEW_CASES, of=("test",),
+    ),
+)  # fmt: skip
+#: Sums that have a part for each class or structure.
+OF_PARTS = (CELLS, CONFUSION, HISTOGRAM, DICE)
 #: Sets of values that depend on each other: a site sends all values of a set or none.
 TOGETHER = ((IMAGES, CASES), (CALIBRATION, BRIER), (CONFUSION, HISTOGRAM), (CONFUSION, CELLS))
-SUMS = {field.name.removeprefix("group_"): field.name for field in FIELDS[1:]}
 
 
 def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> None:
@@ -136,7 +147,21 @@ class GroupTable:
     bins: int
     calibration_bins: int
 
-    def sent(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
+    def kept(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[Array]]:
+        """Return what is told of sums that stay at the site, and these sums in the order of :func:`pieces`.
+
+        Args:
+            least, by_class: as in :meth:`sent`; what may not be sent may not be added up either.
+        """
+        told, held = self.sent(least, by_class, 1)
+        sums = blank(self.names, shapes(self.outcomes[1].shape[1], self.bins, self.calibration_bins))
+        for name in [name for name, field in SUMS.items() if field in told]:
+            sums[name][:] = np.reshape(told[SUMS[name]], sums[name].shape)
+        images = np.repeat(sums[IMAGES], len(found := pieces(sums)) // len(self.names))
+        has = [0.0 if np.isnan(of).any() else 1.0 + bool(count > 0) for of, count in zip(found, images, strict=True)]
+        return {NAMES: self.names, KEPT: has, HELD: held}, found
+
+    def sent(self, least: int, by_class: bool, most: int = FOLDS) -> tuple[dict[str, Any], list[str]]:
         """Return the declared fields with the sums, and the names of the groups and classes that are withheld.
 
         A withheld class is named by its attribute and its number. With ``least`` 1 the sums are given for each of
@@ -145,6 +170,7 @@ class GroupTable:
         Args:
             least: least number of cases that a sum must be made of to be sent.
             by_class: whether sums by class, or by one of several structures, may be sent.
+            most: largest number of parts.
         """
         labels, scores = self.outcomes
         form = shapes(scores.shape[1], self.bins, self.calibration_bins)
@@ -155,7 +181,7 @@ class GroupTable:
         count, whose = numbered(len(self.cases), self.cases)
         part_of = (seeded(self.site, count).permutation(count) % FOLDS)[whose]
         largest = max(int(np.prod(form[name])) for name in wanted) * len(self.names) * FOLDS
-        folds = 1 if least > 1 or largest > MAX_ENTRIES else FOLDS
+        folds = 1 if least > 1 or largest > MAX_ENTRIES else most
         rows: dict[str, list[Array]] = {name: [] for name in wanted}
         held: list[str] = []
         for attribute, numbers in self.numbers.items():
@@ -179,6 +205,21 @@ class GroupTable:
         return {NAMES: self.names, **told}, held
 
 
+def blank(names: Sequence[str], form: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Return sums of groups that are not known (NaN), in the shapes of ``form``, with the group as the first axis."""
+    return {key: np.full((len(names), *shape), np.nan) for key, shape in form.items()}
+
+
+def pieces(sums: Mapping[str, Array]) -> list[Array]:
+    """Return views of the sums that a site has as a whole or not at all: of a group, or of a class of it, flat."""
+    return [
+        piece.reshape(-1)
+        for group in range(len(sums[IMAGES]))
+        for key, of in sums.items()
+        for piece in (of[group] if key in OF_PARTS else [of[group : group + 1]])
+    ]
+
+
 def table_of(
     site: str, task: Task, model: torch.nn.Module, data: SiteData, device: torch.device, asked: SiteTask
 ) -> GroupTable:
@@ -200,6 +241,39 @@ def table_of(
     cases = data.cases("test")
     whose: Sequence[Hashable] = range(len(scores)) if cases is None else cases
     return GroupTable(site, outcomes, numbers, groups, whose, names, asked.group_bins, asked.calibration_bins)
+
+
+def _odd_names(names: Sequence[str], asked: Sequence[str], declared: Sequence[str] | None) -> dict[str, bool]:
+    """Return what may be wrong with the names of a site's groups, each with whether it is."""
+    strange = [name for name in names if name.partition("=")[0] not in asked or not name.isprintable()]
+    odd = next(iter(set(names) ^ set(declared or names)), "another order")
+    return {
+        f"field {NAMES!r} must name groups of {', '.join(asked)}, got {next(iter(strange), 'one name twice')!r:.80}":
+            bool(strange) or len(set(names)) != len(names),
+        f"field {NAMES!r} must name the {len(declared or ())} groups that the datalists declare, it has {len(names)}: "
+        f"{odd!r:.80}": declared is not None and list(names) != list(declared),
+    }  # fmt: skip
+
+
+def read_kept(
+    site: str, stats: Mapping[str, Any], asked: Sequence[str], form: Mapping[str, tuple[int, ...]],
+    declared: Sequence[str] | None,
+) -> tuple[list[str], Array] | None:  # fmt: skip
+    """Return the names of a site's groups, and what it has of each of their :func:`pieces`; ``None`` if it has none.
+
+    Raises:
+        ReportError: the groups are not those asked for and declared, or the answer is not of their sums.
+    """
+    names, has = stats[NAMES], stats[KEPT]
+    if not names or has is None:
+        return None
+    count = len(pieces(blank(names[:1], form))) * len(names)
+    refuse_if(site, {
+        **_odd_names(names, asked, declared),
+        f"field {KEPT!r} must be {count} times 0, 1 or 2, got {len(has)} numbers": len(has) != count,
+        f"field {KEPT!r} must be 0, 1 or 2": not {*has} <= {0, 1, 2},
+    })  # fmt: skip
+    return names, np.asarray(has)
 
 
 def read_groups(
@@ -235,13 +309,8 @@ def read_groups(
     form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(tables[IMAGES]) == FOLDS * len(names) else 1
     told = {key: values for key, values in tables.items() if values is not None}
     sizes = {key: len(names) * folds * int(np.prod(form[key])) for key in told}
-    strange = [name for name in names if name.partition("=")[0] not in asked or not name.isprintable()]
-    odd = next(iter(set(names) ^ set(declared or names)), "another order")
     refuse_if(site, {
-        f"field {NAMES!r} must name groups of {', '.join(asked)}, got {next(iter(strange), 'one name twice')!r:.80}":
-            bool(strange) or len(set(names)) != len(names),
-        f"field {NAMES!r} must name the {len(declared or ())} groups that the datalists declare, it has {len(names)}: "
-        f"{odd!r:.80}": declared is not None and list(names) != list(declared),
+        **_odd_names(names, asked, declared),
         **{
             f"field {SUMS[key]!r} has {len(values)} entries, expected {sizes[key]}": len(values) != sizes[key]
             for key, values in told.items()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 
@@ -20,20 +21,23 @@ from fairflare.base.checks import first_of, listed
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
-from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_meta
+from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, SiteReply, SiteTask, clean_meta
+from fairflare.federation.site.groups import KEPT as KEPT_GROUPS
+from fairflare.federation.site.groups import GroupTable
 from fairflare.federation.site.norm_moments import MEASURED
 from fairflare.federation.site.site_file import setting
 from fairflare.methods.base.reports import CLASSES, LENGTH, ByClass
-from fairflare.methods.base.training import SiteError, SiteStore
+from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused, need
-from fairflare.privacy.sums.masks import CLASS_GRADIENTS, NORMS, Question, digest
+from fairflare.privacy.sums.masks import BY_PART, CLASS_GRADIENTS, GROUPS, NORMS, Question, digest
 from fairflare.privacy.sums.ring import Layout, kinds, same_integers
 
 if TYPE_CHECKING:
     from fairflare.federation.site.worker import SiteWorker
 
+SHOWN = "shown"  # key of the names of the parts that a site has numbers of, beside these
 KEPT = "sum_update"  # name under which a site stores the update of a round, with the rest of its answer
 KIT = ("client.crt", "client.key", "rootCA.pem")  # files of a startup kit
 RUN, HELLOS, QUESTIONS, PRESENT = "run", "hellos", "questions", "present"  # keys in a task's ``sums``
@@ -91,7 +95,8 @@ def kept_home(
         reply.report = {name: of for name, of in reply.report.items() if of is not by_class} | {CLASSES: shown}
     told = json.dumps(clean_meta(vars(reply)))
     model_of = _digest(request, (*of.params, *of.buffers)).hex()
-    store.save(KEPT, request.current_round, {**parts, "model": model_of, "reply": told, CLASSES: shown}, kept=1)
+    has = [f"{label}.sum" for label in shown]
+    store.save(KEPT, request.current_round, {**parts, "model": model_of, "reply": told, SHOWN: has}, kept=1)
     return reply
 
 
@@ -110,6 +115,25 @@ def moments_home(request: SiteTask, store: SiteStore, report: Mapping[str, Any],
     return {name: value for name, value in report.items() if name not in MEASURED}
 
 
+def groups_home(
+    worker: SiteWorker, request: SiteTask, store: SiteStore, run: SiteRun, table: GroupTable
+) -> dict[str, Any]:
+    """Store the sums of groups of people in an answer to ``validate``, and return what is told of them in its stats.
+
+    The same model gets the answer that was given before: its sums may be open by now.
+    """
+    model, number = _digest(request, request.state).hex(), request.current_round
+    kept = store.load_at(GROUPS, number)
+    if kept is None or kept["model"] != model:
+        told, found = table.kept(run.min_cases, worker.sends_classes)
+        numbers = {f"{place:06d}.sum": torch.from_numpy(np.nan_to_num(of)) for place, of in enumerate(found)}
+        has = [name for name, value in zip(numbers, told[KEPT_GROUPS], strict=True) if value > 1]
+        kept = {GROUPS: numbers, SHOWN: has, "model": model, "told": told}
+        if run.floor.holds(SPLIT_TEST):  # else nothing is told either
+            store.save(GROUPS, number, kept, kept=1)
+    return dict(kept["told"])
+
+
 def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``keys``: send the site's public key, or check those of all sites and agree on a key with each site."""
     own, asked = _keys(worker), request.sums
@@ -122,22 +146,23 @@ def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``mask``: send the site's weighted numbers under masks that cancel only in the sum of all sites."""
     asked, number = list(_asked(worker, request)), request.current_round
-    kept = store.load_at(NORMS if any(of.label == NORMS for _, of, _ in asked) else KEPT, number) or {}
+    kept = store.load_at(next((of.label for _, of, _ in asked if of.label in (NORMS, GROUPS)), KEPT), number) or {}
     need(kept, SumRefused(worker.site, f"it keeps no numbers of round {number}; it takes part in the next one"))
-    vectors, saturated, classes = {}, 0, kept.get(CLASS_GRADIENTS, {})
+    vectors, saturated = {}, 0
     for log, question, pairs in asked:
-        row, of_classes = question.table.get(worker.site, ()), question.label == CLASS_GRADIENTS
-        weighed = {name for name, weight in zip(sorted(classes), row, strict=False) if weight}
+        row, part = question.table.get(worker.site, ()), BY_PART.get(question.label)
+        names = sorted(kept.get(question.vectors, ())) if part else ()
+        weighed = {name for name, weight in zip(names, row, strict=False) if weight}
         problem = first_of({
             "what it received is not the model that the server names; a filter on the way changes it":
                 question.model.hex() != kept["model"],
             "it keeps no such numbers; update the server's FairFlare": question.vectors not in kept,
-            "a class that it has no numbers of has a weight, so that they would be of fewer sites":
-                of_classes and not weighed <= {f"{label}.sum" for label in kept[CLASSES]},
+            f"a {part} that it has no numbers of has a weight, so that they would be of fewer sites":
+                not weighed <= {*kept.get(SHOWN, ())},
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
-        # Classes always have weights of their own; one for all would open a class that a single site has.
-        layout = Layout.of(update := kept[question.vectors], layers_of(update) if of_classes or len(row) > 1 else None)
+        # Parts always have weights of their own; one for all would open a class that a single site has.
+        layout = Layout.of(update := kept[question.vectors], layers_of(update) if part or len(row) > 1 else None)
         found = log.masked(question, pairs, layout, update)
         vectors[question.label], saturated = found.vector, saturated + found.saturated
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})

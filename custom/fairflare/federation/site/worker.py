@@ -227,7 +227,8 @@ class SiteWorker:
         do = TASKS[request.name]
         if self.private is not None:
             self.private.begin(request)
-        if request.name == TASK_CHECK or (request.name == TASK_VALIDATE and not self.has_its_own(request)):
+        keeps = request.name != TASK_VALIDATE or self.has_its_own(request) or (request.sums and request.groups)
+        if request.name == TASK_CHECK or not keeps:
             return do(self, request, self.state.store(request.run))  # without a lock: this task saves nothing
         with self.state.opened(request) as store:
             reply = do(self, request, store)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import CLASS_GRADIENTS, FIRST_OF_TWO, Question, Table
+from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, Question, Table
 from fairflare.privacy.sums.ring import SLACK, Floats
 
 MOST_SITES = 100  # each site makes a stream for each other one
@@ -90,10 +90,10 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
     check(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
     weights = np.array([question.table[name] for name in members])  # (sites, layers)
     check(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
-    owners, by_class = (weights > 0).sum(0), question.label == CLASS_GRADIENTS
-    few = by_class and bool(((owners > 0) & (owners < FEWEST)).any())  # else it is hardly a sum; 0: not asked for
-    check(not few, f"a class has the numbers of fewer than {FEWEST} sites; leave this class out")
-    off = float(abs(weights.sum(0) - (owners > 0 if by_class else 1)).max())
+    owners, part = (weights > 0).sum(0), BY_PART.get(question.label)
+    few = part and bool(((owners > 0) & (owners < FEWEST)).any())  # else it is hardly a sum; 0: not asked for
+    check(not few, f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out")
+    off = float(abs(weights.sum(0) - (owners > 0 if part else 1)).max())
     check(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
     most = float(weights.max())
     told = f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g}"

@@ -17,7 +17,7 @@ import torch
 from fairflare.base.disk.files import private_folder, private_opener, write_whole
 from fairflare.privacy.sums.exposure import Limits, check_table
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import NORMS, Question, masks_of, own_key
+from fairflare.privacy.sums.masks import GROUPS, NORMS, Question, masks_of, own_key
 from fairflare.privacy.sums.ring import Layout
 
 #: The log, and beside it the size and SHA-256 that it had after its last line.
@@ -133,15 +133,18 @@ class SumLog:
                 why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
                 self._need(not (same and line["opened"]), question, why.format("is open"))
                 self._need(not same or line["attempt"] < question.attempt, question, why.format("was asked for"))
-            of = (self.experiment, asked["model"].hex(), question.vectors)
-            if this or not line["opened"] or (line["experiment"], line["model"], line["vectors"]) != of:
+            same, of = line["model"] == asked["model"].hex(), (self.experiment, question.vectors)
+            # How many images a group has does not depend on the model, so sums of others would show a site's numbers.
+            other = (line["experiment"], line["vectors"]) != of or not (same or question.label == GROUPS)
+            if this or not line["opened"] or other:
                 continue
             if line["label"] != question.label:
                 rows.append(line["table"])
                 continue
-            why = f"the same model was summed with other members or weights in round {line['round']}"
-            self._need(line["table"] == asked["table"], question, f"{why}; ask with these, or go on from a newer model")
-            before.append(line)
+            why = f"{'the same model was' if same else 'groups were'} summed with other members or weights in round"
+            why = f"{why} {line['round']}; ask with these{', or go on from a newer model' * (question.label != GROUPS)}"
+            self._need(line["table"] == asked["table"], question, why)
+            before += [line] * same
         check_table(self.site, question, self.limits, pairs, rows)
         return before
 

@@ -71,11 +71,11 @@ class Ring:
     def quantised(self, values: Floats, weight: float) -> Words:
         """Return numbers, clipped and multiplied by a weight, as integers of the ring, (n,)."""
         scaled = weight * np.clip(values, -self.bound, self.bound) * 2.0**self.fraction
-        found: Words = np.rint(scaled).astype(np.int64).astype(self.words)
-        return found
+        return np.rint(scaled).astype(np.int64).astype(self.words)
 
 
-TRAINED, BUFFERS = Ring.fitting(32, 1.0), Ring.fitting(64, 2.0**20)
+#: Rings of trained tensors, of buffers, and of sums over images (squares of a patient's number of images are large).
+TRAINED, BUFFERS, SUMS = Ring.fitting(32, 1.0), Ring.fitting(64, 2.0**20), Ring.fitting(64, 2.0**33)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,289 @@
+"""Test secure sums of groups of people: the figures of the plain run, what too few sites have, and servers that lie."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fairflare.exchange.messages import Message
+from fairflare.federation.site.groups import KEPT, NAMES, SUMS
+from fairflare.reporting.groups import POOLED, group_notes
+from fairflare.reporting.results import read_results
+from fairflare.tasks.base import SiteData
+
+from .network import number
+from .summing import Numbers, Run, Wire, lost
+
+SEXES = ("female", "male", "unknown")
+ALL = {f"site-{k}": (0, 1, 2) for k in range(1, 5)}
+GROUPS: dict[str, Any] = {"groups": ["sex"], "group_bins": 4, "calibration_bins": 3, "num_rounds": 1, "sites": 4}
+
+
+@pytest.fixture(autouse=True)
+def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairflare.federation.record.journal.tell_listeners", lambda *args: [])
+
+
+class Patients(SiteData):
+    """Hold points of three classes, of patients of the given sexes."""
+
+    num_classes, attributes = 3, {"sex": SEXES}
+
+    def __init__(self, site: str, sexes: tuple[int, ...]) -> None:
+        draws = np.random.default_rng(number(site))
+        self.inputs = torch.tensor(draws.normal(size=(20 + 10 * number(site), 6)), dtype=torch.float32)
+        self.targets = torch.tensor(draws.choice(3, len(self.inputs), p=(0.5, 0.4, 0.1)))
+        self.sex = [sexes[place % len(sexes)] for place in range(len(self.inputs))]
+
+    def num_samples(self, split: str) -> int:
+        return len(self.inputs)
+
+    def class_counts(self, split: str) -> torch.Tensor:
+        return torch.bincount(self.targets, minlength=3)
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return self.sex
+
+    def batches(self, split: str, *, batch_size: int, **_: Any) -> Any:
+        return list(zip(self.inputs.split(batch_size), self.targets.split(batch_size), strict=True))
+
+
+class People(Numbers):
+    """Define a classifier of points, at sites with the given sexes; of a segmentation it tells Dice."""
+
+    has_classes = True
+
+    def __init__(self, sexes: Mapping[str, tuple[int, ...]] = ALL, *, dice: bool = False) -> None:
+        self.sexes, self.dice, self.has_classes = sexes, dice, not dice
+
+    def build_model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+        )
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    def open_site(self, site: str, settings: Any) -> SiteData:
+        return Patients(site, self.sexes[site])
+
+    def outcome_names(self) -> tuple[str, ...]:
+        return ("a", "b", "c")
+
+    def outcomes(self, model: Any, data: Any, split: str, device: Any) -> Any:
+        with torch.no_grad():
+            told = model.eval()(data.inputs).double().softmax(1).numpy()
+        return (None, np.where(told < 0.2, np.nan, told)) if self.dice else (data.targets.numpy(), told)
+
+
+def both(folder: Path, task: Any = None, **options: Any) -> tuple[Run, Run]:
+    """Do a run of secure sums and the plain run of the same weights."""
+    given = {**GROUPS, "task": task or People(), **options}
+    return Run(folder / "a", **given)(), Run(folder / "b", secure="", max_weight=0.5, **given)()
+
+
+def figures(run: Run) -> dict[str, Any]:
+    """Return the pooled figures by group, without those that need each site's sums or their parts."""
+    found = copy.deepcopy(run.results["groups"]["pooled"]["sex"])
+    for name in ("within", "without"):
+        found.pop(name, None)
+    for part in ("gaps", "gap_intervals"):
+        found[part] = {name: of for name, of in found[part].items() if not name.endswith("_within")}
+    return found
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Return whether two documents have the same keys and words, and numbers that differ by 1e-6 at most."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(alike(of, other[key]) for key, of in one.items())
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return one == pytest.approx(other, abs=1e-6) if isinstance(one, float) else bool(one == other)
+
+
+def told(run: Run, name: str) -> dict[str, Message]:
+    return {site: message for site, of, message in run.wire.sent if of == name}
+
+
+def asked(run: Run) -> list[Any]:
+    """Return the questions for sums of groups."""
+    every = [q for _, name, task in run.wire.asked if name == "mask" for q in task.meta["sums"]["questions"]]
+    return [q for q in every if q["label"] == "groups"]
+
+
+@pytest.mark.parametrize("dice", [False, True])
+@pytest.mark.parametrize("least", [1, 4])
+def test_figures_by_group_are_those_of_the_plain_run(least: int, dice: bool, tmp_path: Path) -> None:
+    """Compare all figures; a class of few cases stays at some sites with 4, and no site sends a sum in the clear."""
+    sums, plain = both(tmp_path, People(dice=dice), min_cases=least)
+    found, wanted = figures(sums), figures(plain)
+    for group in ("female", "male", "unknown"):  # counts are exact
+        for name in ("images", "cases"):
+            assert found["groups"][group][name] == wanted["groups"][group][name] > 0
+    assert alike(found, wanted)
+    assert sums.results["groups"]["sites"] == {}
+    for site, message in told(sums, "validate").items():
+        assert not message.meta["stats"].keys() & {*SUMS.values()}, site
+        assert set(message.meta["stats"][KEPT]) == {0, 2}
+    vectors = [message.params["groups"] for message in told(sums, "mask").values()]
+    counts = np.bincount(torch.cat(vectors).numpy().view(np.uint8), minlength=256)
+    assert ((counts - counts.sum() / 256) ** 2 / (counts.sum() / 256)).sum() < 255 + 5 * (2 * 255) ** 0.5
+
+
+def test_a_group_that_fewer_than_three_sites_have_is_not_opened(tmp_path: Path) -> None:
+    """Let two sites have men, one of whom keeps its classes: of men nothing is known, of women all but some classes."""
+    sexes = {"site-1": (0, 1), "site-2": (0, 1), "site-3": (0,), "site-4": (0,)}
+    local = {"sites": {"site-1": {"metrics_by_class": False}, "site-2": {"metrics_by_class": False}}}
+    sums, plain = both(tmp_path, People(sexes), local=local)
+    found, wanted = figures(sums), figures(plain)
+    assert set(found["groups"]["male"].values()) == {None}
+    assert {name: found["groups"]["female"][name] for name in ("images", "cases")} == {
+        name: wanted["groups"]["female"][name] for name in ("images", "cases")
+    }
+    assert found["groups"]["female"]["ece"] == pytest.approx(wanted["groups"]["female"]["ece"], abs=1e-6)
+    assert found["groups"]["female"]["auc"] is None  # two sites alone would tell their classes
+    assert found["groups"]["unknown"]["images"] == 0
+    for question in asked(sums):
+        columns = np.array([question["table"][site] for site in sorted(question["table"])])
+        assert set((columns > 0).sum(0)) == {0, 4}
+    assert sums.results["groups"]["kept"] == {POOLED: ["sex=male"]}
+    notes = " ".join(group_notes(read_results(sums.folder / "fairflare")))
+    assert "Groups of people that stay at a site and are in no figure" in notes
+    assert "all sites: sex=male" in notes
+
+
+def test_a_site_that_is_lost_is_in_no_figure(tmp_path: Path) -> None:
+    """Lose a site before its sums arrive, and one for a moment while they are opened."""
+    few = Run(tmp_path / "a", twist=lost("site-4", "mask", 9, first=1), task=People(), **GROUPS)()
+    only = Run(tmp_path / "b", task=People(), **{**GROUPS, "sites": 3})()
+    for name in ("images", "cases"):
+        assert [of[name] for of in figures(few)["groups"].values()] == [
+            of[name] for of in figures(only)["groups"].values()
+        ]
+    assert asked(few)[-1]["table"].keys() == {"site-1", "site-2", "site-3"}
+    whole = Run(tmp_path / "c", task=People(), **GROUPS)()
+    again = Run(tmp_path / "d", twist=lost("site-2", "release", 1, first=1), task=People(), **GROUPS)()
+    assert figures(again) == figures(whole)
+
+
+def test_too_few_sites_have_no_groups_and_the_run_is_done(tmp_path: Path) -> None:
+    run = Run(tmp_path, twist=lost("site-4", "mask", 9, first=1), task=People(), **{**GROUPS, "min_cases": 45})()
+    assert run.results["status"] == "completed"  # of four sites two have enough cases
+    assert run.results["groups"]["pooled"] == {}
+    assert asked(run) == []
+
+
+def test_a_server_that_dies_after_the_sums_of_groups_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    """Let the outcomes move between two jobs, as on a GPU: the answers that were kept fit the open sum."""
+    first = Run(tmp_path, experiment="e", task=People(), **GROUPS)
+    monkeypatch.setattr(first.rounds.journal, "tested", _dies)
+    with pytest.raises(KeyboardInterrupt):
+        first()
+    whole = Run(tmp_path / "whole", experiment="e", task=People(), **GROUPS)()
+    told_before = People.outcomes
+    monkeypatch.setattr(People, "outcomes", lambda *args: (told_before(*args)[0], told_before(*args)[1][:, [1, 2, 0]]))
+    assert figures(Run(tmp_path, experiment="e", task=People(), **GROUPS)()) == figures(whole)
+
+
+def _dies(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def changed(change: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return what a server does that changes its questions for sums of groups; ``change`` has site and question."""
+    answer = Wire._answer
+
+    def other(wire: Wire, site: str, name: str, task: Message) -> Any:
+        sums = task.meta.get("sums", {})
+        if name in ("mask", "release") and sums["questions"][0]["label"] == "groups":
+            lie = [change(site, question) for question in sums["questions"]]
+            task = replace(
+                task, meta={**task.meta, "sums": {**sums, "questions": lie, "present": sorted(lie[0]["table"])}}
+            )
+        return answer(wire, site, name, task)
+
+    return other
+
+
+def reasons(run: Run) -> set[str]:
+    return {m.meta["reason"].partition(": sum 'groups' of ")[2] for _, of, m in run.wire.sent if m.meta["reason"]}
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ((1.0, 0.0, 0.0, 0.0), "a group has the numbers of fewer than 3 sites; leave this group out"),
+        ((0.5, 0.5, 0.0, 0.0), "a group has the numbers of fewer than 3 sites; leave this group out"),
+        ((0.4, 0.3, 0.3, 0.0), "a group that it has no numbers of has a weight, so that they would be of fewer sites"),
+    ],
+)
+def test_a_server_that_asks_for_the_group_of_one_site_is_refused(weights: Any, why: str, tmp_path: Path) -> None:
+    """Ask for men, whom one site alone has, in a table that is otherwise the right one."""
+    task = People({"site-1": (0, 1), **{f"site-{k}": (0,) for k in (2, 3, 4)}})
+    run = Run(tmp_path, task=task, **GROUPS)
+
+    def men(site: str, question: dict[str, Any]) -> dict[str, Any]:
+        half = len(question["table"]["site-1"]) // 3
+        rows = zip(question["table"].items(), weights, strict=False)
+        return {**question, "table": {name: [*row[:half], w, *row[half + 1 :]] for (name, row), w in rows}}
+
+    run.wire._answer = changed(men).__get__(run.wire)  # type: ignore[method-assign]
+    assert run().results["groups"]["pooled"] == {}
+    assert any(why in reason for reason in reasons(run))
+
+
+def test_one_weight_for_all_groups_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, task=People(), **GROUPS)
+    even = changed(lambda site, question: {**question, "table": {name: [0.25] for name in ALL}})
+    run.wire._answer = even.__get__(run.wire)  # type: ignore[method-assign]
+    assert run().results["groups"]["pooled"] == {}
+    assert reasons(run) == {"round 1: the table has 1 layers, its model 48; use one model"}
+
+
+def test_groups_of_another_model_are_of_the_same_sites(tmp_path: Path) -> None:
+    """Ask again in a longer run of the experiment, without a site: how many men it has would be the difference."""
+    options = {"experiment": "e", "task": People(), **GROUPS}
+    Run(tmp_path, **options)()
+    again = Run(tmp_path, twist=lost("site-4", "validate", 9), **{**options, "num_rounds": 2})()
+    assert again.results["groups"]["pooled"] == {}
+    assert {reason.partition(": ")[2] for reason in reasons(again)} == {
+        "groups were summed with other members or weights in round 1; ask with these"
+    }
+    same = Run(tmp_path / "b", **options)()
+    longer = Run(tmp_path / "b", **{**options, "num_rounds": 2})()
+    assert figures(longer)["groups"]["male"]["images"] == figures(same)["groups"]["male"]["images"]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({KEPT: [2.0] * 47}, "field 'group_kept' must be 48 times 0, 1 or 2, got 47 numbers"),
+        ({KEPT: [0.5] * 48}, "field 'group_kept' must be 0, 1 or 2"),
+        ({KEPT: [3.0] * 48}, r"field 'group_kept\[0\]' must lie in \[0, 2\], got 3.0"),
+        ({NAMES: ["sex=a", "sex=b", "sex=c"]}, "must name the 3 groups that the datalists declare"),
+        ({NAMES: ["../../x"] * 3}, "must name groups of sex, got '../../x'"),
+    ],
+)
+def test_an_answer_about_groups_that_cannot_be_is_refused(change: Any, why: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, task=People(), **GROUPS)
+    answer = Wire._answer
+
+    def other(wire: Wire, site: str, name: str, task: Message) -> Any:
+        found = answer(wire, site, name, task)
+        if (site, name) == ("site-4", "validate"):
+            found.meta["stats"].update(change)
+        return found
+
+    run.wire._answer = other.__get__(run.wire)  # type: ignore[method-assign]
+    (left,) = run().results["left_out"]
+    assert left["site"] == "site-4"
+    assert re.search(why, left["reason"])
+    assert asked(run)[0]["table"].keys() == {"site-1", "site-2", "site-3"}

@@ -18,16 +18,9 @@ from fairflare.reporting.layout import shown
 from fairflare_lab.compare.group_gaps import Value, gap_table, gaps_in_words, over_seeds
 from fairflare_lab.page.groups import gap_lead
 from tests.unit.report_runs import read
+from tests.unit.test_groups import made
 
 BINS, SURE = 40, 7
-
-
-def made(classes: int, count: int, seed: int = 0, groups: int = 3) -> tuple[Any, Any, Any]:
-    """Return labels, probabilities and groups of synthetic images; the model is worse in group 1."""
-    rng = np.random.default_rng(seed)
-    labels, numbers = rng.integers(0, classes, count), rng.integers(0, groups, count)
-    logits = rng.normal(size=(count, classes)) + np.eye(classes)[labels] * np.where(numbers == 1, 0.5, 2.0)[:, None]
-    return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), numbers
 
 
 def by_group(labels: Any, scores: Any, numbers: Any, groups: int = 3) -> dict[str, Any]:

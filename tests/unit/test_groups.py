@@ -17,9 +17,16 @@ from fairflare.reporting.documents import Results
 from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
 from fairflare.reporting.layout import interval
 from tests.unit.report_runs import read
-from tests.unit.test_group_intervals import made
 
 BINS, SURE = 40, 7
+
+
+def made(classes: int, count: int, seed: int = 0, groups: int = 3) -> tuple[Any, Any, Any]:
+    """Return labels, probabilities and groups of synthetic images; the model is worse in group 1."""
+    rng = np.random.default_rng(seed)
+    labels, numbers = rng.integers(0, classes, count), rng.integers(0, groups, count)
+    logits = rng.normal(size=(count, classes)) + np.eye(classes)[labels] * np.where(numbers == 1, 0.5, 2.0)[:, None]
+    return labels, np.exp(logits) / np.exp(logits).sum(1, keepdims=True), numbers
 
 
 def sums(labels: Any, scores: Any, chosen: Any) -> dict[str, Any]:

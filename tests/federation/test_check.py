@@ -341,6 +341,15 @@ def test_expected_sites_that_are_not_connected_are_named(tmp_path: Path) -> None
     assert "No site was left out" not in shown
 
 
+def test_whoever_fails_the_round_is_in_the_results(tmp_path: Path) -> None:
+    run = Run(tmp_path, misbehave("site-2", "train", "site 'site-2' burnt down"), num_rounds=2, min_sites=3)
+    with pytest.raises(RoundFailed):
+        run()
+    with (run.folder / "fairflare" / "left_out.csv").open() as file:
+        assert list(csv.reader(file))[1:] == [["0", "train", "site-2", "site 'site-2' burnt down"]]
+    assert "site-2 in round 0, train: site 'site-2' burnt down" in fairness_table(read(**run.results))
+
+
 def test_nothing_but_a_small_message_is_sent(tmp_path: Path) -> None:
     run = Run(tmp_path, num_rounds=2, experiment="e")()
     (sent,) = run.net.checks
@@ -515,6 +524,13 @@ def test_what_a_setting_can_mend_is_said() -> None:
     assert make_plan("fed_ism", task="segmentation").task.has_classes is False
 
 
+@pytest.mark.parametrize("method", ["fed_mas", "bsm_kd"])
+def test_a_network_without_a_projection_head_is_refused_at_once(method: str) -> None:
+    wanted = rf"method '{method}' cannot learn classification: it needs a projection head .*; set projector_dim"
+    with pytest.raises(ValueError, match=wanted):
+        make_plan(method, settings={"projector_dim": None})
+
+
 def test_a_site_says_which_prior_it_holds(tmp_path: Path) -> None:
     results = run(tmp_path, {}, method="fed_mas")
     (held,) = {found["prior"] for found in results["info"]["said"].values()}
@@ -527,6 +543,16 @@ def test_different_priors_are_refused(tmp_path: Path) -> None:
     run.net.ready = lambda site, task: says(prior="aa" if site == "site-1" else "bb")
     with pytest.raises(RoundFailed, match="different prior networks: 'aa' at site-1; 'bb' at site-2, site-3"):
         run()
+
+
+@pytest.mark.usefixtures("untrained")
+def test_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    local = {"sites": {s: own_images(tmp_path / s, 5) for s in SITES[:2]}}
+    (tmp_path / "site-2" / "validation0.png").write_bytes(b"no picture")
+    reason = refused(run(tmp_path / "run", local))
+    assert "site 'site-2'" in reason
+    assert "validation" in reason
+    assert "png" not in reason
 
 
 # ------------------------------------------------------------------------------------------------ a site's words
@@ -558,3 +584,10 @@ def test_every_value_is_checked(tmp_path: Path, report: Any, why: str) -> None:
     run.net.ready = lambda site, task: message if site == "site-1" else says_nothing()
     with pytest.raises(RoundFailed, match="1 of 3 site"):
         run()
+
+
+def test_words_are_printable() -> None:
+    found = read_check("a", says(prior="a\x1b[31m", splits=["t\n"], images=[1], class_names=["\x07b"]), 0)
+    assert found["prior"] == "a [31m"
+    assert found["images"] == {"t ": 1}
+    assert found["class_names"] == [" b"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from fairflare import __version__
 from fairflare.base.settings import settings
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting import received_state as incoming
-from fairflare.federation.collecting.collector import QuorumError
-from fairflare.federation.site.replies import MAX_SAMPLES, printable, reasons
-from fairflare.methods.base.reports import Field, ReportError
+from fairflare.federation.collecting.collector import Collector, QuorumError
+from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable, read_metrics, reasons
+from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
@@ -30,6 +31,7 @@ from .examples import (
     anchor_message,
     begun,
     example_report,
+    finish,
     naive_average,
     net_state,
     start,
@@ -141,6 +143,18 @@ def test_layers_are_weighed_each(tmp_path: Path) -> None:
     assert weighing.layers["head"] == pytest.approx(head, abs=1e-12)
 
 
+def test_identical_models_come_out_exactly(tmp_path: Path) -> None:
+    rule = FedLWR()
+    collector = begun(rule, tmp_path)
+    for site in SITES:
+        message = train_message(site)
+        message.params, message.is_update = net_state(3), False
+        take(collector, site, message)
+    result, _ = finish(collector)
+    for name, tensor in result.items():
+        assert torch.equal(tensor, net_state(3)[name]), name
+
+
 def test_what_a_rule_sees() -> None:
     seen: list[RoundInputs] = []
 
@@ -167,6 +181,18 @@ def test_what_a_rule_sees() -> None:
         torch.testing.assert_close(tensor, net_state(2)[name], atol=1e-6, rtol=0)
     assert weighing.reports["a"] == {"score": 0.1, "odd": 0.1, "steps": 1.0}
     assert collector.rejected == {"b": "site 'b' is ill"}
+
+
+def test_a_rule_without_weights_is_a_bug() -> None:
+    @settings
+    class Empty(Asking):
+        def weigh(self, inputs: RoundInputs) -> Weighing:
+            return Weighing()
+
+    collector = begun(Empty())
+    take(collector, "a", train_message("a", rule=Empty()))
+    with pytest.raises(RuntimeError, match=r"Empty.weigh\(\) gave neither site nor layer weights"):
+        collector.aggregate()
 
 
 # ------------------------------------------------------------------------------------------------ refusals: the head
@@ -201,6 +227,13 @@ def test_head(change: dict[str, Any], message: str) -> None:
     assert len(text) < 200
 
 
+@pytest.mark.parametrize("meta", [None, [], "x", 5, b"", [1], torch.ones(1), {}, {"status": "ok"}])
+def test_no_head_at_all(meta: Any) -> None:
+    message = train_message("b", rule=Asking())
+    message.meta = meta
+    assert "site 'b'" in refusal(message)
+
+
 @pytest.mark.parametrize(
     "answered", [7, -1, 10**400, "0", 0.5, [0], np.array([0, 0]), torch.zeros(3), math.nan, {"a": 1}]
 )
@@ -209,6 +242,12 @@ def test_answer_to_another_round(answered: Any) -> None:
     assert text.startswith("site 'b' answered for round ")
     assert text.endswith(", asked for round 0")
     assert len(text) < 200
+
+
+def test_a_missing_status_is_no_ok() -> None:
+    message = train_message("b", rule=Asking())
+    del message.meta["status"]
+    assert refusal(message) == "site 'b': field 'status' must be 'ok', got None"
 
 
 def test_another_patch_version_is_understood() -> None:
@@ -281,6 +320,12 @@ def test_counts(field: str, value: Any, wanted: str) -> None:
     assert re.match(f"site 'b': field '{field}' {wanted}", text), text
 
 
+def test_counts_at_the_limits() -> None:
+    for samples, steps in ((1, 0), (MAX_SAMPLES, MAX_SAMPLES), (None, None)):
+        found = begun(Asking()).read_training("b", train_message("b", rule=Asking(), samples=samples, num_steps=steps))
+        assert (found.num_samples, found.num_steps) == (samples, steps)
+
+
 @pytest.mark.parametrize(
     ("stats", "wanted"),
     [
@@ -301,6 +346,15 @@ def test_counts(field: str, value: Any, wanted: str) -> None:
 def test_statistics(stats: Any, wanted: str) -> None:
     text = refusal(train_message("b", rule=Asking(), stats=stats))
     assert re.match(f"site 'b': {wanted}", text), text
+
+
+def test_statistics_that_are_no_numbers_are_none() -> None:
+    stats = {"train_loss": math.inf, "epoch_losses": [1, math.nan], "unknown": object()}
+    found = begun(Asking()).read_training("b", train_message("b", rule=Asking(), stats=stats)).stats
+    assert math.isnan(found["train_loss"])
+    assert found["epoch_losses"][0] == 1.0
+    assert (found["seconds"], found["synthetic"]) == (None, None)
+    assert "unknown" not in found
 
 
 #: Of formulas, markup, terminals, other scripts, and what no key of a document should be.
@@ -342,6 +396,15 @@ def test_metrics(metrics: Any, wanted: str) -> None:
     assert len(text) < 300
 
 
+def test_metrics_in_range() -> None:
+    assert read_metrics("b", {"dice": 1, "clean/dice": 0, "loss": 40.0}) == {"dice": 1.0, "clean/dice": 0.0, "loss": 40}
+    assert read_metrics("b", None, needed=False) == {}
+    with pytest.raises(ReportError):
+        read_metrics("b", {"dice": 2}, needed=False)
+    assert is_finite(3)
+    assert not is_finite(HUGE)
+
+
 # ------------------------------------------------------------------------------------------------ refusals: reports
 
 
@@ -380,6 +443,27 @@ def test_reports(report: Any, wanted: str) -> None:
     assert re.match(f"site 'b': {wanted}", text), text
     assert text.isprintable()
     assert len(text) < 300
+
+
+def test_what_is_read_of_a_report() -> None:
+    found = read_report({"score": 1, "odd": math.inf, "more": object()}, Asking.report_fields, "b")
+    assert found["score"] == 1.0
+    assert type(found["score"]) is float
+    assert math.isnan(found["odd"])
+    assert {k: v for k, v in found.items() if k not in ("score", "odd")} == dict.fromkeys(
+        ("steps", "done", "label", "names", "curve")
+    )
+    assert read_report(None, (), "b") == {}
+    assert read_report(None, (Field("x", required=False),), "b") == {"x": None}
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 10**41, -(10**41), 3.5, "é" * 500, b"\x00" * 500, ["x" * 500], object(), math.nan]
+)
+def test_values_are_shortened(value: Any) -> None:
+    text = shortened(value)
+    assert text.isprintable()
+    assert 0 < len(text) <= 80
 
 
 # ------------------------------------------------------------------------------------------------ refusals: models
@@ -510,6 +594,39 @@ def test_a_number_that_no_counter_can_be(value: float) -> None:
     assert refusal(message).startswith("site 'b': tensor 'bn.num_batches_tracked' holds a number that no integer")
 
 
+@pytest.mark.parametrize("memory", [0, None])
+def test_only_one_tensor_is_made_at_a_time(memory: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that a tensor on FLARE's disk is read twice and not held; one in memory is made once and held."""
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most, read = [0], []
+    make = incoming.local_tensor
+
+    def watched(*arguments: Any, **more: Any) -> torch.Tensor:
+        tensor = make(*arguments, **more)
+        alive.add(tensor)
+        most[0] = max(most[0], len(alive))
+        return tensor
+
+    class Waiting:
+        def __init__(self, name: str, value: torch.Tensor) -> None:
+            self.name, self.value = name, value
+
+        def materialize(self) -> torch.Tensor:
+            read.append(self.name)
+            return self.value.clone()
+
+    monkeypatch.setattr(incoming, "local_tensor", watched)
+    collector = begun(FedAvg(), memory=memory)
+    message = train_message("b", net_state(1))
+    message.params = {name: Waiting(name, value) for name, value in message.params.items()}
+    take(collector, "b", message)
+    assert sorted(read) == sorted([*RECEIVED, *RECEIVED] if memory == 0 else RECEIVED)
+    assert memory is None or most[0] <= 2  # the next one is made before the name of the last is free
+    result, _ = collector.aggregate()
+    for name, tensor in net_state(1).items():
+        torch.testing.assert_close(result[name], tensor, atol=1e-6, rtol=0)
+
+
 # ------------------------------------------------------------------------------------------------ refusals: the anchor
 
 
@@ -598,6 +715,14 @@ def test_a_disk_that_cannot_be_read_is_no_refusal() -> None:
     with pytest.raises(OSError, match="Input/output"):
         begun(Asking()).read_training("b", with_tensor(Lost()))
     assert begun(Asking()).read_training("b", with_tensor(Found())).site == "b"
+
+
+def test_without_a_folder_models_wait_in_a_temporary_one() -> None:
+    collector = Collector(FedAvg())
+    folder = collector.staging.folder
+    assert folder.is_dir()
+    del collector
+    assert not folder.exists()
 
 
 def test_too_few_give_every_reason() -> None:

@@ -27,8 +27,11 @@ from fairflare.reporting.layout import interval
 from fairflare.reporting.results import read_document, read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.images import ImageTask
+from fairflare.tasks.segmentation import SegmentationTask
 from fairflare_lab.page.groups import groups as section_of
 from fairflare_lab.page.material import of_one, page_run
+from fairflare_lab.phantoms import PhantomPlan, class_site
 from tests.unit.report_runs import read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -371,6 +374,17 @@ def test_bad_input_ends_the_run_before_it_begins(asked: str, change: Any, words:
     assert "Secret" not in str(caught.value)
 
 
+def test_a_task_that_tells_nothing_of_an_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageTask, "outcome_names", lambda self: [])
+    with pytest.raises(RoundFailed, match="groups needs a task with a result for each image, which"):
+        run_local(plan("sex"), tmp_path / "run", federation(tmp_path / "data"))
+
+
+def test_an_attribute_is_asked_for_once() -> None:
+    with pytest.raises(ValueError, match="groups must name each attribute once"):
+        plan("sex", "sex")
+
+
 def test_a_reply_that_cannot_be_used() -> None:
     stats: dict[str, Any] = {field.name: None for field in groups.FIELDS}
     assert groups.read_groups("s", stats, ["sex"], 2, 10, 5) is None
@@ -396,6 +410,10 @@ class Oracle(torch.nn.Module):
         return 9.0 * torch.eye(self.classes)[drawn]
 
 
+PLAN: dict[str, Any] = {
+    "phantom": "dermoscopy7", "num_samples": 80, "num_test": 56, "num_own_test": 120, "image_size": 32,
+    "num_sites": 2, "partition": "iid", "corrupted_sites": 0, "attributes": True, "attribute_shares": (0.5, 0.5),
+}  # fmt: skip
 AS_TASK: dict[str, Any] = {
     "phantom": "dermoscopy7", "phantom_samples": 80, "phantom_test": 56, "phantom_own_test": 120,
     "image_size": (32, 32), "phantom_sites": 2, "partition": "iid", "corrupted_sites": 0, "attributes": True,
@@ -446,6 +464,88 @@ def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: flo
     assert found["gaps"]["demographic_parity"] == pytest.approx(max(abs(a - b) for a, b in share), abs=1e-12)
     if prevalence and not noise:
         assert found["gaps"]["demographic_parity"] > 0.3
+
+
+def test_prevalence_is_in_the_labels_and_nothing_else_moves() -> None:
+    plain = class_site(PhantomPlan(**PLAN), 0)
+    more = class_site(PhantomPlan(**PLAN, attribute_prevalence=0.5), 0)
+    dark = plain.attributes["test"] == 1
+    assert (plain.attributes["test"] == more.attributes["test"]).all()
+    assert (plain.labels["test"] == more.labels["test"])[~dark].all()
+    raised = (more.labels["test"] == 6)[dark].mean() - (plain.labels["test"] == 6)[dark].mean()
+    assert 0.3 < raised <= 0.5 + 0.5 / dark.sum()
+
+
+def test_what_depends_on_an_attribute_needs_attributes() -> None:
+    with pytest.raises(ValueError, match="attribute_noise is set, but attributes is False"):
+        PhantomPlan(attribute_noise=0.1)
+
+
+class Outliner(torch.nn.Module):
+    """Define a task that outlines the whole gland of every image, by its pixels."""
+
+    def __init__(self, known: dict[bytes, torch.Tensor]) -> None:
+        super().__init__()
+        self.known = known
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        whole = [self.known[image.numpy().tobytes()] for image in inputs.mul(255).round().to(torch.uint8)]
+        return 20.0 * torch.stack(whole).float() - 10.0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_the_prostate_phantom_shows_the_gap_that_was_put_in(noise: float) -> None:
+    """Check a perfect outline: its Dice is 1, except for patients of whom one half of the gland is outlined."""
+    from fairflare.reporting.groups import by_group
+
+    size: dict[str, Any] = {"image_size": (32, 32), "phantom_cases": 2.0}
+    task, clean = SegmentationTask(**size, attributes=True, attribute_noise=noise), SegmentationTask(**size)
+    sums, dice, zones = {}, [], []
+    for site in ("site-4", "site-5"):  # about half of the patients have an enlarged zone
+        data, whole = task.open_site(site, {}), clean.open_site(site, {})
+        (images, masks), (same, truth) = (next(iter(d.batches("test", batch_size=1000))) for d in (data, whole))
+        assert torch.equal(images, same)  # nothing of it is in the images
+        known = {i.mul(255).round().to(torch.uint8).numpy().tobytes(): t for i, t in zip(images, truth, strict=True)}
+        request: Any = type("Asked", (), {"groups": ("zone",), "group_bins": 50, "calibration_bins": 10})
+        table = groups.table_of(site, task, Outliner(known), data, torch.device("cpu"), request)
+        told, _ = table.sent(1, True)
+        stats = {field.name: told.get(field.name) for field in groups.FIELDS}
+        sums[site] = groups.read_groups(site, stats, ["zone"], 1, 50, 10)
+        own = np.array(data.group_numbers("test", "zone"))
+        halved = [not torch.equal(m, t) for m, t in zip(masks, truth, strict=True)]
+        patients = np.array(halved)[::4][own[::4] == 1]
+        assert patients.mean() == pytest.approx(noise, abs=0.5 / len(patients) + 1e-12)
+        assert not np.array(halved)[own == 0].any()
+        for m, t in zip(masks.numpy().astype(bool), truth.numpy().astype(bool), strict=True):
+            dice.append(2 * (m & t).sum() / (m.sum() + t.sum()))
+        zones.append(own)
+    found = by_group(sums, {}, 50, 10)["pooled"]["zone"]
+    of = [np.array(dice)[np.concatenate(zones) == k].mean() for k in (0, 1)]
+    assert of[0] == 1.0
+    assert found["groups"]["small"]["dice"] == pytest.approx(1.0, abs=1e-6)
+    assert found["gaps"]["dice_gap"] == pytest.approx(1 - of[1], abs=1e-6)
+    assert of[1] == pytest.approx(1 - noise / 3, abs=0.04)
+    if noise:
+        assert found["worst"]["dice"] == "enlarged"
+        assert found["gap_intervals"]["dice_gap"][0] > 0
+    else:
+        assert found["gaps"]["dice_gap"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_zone_is_that_of_the_anatomy_and_moves_nothing() -> None:
+    plain, more = (SegmentationTask(phantom_cases=0.5, attributes=on).open_site("site-5", {}) for on in (False, True))
+    for split in ("training", "test"):
+        for a, b in zip(*(next(iter(d.batches(split, batch_size=1000))) for d in (plain, more)), strict=True):
+            assert torch.equal(a, b)
+    assert plain.attributes == {}
+    assert more.attributes == {"zone": ("small", "enlarged", "unknown")}
+    from fairflare_lab.phantoms.prostate import zones
+
+    shares = {site: np.concatenate([*zones(site, cases=20).values()]).mean() for site in ("site-3", "site-5")}
+    assert shares["site-3"] == pytest.approx(0.15, abs=0.06)
+    assert shares["site-5"] == pytest.approx(0.6, abs=0.08)
+    with pytest.raises(ValueError, match="attribute_noise"):
+        make_plan("fed_avg", task="segmentation", sites=SITES, num_rounds=1, settings={"attribute_noise": 0.5})
 
 
 def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:

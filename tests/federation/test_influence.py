@@ -39,6 +39,7 @@ from .examples import (
     finish,
     take,
     train_message,
+    whole_round,
 )
 from .network import Behaviour, Run, good, misbehave
 from .test_every_method import check_weights, same, weights_of
@@ -197,6 +198,21 @@ def test_a_large_update_is_cut_before_anything_uses_it(tmp_path: Path) -> None:
     assert "of its update (parameters) cut to 1.039, 3 times the median (max_update_norm)" in warned["text"]
 
 
+def test_a_norm_that_no_number_holds_is_recorded_as_none(tmp_path: Path) -> None:
+    from .network import Line
+
+    class Wide(Line):
+        def build_model(self) -> torch.nn.Module:
+            return super().build_model().double()
+
+    run = Run(tmp_path, sends(1e300), rule=FedAvg(), task=Wide(), num_rounds=1, max_update_norm=3)()
+    (warned,) = run.results["rounds"][0]["warnings"]
+    assert warned["value"] is None
+    assert "norm inf of its update" in run.net.said[-1]
+    for name, tensor in run.net.tasks[0].params.items():
+        torch.testing.assert_close(run.model()["model"][name], tensor + (10 * 0.1 + 20 * 0.2) / 60)
+
+
 def test_the_sites_are_measured_once_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that each local model is read from disk once for the measurement, for the anchor and for the average."""
     measured: list[list[str]] = []
@@ -210,6 +226,16 @@ def test_the_sites_are_measured_once_a_round(tmp_path: Path, monkeypatch: pytest
     assert measured == [["site-1", "site-2", "site-3"]] * 2
 
 
+def test_the_received_model_is_let_go(tmp_path: Path) -> None:
+    collector = begun(FedAvg(), tmp_path, bounds=HOSPITALS)
+    for index, site in enumerate(SITES):
+        take(collector, site, train_message(site, near(index)))
+    finish(collector)
+    assert collector._influence._states is not None
+    collector.clear()
+    assert collector._influence._states is None
+
+
 # ------------------------------------------------------------------------------------------------ every method
 
 
@@ -220,6 +246,29 @@ def near(index: int, far: float = 0.1) -> dict[str, torch.Tensor]:
         name: t + far * torch.rand(t.shape, generator=g) if t.is_floating_point() else t + 3
         for name, t in RECEIVED.items()
     }
+
+
+@travels
+def test_order_of_arrival_does_not_matter(method: str, tmp_path: Path) -> None:
+    results = []
+    for number, order in enumerate((SITES, SITES[::-1], ("b", "c", "a"))):
+        results.append(whole_round(make(all_methods()[method]), tmp_path / str(number), order=order, bounds=HOSPITALS))
+    for state, weighing in results[1:]:
+        assert same(state, results[0][0])
+        assert weights_of(weighing) == weights_of(results[0][1])
+
+
+@travels
+def test_one_two_and_absent_sites(method: str, tmp_path: Path) -> None:
+    rule = make(all_methods()[method])
+    for current_round, order in enumerate((("b",), ("a", "c"), SITES, ("c", "b"), ("a",), SITES)):
+        state, weighing = whole_round(rule, tmp_path, current_round, order, HOSPITALS)
+        check_weights(weighing, sorted(order))
+        most = max(0.4, 1 / len(order)) + 1e-9
+        assert all(max(weights.values()) <= most for weights in weights_of(weighing))
+        assert all(bool(torch.isfinite(t.float()).all()) for t in state.values())
+        if len(order) == 1:
+            assert weights_of(weighing)[0] == {order[0]: 1.0}
 
 
 def alike(rule: Rule, folder: Path, bounds: Bounds | None) -> list[Any]:
@@ -390,6 +439,16 @@ def test_a_loss_that_no_network_has_is_refused(name: str, liar: Any) -> None:
     assert "1e+06], got 1e+30" in left_out.reason
 
 
+def test_the_page_has_these_figures() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "robustness.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in text.splitlines() if row.startswith("| ")]
+    for (name, words), figures in FREE.items():
+        (row,) = [r for r in rows if all_methods()[name].title in r[0].split(", ") and r[1] == words]
+        *free, held = map(float, row[2:])
+        assert free == pytest.approx(figures, abs=6e-4)
+        assert 0.249 <= held <= 0.25  # max_weight=auto of six sites; max_excess may cut more
+
+
 # ------------------------------------------------------------------------------------------------ in place of the mean
 
 NOT_A_MEAN = {
@@ -483,6 +542,15 @@ def test_what_the_sum_above_the_equal_share_was_is_said(tmp_path: Path) -> None:
     assert warned["value"] == pytest.approx(excess)
     assert f"weights above the equal share, {excess:.4g} together, brought to 0.16 (max_excess)" in run.net.said[-1]
     assert run.results["rounds"][0]["site_weights"]["site-1"] == pytest.approx(1 / 6 + 0.16)
+
+
+def test_bounds_are_set_like_any_other_setting() -> None:
+    assert make_plan("fed_lwr").run.max_weight is None
+    run = make_plan("fed_lwr", settings={"max_weight": 0.3, "clip_max": 0.9}, max_samples=50).run
+    assert (run.max_weight, run.max_samples, run.max_update_norm) == (0.3, 50, None)
+    assert make_plan("fed_lwr", settings={"max_weight": None}, max_weight=0.5).run.max_weight is None
+    with pytest.raises(ValueError, match="did you mean 'max_weight'"):
+        make_plan("fed_lwr", settings={"max_weigth": 0.3})
 
 
 def test_the_defaults_for_hospitals_are_described() -> None:

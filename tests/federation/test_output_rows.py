@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from fairflare.federation.collecting.collector import Collector
+from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.check import Check
 from fairflare.federation.transports.local import run_local
@@ -30,6 +31,14 @@ SETTINGS: dict[str, Any] = {
 WEIGHT, BIAS = "final_conv.weight", "final_conv.bias"
 PART: dict[str, Any] = {"A": [1], "B": "all", "C": [1]}
 TOLD = "averaged over the sites that annotate it (class_2: B)"
+
+
+class Dies(Listener):
+    """End a run before its second round, as a killed server would."""
+
+    def round_started(self, current_round: int) -> None:
+        if current_round == 1:
+            raise KeyboardInterrupt
 
 
 def run(
@@ -114,6 +123,18 @@ def test_nothing_changes_where_all_sites_annotate_all(tmp_path: Path, monkeypatc
     assert all(torch.equal(tensor, model_in(before)[name]) for name, tensor in model_in(found).items())
     assert document(found)["info"]["output_rows"] == {}
     assert "output row" not in fairness_table(read_results(found))
+
+
+def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    """Check also the term of structures that a site did not annotate, which begins in the second round."""
+    more: dict[str, Any] = {"settings": {**SETTINGS, "unlabelled": "consistency"}, "num_rounds": 2, "experiment": "e"}
+    whole = run(tmp_path / "whole", **more)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "dies", listeners=(Dies(),), **more)
+    rest = run(tmp_path / "dies", **more)
+    assert document(rest)["info"]["resumed_at_round"] == 1
+    assert document(rest)["info"]["output_rows"] == document(whole)["info"]["output_rows"] == {"class_2": ["B"]}
+    assert all(torch.equal(tensor, model_in(rest)[name]) for name, tensor in model_in(whole).items())
 
 
 def test_where_the_output_layer_is_unknown_the_run_says_so(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from fairflare.federation.plan.site_training import HalvesDiffer, check_halves
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.site.norm_moments import whole_pass
 from fairflare.federation.site.script import ScriptSite
+from fairflare.federation.transports.isolation import perform_isolated
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import FedLWR
@@ -362,6 +364,28 @@ def test_parameters_are_those_of_averaged_statistics(tmp_path: Path) -> None:
     assert same(plain[0], plain[1])
 
 
+@pytest.mark.long
+def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
+    more = {"settings": RECALIBRATED, "experiment": "e", "num_rounds": 2}
+    run_local(plan_of("segmentation", TINY_SEGMENTS, **more), tmp_path / "whole")
+    log = tmp_path / "cut" / "server" / "simulate_job" / "fairflare" / "progress.jsonl"
+
+    def in_the_middle() -> bool:
+        """Return the exchanges of round 1."""
+        lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        begun = [x for x in lines if (x["kind"], x.get("phase"), x.get("current_round")) == ("phase", TASK_NORMS, 1)]
+        return len(begun) > 2
+
+    with pytest.raises(Stopped):
+        run_local(plan_of("segmentation", TINY_SEGMENTS, **more), tmp_path / "cut", should_stop=in_the_middle)
+    run_local(plan_of("segmentation", TINY_SEGMENTS, **more), tmp_path / "cut")
+    assert same(final(tmp_path / "whole"), final(tmp_path / "cut"))
+    assert json.loads(log.with_name("results.json").read_text())["resumed"]
+    other = plan_of("segmentation", TINY_SEGMENTS, **{**more, "settings": {}})
+    with pytest.raises(ValueError, match=r"norm_statistics: was 'recalibrated, exact', is 'average'"):
+        run_local(other, tmp_path / "cut")
+
+
 # ------------------------------------------------------------------------------------------------ at a site
 
 
@@ -383,6 +407,23 @@ def test_a_later_question_finds_the_model_in_another_process(tmp_path: Path) -> 
     assert (lost.status, lost.reason) == (
         "skipped", "site 'site-1' has not kept the model of round 1, whose batch norms it must measure",
     )  # fmt: skip
+
+
+def test_augmentation_and_shuffling_have_no_part_in_it(tmp_path: Path) -> None:
+    plain = at_site(tmp_path / "a").perform(question(initial(), 0, []))
+    augmented = at_site(tmp_path / "b", LocalTraining(batch_size=4, augment=True)).perform(question(initial(), 0, []))
+    assert plain.report == augmented.report
+
+
+@pytest.mark.long
+def test_isolated(tmp_path: Path) -> None:
+    worker = at_site(tmp_path / "plain")
+    arguments = {
+        "site": "site-1", "task": worker.task, "training": worker.training, "settings": {},
+        "state_folder": tmp_path / "isolated", "num_threads": 1,
+    }  # fmt: skip
+    asks = question(initial(), 0, [])
+    assert perform_isolated(arguments, asks, lambda: False).report == worker.perform(asks).report
 
 
 def test_a_model_that_is_not_finite_is_refused_by_the_norm_s_name(tmp_path: Path) -> None:
@@ -438,6 +479,15 @@ def test_a_script_s_own_network(tmp_path: Path) -> None:
     assert reply is not None
     assert (reply.report["norms"], reply.report["values"], reply.report["more"]) == (["0"], [10.0], True)
     assert reply.report["means"] == pytest.approx(inputs.double().mean(0).tolist(), rel=1e-6)
+
+
+def test_settings() -> None:
+    with pytest.raises(ValueError, match="norm_statistics must be"):
+        plan_of("segmentation", TINY_SEGMENTS, settings={"norm_statistics": "mean"})
+    with pytest.raises(ValueError, match="recalibration must be"):
+        plan_of("segmentation", TINY_SEGMENTS, settings={"recalibration": "two_pass"})
+    run_settings = plan_of("segmentation", TINY_SEGMENTS, settings=RECALIBRATED).run
+    assert (run_settings.norm_statistics, run_settings.recalibration) == ("recalibrated", "exact")
 
 
 def test_server_and_sites_agree_on_the_statistics() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score
 
 from fairflare.base.cases.resampling import draws, units_of
 from fairflare.data.datalist import DataError, load_datalist
@@ -69,6 +70,27 @@ def test_dice_of_each_image_by_hand(tmp_path: Path) -> None:
         assert results["resampled_units"][site] == {"unit": "patients", "count": len(patients)}
         assert isinstance(results["resampled_units"][site]["count"], int)
         assert results["test"][site]["dice"] == pytest.approx(np.mean(scores), abs=1e-6)
+
+
+@pytest.mark.long
+def test_a_metric_over_classes_on_each_draw(tmp_path: Path) -> None:
+    results, model = done(plan("classification", bootstrap=COUNT), tmp_path)
+    data = plan("classification").task.open_site("site-2", {})
+    images, labels = (torch.cat(parts).numpy() for parts in zip(*data.batches("test", batch_size=8), strict=True))
+    with torch.no_grad():
+        found = model.eval()(torch.from_numpy(images)).argmax(1).numpy()
+    expected = [balanced_accuracy_score(labels[drawn], found[drawn]) for drawn in draws("site-2", len(labels), COUNT)]
+    assert results["resampled"]["site-2"] == pytest.approx(expected)
+    assert results["resampled_units"]["site-2"] == {"unit": "images", "count": len(labels)}
+
+
+@pytest.mark.long
+def test_a_site_that_keeps_its_classes_keeps_these_values_too(tmp_path: Path) -> None:
+    local = {"sites": {"site-2": {"metrics_by_class": False}}}
+    results, _ = done(plan("classification", bootstrap=COUNT), tmp_path / "classes", local)
+    assert sorted(results["resampled"]) == sorted(results["resampled_units"]) == ["site-1", "site-3"]
+    results, _ = done(plan("segmentation", bootstrap=COUNT), tmp_path / "segments", local)
+    assert sorted(results["resampled"]) == SITES  # a mean over images says nothing of classes
 
 
 def test_nothing_is_sent_unless_asked_for(tmp_path: Path) -> None:

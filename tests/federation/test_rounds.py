@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import math
 import re
+import threading
 import time
+import weakref
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -22,11 +25,11 @@ from fairflare.exchange.staging import Staging
 from fairflare.federation.collecting import phase
 from fairflare.federation.collecting.phase import Exchange, Phase, ServerFault
 from fairflare.federation.collecting.roster import Roster
-from fairflare.federation.collecting.transport import Question
+from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.server.rounds import RoundFailed, Stopped
 from fairflare.federation.site.replies import VALIDATED
-from fairflare.methods.base.rule import RoundInputs, Weighing
+from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.reporting.results import ResultsStore
@@ -117,6 +120,17 @@ class Told(FedAvg):
         return {"round": current_round, "of": num_rounds, "for": list(sites)}
 
 
+def test_the_largest_loss_is_the_worst(tmp_path: Path) -> None:
+    def with_loss(s: str, n: str, task: Message) -> Message:
+        reply = good(s, n, task)
+        reply.metrics = {"dice": 0.5, "loss": float(number(s))} if n == "validate" else reply.metrics
+        return reply
+
+    loss = Run(tmp_path, with_loss, num_rounds=1)().results["fairness"]["loss"]
+    assert (loss["worst_site"], loss["best_site"]) == ("site-3", "site-1")
+    assert (loss["worst"], loss["bottom_decile"]) == (3.0, 3.0)
+
+
 def test_two_phases_ask_exactly_twice(tmp_path: Path) -> None:
     run = Run(tmp_path, num_rounds=2, rule=FedLWR())()
     assert [name for name, _ in run.net.asked] == ["train", "anchor", "train", "anchor", "validate"]
@@ -129,6 +143,14 @@ def test_two_phases_ask_exactly_twice(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, start[name] + 0.2, atol=1e-6, rtol=0)
     for name, tensor in run.net.tasks[2].params.items():  # sum of k/6 * 0.1 k
         torch.testing.assert_close(tensor, start[name] + 1.4 / 6, atol=1e-6, rtol=0)
+
+
+def test_one_site_alone_passes_its_model_through(tmp_path: Path) -> None:
+    run = Run(tmp_path, sites=SITES[:1], num_rounds=1, rule=FedLWR())()
+    assert [name for name, _ in run.net.asked] == ["train", "validate"]
+    assert run.results["rounds"][0]["site_weights"] == {"site-1": 1.0}
+    for name, tensor in start_model().items():
+        torch.testing.assert_close(run.model()["model"][name], tensor + 0.1, atol=1e-7, rtol=0)
 
 
 def test_listeners_hear_everything_in_order(tmp_path: Path) -> None:
@@ -161,6 +183,12 @@ def test_synthetic_data_are_named_once(tmp_path: Path) -> None:
     assert sum("the data are SYNTHETIC" in line for line in run.net.said) == 1
     assert "The data are SYNTHETIC" in run.net.said[-1]  # the table says so too
     assert Run(tmp_path / "b", num_rounds=1)().results["info"]["synthetic"] is False
+
+
+def test_the_servers_file_goes_to_the_task(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Line does not load initial_weights"):
+        Run(tmp_path, server={"initial_weights": "x.pt"})()
+    assert "initial_weights" in Run(tmp_path).results["reason"]
 
 
 # ------------------------------------------------------------------------------------------------ bad answers
@@ -316,6 +344,15 @@ def test_too_few_good_final_tests_fail(tmp_path: Path) -> None:
     assert "carries no metric" in run.results["reason"]
 
 
+def test_left_out_of_the_final_test_by_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, misbehave("site-1", "validate", bad_metric), num_rounds=1, min_sites=2)()
+    assert sorted(run.results["test"]) == SITES[1:]
+    ((gone),) = run.results["left_out"]
+    assert (gone["site"], gone["phase"]) == ("site-1", "validate")
+    assert "metric 'dice' must lie in [0, 1], got 1.5" in gone["reason"]
+    assert any("validate: site 'site-1' left out" in line for line in run.net.warned)
+
+
 def test_fewer_sites_than_min_sites_fail_before_training(tmp_path: Path) -> None:
     run = Run(tmp_path, sites=SITES[:1], min_sites=2)
     with pytest.raises(RoundFailed, match=r"1 site\(s\) in the job \(site-1\), min_sites=2; start more sites"):
@@ -401,6 +438,19 @@ def test_a_site_that_is_always_late_costs_ever_fewer_timeouts(tmp_path: Path) ->
     assert sorted(results["test"]) == SITES
 
 
+def test_a_site_that_is_always_late_for_the_anchor_alone(tmp_path: Path) -> None:
+    runs: list[Run] = []
+    runs.append(
+        Run(tmp_path, late("site-1", "anchor", runs), num_rounds=10, rule=FedLWR(), anchor_timeout=0.05, max_missed=2)
+    )
+    results = runs[0]().results
+    assert all(record["accepted"] == SITES for record in results["rounds"])  # its models arrive in time
+    asked = [k // 2 for k, (name, sites) in enumerate(runs[0].net.asked) if name == "anchor" and sites == SITES]
+    assert asked == [0, 1, 3, 7]
+    reason = "not asked: no answer in time in 2 anchor phases running"
+    assert runs[0].left_out(2) == {"site-1": ("anchor", reason)}
+
+
 def test_an_answer_in_time_makes_all_good(tmp_path: Path) -> None:
     roster = Run(tmp_path, max_missed=1).rounds.roster
     for _ in range(2):
@@ -435,6 +485,84 @@ def test_the_final_test_does_not_wait_long_for_a_dead_site(tmp_path: Path) -> No
     slow.net.behaviour = late("site-1", "validate", [slow])
     slow.rounds.run()
     assert next(p for p in slow.results["phases"] if p["name"] == "validate")["seconds"] >= 1
+
+
+class Returning(dict[tuple[str, str], Any]):
+    """Record a site's silence, where the site shows up right after the record was made."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__()
+        self.roster = roster
+        self.thread: threading.Thread | None = None
+
+    def setdefault(self, key: tuple[str, str], default: Any = None) -> Any:
+        found = super().setdefault(key, default)
+        self.thread = threading.Thread(target=self.roster.seen, args=(key[0],))
+        self.thread.start()
+        self.thread.join(0.2)
+        return found
+
+
+def test_a_site_that_comes_back_while_it_is_counted_as_missing(tmp_path: Path) -> None:
+    """Check signs of life that come in threads of the transport."""
+    roster = Run(tmp_path, max_missed=1).rounds.roster
+    counts = roster._patience = Returning(roster)
+    roster.missed("site-1", "train", 0)
+    assert counts.thread is not None
+    counts.thread.join(5)
+    assert roster.live(2) == SITES
+
+
+def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
+    """Check that the anchor is freed before aggregation, and all models but the final one before the test."""
+    held: dict[str, int] = {}
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    class Watch(Listener):
+        def before_aggregation(self) -> None:
+            note("anchor")
+
+        def event(self, kind: str, details: Any) -> None:
+            if kind == "phase" and details["phase"] == "validate":
+                note("received")
+
+    def note(which: str) -> None:
+        gc.collect()
+        held[which] = sum(tensor() is not None for tensor in seen)
+
+    class Light(Network):
+        """Define a transport that saves no message, like the other transports."""
+
+        def ask(self, question: Question) -> None:
+            super().ask(question)
+            for thread in self.threads:
+                thread.join()
+            self.tasks.clear()
+            self.threads.clear()
+            if question.name == "anchor":
+                seen.extend(weakref.ref(tensor) for tensor in question.task.params.values())
+
+    run = Run(tmp_path, num_rounds=1, rule=FedLWR(), listeners=[Watch()])
+    run.net.__class__ = Light
+    start: list[weakref.ref[torch.Tensor]] = []
+    original = run.rounds._start
+
+    def begin() -> Any:
+        first, state = original()
+        start.extend(weakref.ref(tensor) for tensor in state.values())
+        return first, state
+
+    run.rounds._start = begin  # type: ignore[method-assign]
+    test = run.rounds._finish
+
+    def finish(state: Any) -> None:
+        seen[:] = start
+        test(state)
+
+    run.rounds._finish = finish  # type: ignore[method-assign]
+    run()
+    assert held == {"anchor": 0, "received": 0}
+    assert len(start) == 2
 
 
 def test_all_are_asked_when_too_few_would_be_left(tmp_path: Path) -> None:
@@ -579,6 +707,21 @@ def test_a_full_disk_is_the_servers_fault(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(run.net.asked) == 1
 
 
+def test_a_log_that_cannot_be_written_ends_the_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event = ResultsStore.event
+
+    def limited(self: ResultsStore, kind: str, **details: Any) -> None:
+        if kind == "site" and details["site"] == "site-2":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        event(self, kind, **details)
+
+    monkeypatch.setattr(ResultsStore, "event", limited)
+    run = Run(tmp_path, num_rounds=1)
+    with pytest.raises(ServerFault, match="No space left"):
+        run()
+    assert run.results["status"] == "failed"
+
+
 def test_results_that_cannot_be_written_do_not_hide_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def limited(self: ResultsStore, *args: Any, **kwargs: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -588,6 +731,29 @@ def test_results_that_cannot_be_written_do_not_hide_the_reason(tmp_path: Path, m
     with pytest.raises(RoundFailed, match="out of memory"):
         run()
     assert any("the results cannot be written" in line for line in run.net.warned)
+
+
+@settings
+class Broken(Rule):
+    """Define a rule with a bug.
+
+    Args:
+        x: nothing.
+    """
+
+    x: int = 0
+
+    def weigh(self, inputs: RoundInputs) -> Weighing:
+        raise KeyError("a bug")
+
+
+def test_a_bug_in_a_rule_fails_the_run_and_leaves_no_model_behind(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=1, rule=Broken())
+    with pytest.raises(KeyError, match="a bug"):
+        run()
+    assert run.results["status"] == "failed"
+    assert "a bug" in run.results["reason"]
+    assert run.staged == []
 
 
 def test_local_models_stay_only_where_asked_for(tmp_path: Path) -> None:
@@ -643,7 +809,33 @@ def test_the_best_model_is_the_one_that_the_sites_scored_best(tmp_path: Path, by
         assert torch.equal(tensor, received[name])
 
 
+def test_the_best_model_is_remembered_by_a_resumed_run(tmp_path: Path) -> None:
+    Run(tmp_path, scored([0.5, 0.7, 0.0, 0.0]), num_rounds=2, experiment="e")()
+    first = torch.load(tmp_path / "run" / "best_FL_global_model.pt", weights_only=True)
+    assert first["train_conf"]["round"] == 0
+    rest = Run(tmp_path, scored([0, 0, 0.6, 0.65]), num_rounds=4, experiment="e")()
+    assert rest.rounds.files.best.value == pytest.approx(0.72)
+    assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 0
+    Run(tmp_path, scored([0, 0, 0, 0, 0.8]), num_rounds=5, experiment="e")()
+    assert rest.model("best_FL_global_model.pt")["train_conf"]["round"] == 3
+
+
 # ------------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_two_phase_resume_is_bit_equal(tmp_path: Path) -> None:
+    """Check that the checkpoint has the scores of a site that was silent about the anchor."""
+
+    def behaviour(s: str, n: str, task: Message) -> Any:
+        silent = s == "site-3" and n == "anchor" and task.current_round == 2
+        return "site 'site-3' answered ERROR" if silent else good(s, n, task)
+
+    whole = Run(tmp_path / "a", behaviour, num_rounds=3, rule=FedLWR())()
+    Run(tmp_path / "b", behaviour, num_rounds=2, rule=FedLWR(), experiment="e")()
+    rest = Run(tmp_path / "b", behaviour, num_rounds=3, rule=FedLWR(), experiment="e")()
+    assert rest.results["rounds"][2]["layers"] == whole.results["rounds"][2]["layers"]
+    for name, tensor in whole.model()["model"].items():
+        assert torch.equal(tensor, rest.model()["model"][name])
 
 
 class Wide(Line):
@@ -717,6 +909,11 @@ class Remembers(FedAvg):
 # ------------------------------------------------------------------------------------------------ settings
 
 
+def test_an_experiment_is_no_path() -> None:
+    with pytest.raises(ValueError, match=r"^name '\.\./x' must be"):
+        RunSettings(experiment="../x")
+
+
 def test_the_log_says_for_whom_a_phase_waits(tmp_path, monkeypatch):
     """Check that lines come after twice as long each time, so that an hour of training has six lines."""
     monkeypatch.setattr(phase, "SAYS_AFTER", 0.1)
@@ -727,3 +924,8 @@ def test_the_log_says_for_whom_a_phase_waits(tmp_path, monkeypatch):
     for text in said:
         assert text.startswith("round 0, train: 2 of 3 site(s) have answered after ")
         assert text.endswith("s; waiting for 'site-2', at most 1 s in all")
+
+
+def test_nothing_is_said_of_waiting_where_all_answer_soon(tmp_path):
+    run = Run(tmp_path, num_rounds=1)()
+    assert not [x for x in run.net.said if "waiting for" in x]

@@ -273,6 +273,15 @@ def test_a_loss_that_is_not_finite_costs_the_round(tmp_path: Path) -> None:
     assert same(before, clean_state(site.model.state_dict()))
 
 
+def test_a_model_that_is_not_finite_is_not_sent(tmp_path: Path) -> None:
+    site = small(tmp_path, LocalTraining())
+    assert start(site) is None
+    site.model.body.weight.data[0, 0] = float("nan")
+    reply = site.finish()
+    assert reply.status == STATUS_FAILED
+    assert "tensor 'body.weight' is not finite after training" in reply.reason
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
@@ -304,6 +313,13 @@ def test_a_network_without_a_projection_head_is_told_what_fed_mas_needs(tmp_path
     reply = start(small(tmp_path, all_methods()["fed_mas"].training()), directives={"rescue_factor": True})
     assert reply is not None
     assert "a module projector with 96 outputs" in reply.reason
+
+
+def test_an_unknown_task_is_answered(tmp_path: Path) -> None:
+    reply = small(tmp_path, LocalTraining()).begin(request("dance", {}))
+    assert reply is not None
+    assert reply.status == STATUS_FAILED
+    assert "unknown task 'dance'" in reply.reason
 
 
 @pytest.mark.parametrize(
@@ -366,6 +382,20 @@ def test_losses_of_samples_are_those_of_the_criterion(tmp_path: Path) -> None:
         task = LoopTask(Net(), criterion, ScriptData({}), lambda m, b: 0.5)
         assert float(task.sample_losses(outputs, targets).mean()) == pytest.approx(float(task.loss(outputs, targets)))
         assert task.sample_losses(outputs, targets).shape == (5,)
+
+
+def test_precision_is_the_scripts_own(tmp_path: Path) -> None:
+    """Check that a setting of our training loop is refused where a script has its own loop."""
+    plan = make_plan("fed_avg", task="classification", sites=2, settings={**TINY, "precision": "bf16"})
+    site, _ = as_script(plan, tmp_path)
+    for name in ("check", "train"):
+        found = site.begin(request(name, clean_state(plan.task.build_model().state_dict())))
+        assert found is not None
+        assert found.status == STATUS_FAILED
+        assert found.reason == (
+            "site 'site-1': bf16: precision, channels_last, compile and deterministic are of FairFlare's own training "
+            "loop; take them out of the job or the site's file, and do it in the script"
+        )
 
 
 class Watched(SharpnessAwareTraining):

@@ -25,7 +25,8 @@ import torch
 
 from fairflare.base.disk import files
 from fairflare.base.disk.files import write_whole
-from fairflare.base.disk.locks import locked
+from fairflare.base.disk.locks import Held, locked
+from fairflare.base.stopping import TaskStopped, stoppable
 from fairflare.exchange.messages import encode_reply
 from fairflare.federation.site import site_state
 from fairflare.federation.site.site_state import SiteFolder
@@ -80,6 +81,13 @@ def test_three_rounds_are_kept_and_later_ones_forgotten(tmp_path: Path) -> None:
     assert store.lost == ["no usable moments of an earlier round is here: starts with a new one"]
 
 
+def test_one_round_of_a_local_model_is_kept(tmp_path: Path) -> None:
+    store = SiteStore(tmp_path)
+    for number in (0, 1, 5, 3):
+        store.save("model", number, values(number), kept=1)
+        assert kept(store) == [f"model.00000{number}.pt"]
+
+
 def test_nothing_kept_is_nothing_lost_in_the_first_round(tmp_path: Path) -> None:
     store = SiteStore(tmp_path / "none")
     assert store.load_before("moments", 0) is None
@@ -112,6 +120,18 @@ def test_a_cut_file_is_found_out(tmp_path: Path, length: int) -> None:
     file.write_bytes(file.read_bytes()[:length])
     assert equal(store.load_before("moments", 3), values(1))
     assert store.lost == ["its moments of round 2 is damaged", "that of round 1 is taken"]
+
+
+def test_too_little_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SiteStore(tmp_path)
+    store.save("moments", 1, values(1))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr("torch.load", full)
+    with pytest.raises(MemoryError):
+        store.load_before("moments", 2)
 
 
 # ------------------------------------------------------------------------------------------------ kill -9
@@ -267,6 +287,14 @@ def test_a_damaged_local_model_costs_one_report(worker: Any) -> None:
     assert here.perform(request("anchor", state, 1)).status == "ok"
 
 
+def test_a_site_without_state_of_its_own_loses_none(worker: Any) -> None:
+    reply = worker(training=LocalTraining(batch_size=4, keep_optimizer_state=False)).perform(
+        request("train", initial(), 2)
+    )
+    assert reply.status == "ok"
+    assert "state_lost" not in reply.stats
+
+
 def test_log_and_results_of_the_server_say_it(tmp_path: Path) -> None:
     def behaviour(site: str, name: str, task: Any) -> Any:
         reply = good(site, name, task)
@@ -403,6 +431,40 @@ def test_a_task_waits_for_the_one_before(worker: Any, holder: Any, monkeypatch: 
     killer.join()
 
 
+def test_the_stop_is_heard_while_waiting(worker: Any, holder: Any) -> None:
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 2
+
+    reply = worker().perform(request("train", initial(), run="a"), stop)
+    assert (reply.status, reply.reason) == ("skipped", "site 'site-1': the job was stopped")
+    assert len(asked) == 3
+
+
+def test_the_lock_of_a_removed_folder_is_not_one(tmp_path: Path) -> None:
+    """Check a process that waits for a run's lock while another removes the run as too old."""
+    path = tmp_path / "a" / "lock"
+    got = threading.Event()
+
+    def second() -> None:
+        with locked(path, "second", wait=30):
+            assert path.read_text() == "second"
+            with pytest.raises(Held, match="second"), locked(path, "third"):
+                pass
+            got.set()
+
+    thread = threading.Thread(target=second)
+    with locked(path, "first, with a long name"):
+        thread.start()
+        time.sleep(0.3)
+        assert not got.is_set()
+        (tmp_path / "a").rename(tmp_path / "gone")
+    thread.join(30)
+    assert got.is_set()
+
+
 def test_a_folder_that_is_removed_between_opening_and_locking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = fcntl.flock
     calls = []
@@ -419,6 +481,18 @@ def test_a_folder_that_is_removed_between_opening_and_locking(tmp_path: Path, mo
     with locked(tmp_path / "a" / "lock", "me"):
         assert (tmp_path / "a" / "lock").read_text() == "me"
     assert len(calls) == 2
+
+
+def test_a_lock_is_free_again_after_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with pytest.raises(KeyError), locked(path, "first"):
+        raise KeyError
+    with locked(path, "2"):
+        assert path.read_text() == "2"
+    with stoppable(lambda: True), locked(path, "free: nobody asks"):
+        pass
+    with locked(path, "x"), stoppable(lambda: True), pytest.raises(TaskStopped), locked(path, "y", wait=30):
+        pass
 
 
 def test_a_file_system_without_locks_is_said(

@@ -29,6 +29,7 @@ from fairflare import client
 from fairflare.base.settings import build, values_of
 from fairflare.exchange.staging import Staging
 from fairflare.federation.collecting.collector import QuorumError
+from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
@@ -136,6 +137,17 @@ def test_a_site_that_is_left_out_does_not_decide_the_kind() -> None:
         assert isinstance(merged.params["w"], np.ndarray)
 
 
+def test_updates_of_a_variance_may_be_negative() -> None:
+    updates = [result(site, {"bn.running_var": torch.full((2,), v)}) for site, v in (("a", -1.0), ("b", -3.0))]
+    _, merged = collect(*updates, rule=FedAvg(weighting="uniform"))
+    assert merged.params["bn.running_var"].tolist() == [-2.0, -2.0]
+    models = [copy.copy(u) for u in updates]
+    for model in models:
+        model.params_type = ParamsType.FULL
+    _, merged = collect(*models, rule=FedAvg(weighting="uniform"))
+    assert merged.params["bn.running_var"].tolist() == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     "method",
     [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors | SendsBeside | SendsParts)],
@@ -192,6 +204,18 @@ def test_the_majority_says_what_a_model_looks_like(order: tuple[int, ...]) -> No
     assert merged.meta[META_KEY]["rejected"] == aggregator.rejected
 
 
+def test_kinds_of_parameters_and_names_count_too() -> None:
+    aggregator, merged = collect(
+        result("a", flat(9.0)), result("b", flat(1.0), update=False), result("c", flat(3.0), update=False),
+        result("d", {"v": torch.ones(2)}, update=False), result("e", {"w": torch.ones(2, dtype=torch.long)}),
+    )  # fmt: skip
+    assert merged.params_type == ParamsType.FULL
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.rejected["a"] == "site 'a' sent params of type DIFF, most sites FULL"
+    assert aggregator.rejected["d"] == "site 'd' sent another model than most sites: tensor 'v' differs"
+    assert sorted(aggregator.rejected) == ["a", "d", "e"]
+
+
 @pytest.mark.parametrize("late", [0, 1, 2])
 def test_a_straggler_of_an_earlier_round_is_left_out(late: int) -> None:
     results = [result("b", flat(1.0), current_round=5), result("c", flat(3.0), current_round=5)]
@@ -200,6 +224,16 @@ def test_a_straggler_of_an_earlier_round_is_left_out(late: int) -> None:
     assert merged.current_round == 5
     assert merged.params["w"].tolist() == [2.0, 2.0]
     assert aggregator.rejected == {"a": "site 'a' sent a result of round 4, most sites of round 5"}
+
+
+def test_a_tie_goes_the_same_way_in_any_order() -> None:
+    results = [result("a", flat(1.0)), result("b", flat(2.0, 3))]
+    assert collect(*results)[0].accepted == collect(*results[::-1])[0].accepted == ["a"]
+
+
+def test_the_majority_may_be_too_few() -> None:
+    with pytest.raises(QuorumError, match=r"FedAvg, round 0: 2 usable.*min_sites=3 \(site 'a' sent another model"):
+        collect(result("a", flat(9.0, 7)), result("b", flat(1.0)), result("c", flat(3.0)), min_sites=3)
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -225,6 +259,12 @@ def test_bad_results_cost_their_site(bad: FLModel, message: str) -> None:
     assert aggregator.rejected["b"].startswith(message)
 
 
+def test_a_site_counts_once() -> None:
+    aggregator, merged = collect(result("a", flat(1.0)), result("a", flat(5.0)), result("b", flat(3.0)))
+    assert merged.params["w"].tolist() == [2.0, 2.0]
+    assert aggregator.rejected == {"a": "site 'a' answered twice in round 0"}
+
+
 def test_too_few_sites_raise_with_every_reason() -> None:
     with pytest.raises(QuorumError, match=r"0 usable result\(s\) of min_sites=1 \(no answer\)"):
         collect()
@@ -233,6 +273,14 @@ def test_too_few_sites_raise_with_every_reason() -> None:
             result("a", flat(1.0)), result("b", flat(1.0), status="failed", reason="ill"), result("c", flat(math.inf)),
             min_sites=3,
         )  # fmt: skip
+
+
+def test_a_new_round_forgets_the_refusals() -> None:
+    aggregator, _ = collect(result("a", flat(1.0)), result("b", flat(math.nan)))
+    aggregator.reset_stats()
+    assert (aggregator.accepted, aggregator.rejected) == ([], {})
+    aggregator.accept_model(result("b", flat(4.0), current_round=1))
+    assert aggregator.aggregate_model().params["w"].tolist() == [4.0, 4.0]
 
 
 def test_a_full_disk_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +464,15 @@ class Controller(StockFedAvg):
     def info(self, *args: Any) -> None: ...
 
 
+def test_flares_own_fed_avg_stops_by_the_metrics() -> None:
+    controller = Controller(
+        num_clients=2, num_rounds=9, aggregator=FairAggregator(rule=FedAvg()), stop_cond="accuracy >= 0.75"
+    )
+    controller.run()
+    assert controller.rounds == [0, 1, 2]  # 0.6, 0.7, 0.8
+    assert controller.saved[-1].params["w"].tolist() == [3.0, 3.0]
+
+
 # ------------------------------------------------------------------------------------------------ jobs
 
 
@@ -463,6 +520,16 @@ def test_rules_that_want_more_than_a_mean_refuse_it_at_once() -> None:
     FairAggregator(rule=QFedAvg(q_form="weighted"), aggregate="median")
     with pytest.raises(ValueError, match=r"^trim=0\.1 is of aggregate='trimmed_mean', not 'median'"):
         FairAggregator(rule=FedAvg(), aggregate="median", trim=0.1)
+
+
+def test_two_of_six_are_bounded_behind_a_stock_controller() -> None:
+    aggregator = FairAggregator(rule=FedAvg(), **FOR_HOSPITALS)
+    for site in "abcdef":
+        samples = 10**9 if site in "ef" else 100
+        aggregator.accept_model(result(site, flat(1.0 if site in "ef" else 0.5), samples=samples))
+    merged = aggregator.aggregate_model()
+    assert float(merged.params["w"][0]) == pytest.approx(0.5 + 0.5 * (1 / 3 + 0.16))
+    assert "max_excess" in " ".join(merged.meta[META_KEY]["warnings"])
 
 
 # ------------------------------------------------------------------------------------------------ what counts
@@ -527,6 +594,11 @@ def test_samples_of_a_report_go_before_steps_and_one_that_is_absent_is_said() ->
     _, merged = collect(given("a", 1.0, 3, None), given("b", 5.0, 1, None), given("c", 5.0, None, 99), rule=FedAvg())
     assert merged.params["w"].tolist() == pytest.approx([13 / 5, 13 / 5])  # 3, 1, and 1 in its place
     assert "site 'c': it tells no number of samples, and weighs as much as one sample" in str(merged.meta[META_KEY])
+
+
+def test_counts_that_no_rule_looks_at_are_not_spoken_of() -> None:
+    _, merged = collect(result("a", flat(1.0)), result("b", flat(3.0)), rule=FedAvg(weighting="uniform"))
+    assert merged.meta[META_KEY]["warnings"] == []
 
 
 @pytest.mark.parametrize("value", [True, "2", [1.0]])

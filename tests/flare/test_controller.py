@@ -382,6 +382,15 @@ def dropped(tmp_path: Path) -> tuple[Server, list[str]]:
     return server, seen
 
 
+def test_a_late_answer_of_an_unknown_task_is_a_sign_of_life(tmp_path: Path) -> None:
+    server, seen = dropped(tmp_path)
+    client = SimpleNamespace(name="site-1")
+    server.process_result_of_unknown_task(client, "train", "x", make_reply(ReturnCode.OK), server.fl_ctx)
+    assert seen == ["site-1"]
+    assert "late answer to 'train' is not used" in server.said("info")
+    assert server._accept_train_result("site-1", make_reply(ReturnCode.EMPTY_RESULT), server.fl_ctx, True) is False
+
+
 def test_a_late_answer_in_the_middle_of_a_run_brings_the_site_back(tmp_path: Path) -> None:
     def behaviour(site: str, name: str, task: Message) -> Any:
         if site == "site-1" and task.current_round == 0:
@@ -469,6 +478,26 @@ def test_checkpoints_lie_where_the_servers_file_says(tmp_path: Path) -> None:
     assert (tmp_path / "fairflare_checkpoints" / "e1" / "state-000001.json").exists()
     Server(tmp_path, num_rounds=1, experiment="e1", local={"checkpoint_root": str(tmp_path / "kept")}).run()
     assert (tmp_path / "kept" / "e1" / "state-000001.json").exists()
+
+
+def test_resume_notices_other_settings_at_the_sites(tmp_path: Path) -> None:
+    """Check settings of the site half, which only the job's client configuration has."""
+    config = tmp_path / "app" / "config" / "config_fed_client.json"
+    config.parent.mkdir(parents=True)
+
+    def write(rate: float) -> None:
+        training = {"path": "fairflare.methods.base.training.LocalTraining", "args": {"learning_rate": rate}}
+        config.write_text(json.dumps({"executors": [{"executor": {"args": {"training": training}}}]}))
+
+    write(0.1)
+    Server(tmp_path, num_rounds=1, experiment="e").run()
+    write(0.2)
+    with pytest.raises(ValueError, match=r"other settings \(training\.learning_rate: was 0\.1, is 0\.2\)"):
+        Server(tmp_path, num_rounds=2, experiment="e").run()
+    write(0.1)
+    rest = Server(tmp_path, num_rounds=2, experiment="e")
+    rest.run()
+    assert [s["name"] for s in rest.sent] == ["train", "validate"]
 
 
 def test_a_setting_edited_in_the_sites_configuration_alone_ends_the_job_before_training(tmp_path: Path) -> None:
@@ -603,6 +632,17 @@ def test_curves_of_a_round(drawn: Drawn) -> None:
         }
     )  # fmt: skip
     assert values["validation_dice/std"] == pytest.approx(0.1)
+
+
+def test_curves_of_the_final_test(drawn: Drawn) -> None:
+    drawn.tested({"a": {"dice": 0.2}, "b": {"dice": 0.6}, "c": {"loss": 3.0}}, "dice", 9)
+    values = {tag: value for tag, value, step in drawn.points if step == 9}
+    assert values == pytest.approx(
+        {"test_dice/a": 0.2, "test_dice/b": 0.6, "test_dice/average": 0.4, "test_dice/std": 0.2, "test_dice/worst": 0.2}
+    )
+    drawn.points.clear()
+    drawn.tested({"c": {"loss": 3.0}}, "dice", 9)
+    assert drawn.points == []
 
 
 def test_a_run_draws_its_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

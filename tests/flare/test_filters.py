@@ -153,6 +153,42 @@ def test_the_sites_model_is_what_the_filter_left(tmp_path: Path) -> None:
             torch.testing.assert_close(excluded[name], tensor, atol=1e-6, rtol=0)
 
 
+def test_the_notes_say_what_was_left(tmp_path: Path) -> None:
+    message = arrived(train_message("b", num_steps=4), [ExcludeVars(["head.weight"]), SVTPrivacy(fraction=0.25)])
+    notes = begun(FedAvg(), tmp_path).read_training("b", message).notes
+    assert notes[0].startswith("site 'b': its model went through 'ExcludeVars', 'SVTPrivacy'; ")
+    assert 0 < float(notes[0].split("; ")[1].split(" %")[0]) <= 30
+    assert notes[1] == "site 'b': 1 tensor ('head.weight') of 6 did not come and count as unchanged"
+    assert begun(FedAvg(), tmp_path).read_training("a", arrived(train_message("a"), [])).notes == ()
+
+
+def test_variances_below_0_are_said_and_floored(tmp_path: Path) -> None:
+    loud = [SVTPrivacy(fraction=1.0, epsilon=0.1, noise_var=1e-3, gamma=50.0)]
+    collector = begun(FedAvg(), tmp_path)
+    training = collector.read_training("b", arrived(train_message("b"), loud))
+    assert "1 tensor ('bn.running_var') with variances below 0; the average is kept at 0 or more" in training.notes[-1]
+    collector.keep(training)
+    assert bool((collector.staging.open("b")["bn.running_var"] < 0).any())
+    assert bool((collector.aggregate()[0]["bn.running_var"] >= 0).all())
+
+
+@pytest.mark.parametrize(
+    ("excluded", "message"),
+    [
+        (".", "^site 'b' sent no model; does a filter at the site exclude every tensor\\?$"),
+        (
+            "weight|running",
+            r"^site 'b' sent no tensor that is averaged, only 1 tensor \('bn.num_batches_tracked'\); does a filter",
+        ),
+    ],
+)
+def test_all_tensors_excluded_is_refused(excluded: str, message: str) -> None:
+    collector = begun(FedAvg())
+    with pytest.raises(ReportError, match=message):
+        collector.read_training("b", arrived(train_message("b"), [ExcludeVars(excluded)]))
+    assert collector.accepted == []
+
+
 # ------------------------------------------------------------------------------------------------ anchor, validate
 
 

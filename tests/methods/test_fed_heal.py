@@ -14,9 +14,10 @@ from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.base.site_run import SiteStore
 from fairflare.methods.fed_heal import ConsistentTraining, FedHEAL
 
-from .own import Plane
+from .own import Plane, killed, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+HALF: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False}
 
 
 def inputs(changes: dict[str, list[float]], **more: Any) -> RoundInputs:
@@ -86,3 +87,12 @@ def test_masks_are_those_of_a_loop_and_statistics_are_never_left_out(tmp_path: P
                 masked += not kept
                 past.append(now)
     assert masked > 50
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    half, task = ConsistentTraining(**HALF), Plane()
+    whole, _ = run(tmp_path / "whole", half, task=task, rule=FedHEAL(), num_rounds=4)
+
+    rest = killed(tmp_path / "cut", half, task, FedHEAL(), 4)
+    found = whole.model()["model"]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.site.worker import round_seed
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining, distance
@@ -158,6 +159,18 @@ def test_probe_with_the_adjusted_loss_differs(tmp_path, start):
     assert reports[0]["sharpness"] != pytest.approx(reports[1]["sharpness"], rel=1e-3)
 
 
+def test_no_distance_is_plain_training(tmp_path, start):
+    """Check rho = 0, or no SALT: the update of the plain rule, bit by bit."""
+    settings = {"criterion": "logit_adjusted", "keep_optimizer_state": False}
+    plain = train(LocalTraining(**settings), tmp_path / "plain", state=start)[2].update
+    for name, own in (("zero", {"rho": 0.0}), ("off", {"salt": False})):
+        reply = train(SharpnessAwareTraining(**settings, **own), tmp_path / name, state=start)[2]
+        assert all(torch.equal(plain[k], reply.update[k]) for k in plain), name
+        assert reply.report == {}  # told no distance
+    flat = train(SharpnessAwareTraining(**settings, rho=0.05), tmp_path / "flat", state=start)[2].update
+    assert any(not torch.equal(plain[k], flat[k]) for k in plain)
+
+
 def test_the_servers_distance_goes_first(tmp_path, start):
     settings = {"keep_optimizer_state": False}
     own = train(SharpnessAwareTraining(**settings, rho=0.2), tmp_path / "a", state=start)[2].update
@@ -179,6 +192,52 @@ def test_a_distance_that_blows_up_is_named(tmp_path, start):
     assert reply.status == "failed"
     assert "not finite at the search distance 1e+30" in reply.reason
     assert "lower rho" in reply.reason
+
+
+def test_the_probe_leaves_no_trace(tmp_path, start):
+    """Check that random numbers, weights, statistics, modes and gradients do not change."""
+    seen = {}
+
+    class Watched(SharpnessAwareTraining):
+        def begin_round(self, run, model):
+            norms = [m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)]
+            norms[0].eval()  # somebody froze a layer
+            modes = [m.training for m in model.modules()]
+            before = torch.get_rng_state()
+            super().begin_round(run, model)
+            assert run.own.report["sharpness"] > 0
+            seen["random"] = torch.equal(torch.get_rng_state(), before)
+            seen["modes"] = modes == [m.training for m in model.modules()]
+            seen["gradients"] = all(p.grad is None or not p.grad.any() for p in model.parameters())
+            seen["state"] = all(torch.equal(t, start[n]) for n, t in model.state_dict().items())
+
+    reply = train(Watched(augment=True), tmp_path, {"search_distance": 0.05}, start)[2]
+    assert reply.status == "ok", reply.reason
+    assert seen == dict.fromkeys(("random", "modes", "gradients", "state"), True)
+
+
+@pytest.mark.parametrize("directives", [{}, {"search_distance": 0.3}], ids=["own", "told"])
+def test_batch_norm_sees_only_the_first_pass_of_a_step(tmp_path, start, directives):
+    """Check one step over all images: running statistics are those of one pass of the received model."""
+    training = SharpnessAwareTraining(batch_size=1000, rho=0.3, keep_optimizer_state=False)
+    task, worker, reply, _ = train(training, tmp_path, directives, start)
+    assert reply.num_steps == 1
+    model = task.build_model()
+    model.load_state_dict(start)
+    seed = round_seed(0, "site-3", 0)
+    ((images, _),) = task.open_site("site-3", {}).batches("training", batch_size=1000, shuffle_seed=seed)
+    with torch.no_grad():
+        model.train()(images)
+    local = worker.state.store().load_at("local_model", 0)
+    compared = 0
+    for name, tensor in model.state_dict().items():
+        if name.endswith("num_batches_tracked"):
+            assert int(local[name]) == 1, name
+        elif "running" in name:
+            torch.testing.assert_close(local[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
+            assert not torch.allclose(tensor, start[name])
+            compared += 1
+    assert compared > 10
 
 
 def test_counters_count_steps(tmp_path, start):
@@ -210,6 +269,22 @@ def federation(tmp_path, name: str, method: str = "fed_ism_plus_s", local=None, 
     plan = make_plan(method, sites=3, settings=settings, **arguments)
     folder = run_local(plan, tmp_path / name, local)
     return json.loads((folder / "results.json").read_text()), folder
+
+
+def test_recorded_weights_recomputed(tmp_path):
+    results, _ = federation(tmp_path, "run", num_rounds=3)
+    assert results["status"] == "completed"
+    average: dict[str, float] = {}
+    for record in results["rounds"]:
+        x = {site: max(report["sharpness"], 1e-10) ** 2 for site, report in record["reports"].items()}
+        assert len(x) == 3
+        for site, value in x.items():
+            fresh = value / sum(x.values())
+            average[site] = 0.5 * fresh + 0.5 * average[site] if site in average else fresh
+        total = sum(average.values())
+        assert record["site_weights"] == pytest.approx({s: w / total for s, w in average.items()}, abs=1e-6)
+        expected = 0.1 * math.sqrt((record["current_round"] + 1) / 3)
+        assert record["values"]["search_distance"] == pytest.approx(expected)
 
 
 @pytest.mark.many

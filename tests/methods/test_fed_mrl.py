@@ -689,3 +689,30 @@ def test_the_servers_draws_follow_the_seed_of_the_run(policy, tmp_path):
 def test_a_negative_seed_of_the_run_is_a_seed_of_the_draws(tmp_path):
     results, _ = federation(tmp_path, num_rounds=2, seed=-3, settings={"weighting.init": "uniform"})
     assert results["status"] == "completed"
+
+
+@pytest.mark.long
+def test_a_site_is_told_its_own_mu_only(tmp_path, monkeypatch):
+    """Check the messages at each site of a run; F is for all sites."""
+    told, perform = [], SiteWorker.perform
+
+    def noting(self, request, *rest):
+        if request.name == "check":
+            assert request.directives == {}
+        else:
+            told.append((self.site, request.name, request.directives))
+        return perform(self, request, *rest)
+
+    monkeypatch.setattr(SiteWorker, "perform", noting)
+    results, _ = federation(tmp_path, num_rounds=3, settings={"mu_policy": "random", "weighting": "samples"})
+    assert {name for _, name, _ in told[:9]} == {"train"}  # three rounds of three sites
+    assert len(told) >= 12
+    assert {name for _, name, _ in told[9:]} == {"validate"}  # of the last model, and of the best if it is another
+    for site, name, directives in told:
+        assert set(directives) <= {"mu", "mean_loss"}
+        assert list(directives["mu"]) == [site], name
+        assert not any(other in str(directives) for other in results["info"]["sites"] if other != site)
+    assert len({directives["mean_loss"] for _, name, directives in told if "mean_loss" in directives}) == 3
+    rounds = results["rounds"]
+    for number, (site, name, directives) in enumerate(told[:9]):
+        assert rounds[number // 3]["reports"][site]["mu"] == directives["mu"][site], name

@@ -17,7 +17,7 @@ from fairflare.methods.fed_rdn import FedRDN, RandomStatistics
 from fairflare.tasks.adapters import RandomInputs
 from fairflare.tasks.base import SiteData
 
-from .own import SITES, Plane, run
+from .own import SITES, Plane, killed, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HALF: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4, "keep_optimizer_state": False}
@@ -173,3 +173,12 @@ def test_networks_of_every_kind_of_task_have_the_norm_and_keep_their_names(kind:
         "input_norm.running_mean", "input_norm.running_var", "input_norm.num_batches_tracked",
     }  # fmt: skip
     assert without.keys() <= with_it.keys()
+
+
+def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    half, task = RandomStatistics(**HALF), Bright()
+    whole, _ = run(tmp_path / "whole", half, task=task, rule=FedRDN(), num_rounds=3)
+
+    rest = killed(tmp_path / "cut", half, task, FedRDN(), 3)
+    found = whole.model()["model"]
+    assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fairflare.federation.plan.plan import make_plan
+from fairflare.methods.base.home import LOCAL_MODEL
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.moon import ContrastiveTraining
 from fairflare.tasks.classification import ClassificationTask
@@ -100,6 +101,23 @@ def test_without_mu_it_is_fed_avg_to_the_bit(worker):
     with_mu = worker(ContrastiveTraining(mu=1.0, **QUICK), "with")
     train(with_mu, 0)
     assert not same(train(with_mu, 1).update, plain.update)
+
+
+@pytest.mark.long
+def test_a_repeated_round_starts_from_the_same_previous_model(worker, tmp_path):
+    """Check a new process for each task; then the server asks for rounds 2 and 1 again: a restart, and a step back."""
+    state = initial()
+    replies = {}
+    for current_round in (0, 1, 2):
+        replies[current_round] = train(worker(), current_round, state)
+    for current_round in (2, 1, 2):
+        assert same(train(worker(), current_round, state).update, replies[current_round].update)
+    store = worker().state.store()
+    assert len(list(store.folder.glob(f"{LOCAL_MODEL}.*.pt"))) == 3
+    worker(LocalTraining(**QUICK), "plain").perform(request("train", state, 0))
+    other = worker(LocalTraining(**QUICK), "plain")
+    train(other, 1, state)
+    assert len(list(other.state.store().folder.glob(f"{LOCAL_MODEL}.*.pt"))) == 1
 
 
 def test_with_and_without_projection_head(worker):

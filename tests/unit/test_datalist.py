@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -87,6 +88,12 @@ def test_the_list_may_have_another_name_and_a_relative_root(root: Path, monkeypa
     assert loaded.splits["training"][0].image == root / "images/0.png"
 
 
+def test_unknown_split_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"split must be one of .* got 'train'; did you mean 'training'"):
+        write_datalist(tmp_path / "datalist.json", {"train": []})
+    assert not list(tmp_path.iterdir())
+
+
 def test_missing_folder(tmp_path: Path) -> None:
     error = refused(tmp_path / "nowhere")
     assert "'data_root'" in str(error)
@@ -138,6 +145,11 @@ def test_bad_lists(root: Path, training: Any, message: str) -> None:
     error = refused(root)
     assert message in str(error)
     assert "datalist.json" in str(error)
+
+
+def test_top_level_must_be_an_object(root: Path) -> None:
+    (root / "datalist.json").write_text("[]")
+    assert "the top level must be an object" in str(refused(root))
 
 
 @pytest.fixture
@@ -271,6 +283,20 @@ def test_bad_further_test_lists(root: Path, key: str, value: Any, message: str) 
     assert message in str(refused(root, class_labels=True))
 
 
+@pytest.mark.parametrize("name", ["test_", "test_a/b", "tests"])
+def test_a_further_test_list_of_another_name_is_not_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"split must be one of .* got '{name}'"):
+        write_datalist(tmp_path / "datalist.json", {name: []})
+
+
+def test_data_error_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(DataError("site 'a': '/x.png' is broken", "site 'a': an image is broken")))
+    assert (type(error), str(error), error.public) == (
+        DataError, "site 'a': '/x.png' is broken", "site 'a': an image is broken"
+    )  # fmt: skip
+    assert "/x.png" not in DataError("'/x.png'").public
+
+
 # --- files ------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +427,15 @@ def with_keys(root: Path, **more: Any) -> None:
     for index, split in enumerate(SPLITS):
         content[split][0].update({k: v[index] if isinstance(v, list) else v for k, v in more.items()})
     (root / "datalist.json").write_text(json.dumps(content))
+
+
+def test_optional_keys(root: Path) -> None:
+    with_keys(root, patient=["p1", 2, "p3"], volume="v", spacing=[[0.5, 0.5], [1, 1, 3], None])
+    splits = load_datalist(root, site="a").splits
+    assert [splits[split][0].patient for split in SPLITS] == ["p1", "2", "p3"]
+    assert splits["training"][0].volume == "v"
+    assert [splits[split][0].spacing for split in SPLITS] == [(0.5, 0.5), (1.0, 1.0, 3.0), None]
+    assert "p1" not in repr(splits["training"][0])
 
 
 def test_a_patient_in_two_splits(root: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import math
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairflare.core import losses
 from fairflare.core.losses import (
     balanced_softmax,
     class_log_prior,
@@ -63,6 +65,11 @@ def naive(name: str, z: np.ndarray, y: int, n: np.ndarray) -> float:
     return -math.log(math.exp(calibrated[y]) / sum(map(math.exp, calibrated)))
 
 
+def test_doctests():
+    assert doctest.testmod(losses).failed == 0
+    assert doctest.testmod(losses).attempted >= 2
+
+
 # --- worked numbers, baselines.md ---------------------------------------------------------------------------
 
 
@@ -106,6 +113,15 @@ def test_equals_the_naive_formula(name, counts, seed):
     assert of(logits, targets, counts, reduction="sum").item() == pytest.approx(np.sum(expected), rel=1e-9, abs=1e-9)
 
 
+def test_tau_scales_the_prior():
+    rows = each(logit_adjusted_cross_entropy, (0.3, -0.2, 0.1), [6, 3, 1], tau=2.0)
+    weights = [math.exp(z) * p**2 for z, p in zip((0.3, -0.2, 0.1), (0.6, 0.3, 0.1), strict=True)]
+    assert rows == pytest.approx([-math.log(w / sum(weights)) for w in weights], abs=1e-12)
+    rows = each(fedlc_loss, (0.3, -0.2, 0.1), [81, 16, 1], tau=1.0)
+    weights = [math.exp(z - m) for z, m in zip((0.3, -0.2, 0.1), (1 / 3, 0.5, 1), strict=True)]
+    assert rows == pytest.approx([-math.log(w / sum(weights)) for w in weights], abs=1e-12)
+
+
 @pytest.mark.parametrize("name", CLASS_LOSSES)
 def test_an_absent_class_gives_no_nan(name):
     z = torch.tensor([SPREAD] * 3, requires_grad=True)
@@ -114,6 +130,25 @@ def test_an_absent_class_gives_no_nan(name):
     assert math.isfinite(loss.item())
     assert bool(z.grad.isfinite().all())
     assert float(z.grad[1, 1]) < 0  # its own sample still pulls its logit up
+
+
+@pytest.mark.parametrize("name", CLASS_LOSSES)
+def test_large_logits_stay_finite(name):
+    z = torch.tensor([[1e4, -1e4, 0.0]], requires_grad=True)
+    loss = CLASS_LOSSES[name](z, torch.tensor([1]), [5, 2, 1])
+    loss.backward()
+    assert loss.item() == pytest.approx(2e4 * (30 if name == "ldam" else 1), rel=1e-3)
+    assert bool(z.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [*((name, {}) for name in CLASS_LOSSES), ("fedlc", {"exclude_target": True})]
+)
+def test_gradients(name, settings):
+    torch.manual_seed(0)
+    z = 0.1 * torch.randn(4, 3, dtype=torch.float64)
+    y = torch.tensor([0, 2, 1, 2])
+    assert torch.autograd.gradcheck(lambda z: CLASS_LOSSES[name](z, y, [5, 2, 1], **settings), z.requires_grad_())
 
 
 @pytest.mark.parametrize("name", CLASS_LOSSES)
@@ -136,6 +171,24 @@ def test_type_of_the_logits_is_kept_and_nothing_changed(name, dtype):
     assert torch.equal(z, before)
     assert y.tolist() == [0, 1, 2]
     assert counts.tolist() == [5, 0, 1]
+
+
+def test_fedlc_may_be_negative_without_the_target():
+    z = torch.tensor([[5.0, 0.0, 0.0]], dtype=torch.float64)
+    loss = fedlc_loss(z, torch.tensor([0]), [1, 1, 1], exclude_target=True).item()
+    assert loss == pytest.approx(math.log(2) - 5, abs=1e-12)
+
+
+@given(count_lists, st.integers(1, 50))
+def test_class_log_prior_is_a_distribution_and_blind_to_scale(counts, factor):
+    prior = class_log_prior(counts)
+    assert prior.dtype == torch.float64
+    assert prior.exp().sum().item() == pytest.approx(1, abs=1e-9)
+    assert class_log_prior([factor * n for n in counts]).tolist() == pytest.approx(prior.tolist(), abs=1e-12)
+
+
+def test_class_log_prior_with_another_floor():
+    assert class_log_prior([1, 0], floor=0.01).tolist() == pytest.approx([0, math.log(0.01)], abs=1e-12)
 
 
 # --- LDAM ---------------------------------------------------------------------------------------------------
@@ -178,6 +231,15 @@ def test_weighted_mean_divides_by_the_weights_of_the_batch():
         functional.cross_entropy(30 * lowered, y, weight=torch.tensor(v, dtype=torch.float64)).item(), rel=1e-12
     )
     assert ldam_loss(z[:2], y[:2], [9, 4, 1], weights=[0, 1, 1]).item() == 0.0
+
+
+@given(count_lists, st.floats(0, 2))
+def test_margins_are_largest_for_the_rarest_class(counts, max_margin):
+    margins = ldam_margins(counts, max_margin).tolist()
+    present = sorted((n, m) for n, m in zip(counts, margins, strict=True) if n)
+    assert present[0][1] == pytest.approx(max_margin, rel=1e-12)
+    assert [m for _, m in present] == sorted((m for _, m in present), reverse=True)
+    assert all(m == 0 for n, m in zip(counts, margins, strict=True) if not n)
 
 
 # --- terms --------------------------------------------------------------------------------------------------
@@ -230,6 +292,13 @@ def test_proximal_gradient_has_the_bits_of_the_sum_written_out():
     for got, wanted in zip(torch.autograd.grad(term, params), expected, strict=True):
         assert got.dtype == wanted.dtype
         torch.testing.assert_close(got, wanted, rtol=0 if got.dtype == torch.float32 else 1e-7, atol=0)
+
+
+def test_proximal_gradient_has_a_gradient():
+    reference = torch.randn(3, dtype=torch.float64)
+    w = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: proximal_term([x], [reference], 0.7), w)
+    assert torch.autograd.gradgradcheck(lambda x: proximal_term([x], [reference], 0.7), w)
 
 
 def test_proximal_term_without_mu_or_distance():
@@ -298,6 +367,14 @@ def test_model_contrast_of_a_batch():
     torch.testing.assert_close(z.grad, torch.autograd.grad(expected.mean(), z)[0], rtol=1e-9, atol=1e-15)
     first_round = model_contrastive_loss(z, z_g, z_g, 0.3, reduction="none")
     assert first_round.tolist() == pytest.approx([math.log(2)] * 5, abs=1e-12)
+
+
+def test_features_zero_give_log_two():
+    z = torch.zeros(2, 3, requires_grad=True)
+    loss = model_contrastive_loss(z, torch.ones(2, 3), torch.ones(2, 3))
+    loss.backward()
+    assert loss.item() == pytest.approx(math.log(2), abs=1e-6)
+    assert bool(z.grad.isfinite().all())
 
 
 def test_model_contrast_refuses():

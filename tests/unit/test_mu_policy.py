@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fairflare.base.settings import choices
+from fairflare.base.settings import build, choices, field_names
 from fairflare.core import qmix
 from fairflare.core.agents.mu_rewards import MU_GRID
 from fairflare.core.agents.thompson import beliefs, standardised
@@ -60,6 +60,22 @@ def state_of(policy) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------ settings
 
 
+def test_kinds():
+    kinds = {"fixed": FixedMu, "random": RandomMu, "bandit": BanditMu, "qmix": QMixMu, "vdn": VdnMu}
+    assert choices(MuPolicy) == kinds
+    assert build(VdnMu, {"gamma": 0.5, "actions": [0, 0.5]}).actions == (0.0, 0.5)
+
+
+@pytest.mark.parametrize("policy", [QMixMu, VdnMu])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"zeta": 95.0}, r"zeta is a fraction in \[0, 1\], got 95.0 \(a percentage is 100 times too large\)")],
+)
+def test_settings_out_of_range(policy, settings, message):
+    with pytest.raises(ValueError, match=message):
+        policy(**settings)
+
+
 @pytest.mark.parametrize("policy", [QMixMu, VdnMu, RandomMu, BanditMu])
 @pytest.mark.parametrize(
     ("actions", "message"),
@@ -77,6 +93,29 @@ def test_bad_actions(policy, actions, message):
         policy(actions=actions)
 
 
+SET: dict[str, Any] = {
+    "actions": [0.0, 0.05, 0.25], "zeta": 0.5, "gamma": 0.25, "learning_rate": 0.03,
+}  # fmt: skip
+TAKEN = {  # as QMIX calls it, and what it gets in a run of 40 rounds
+    "actions": (0.0, 0.05, 0.25), "gamma": 0.25, "lr": 0.03, "warmup": 10, "updates": 8, "eps_steps": 12, "seed": 11,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "mixer"), [(QMixMu, "qmix"), (VdnMu, "vdn")])
+def test_every_setting_reaches_the_agents(policy, mixer, monkeypatch):
+    assert set(SET) == set(field_names(policy))
+    assert all(getattr(policy(), name) != value for name, value in SET.items())  # none is the default
+    taken = []
+    monkeypatch.setattr(qmix, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
+    found = policy(**SET)
+    values = found.choose(inputs(everybody(global_accuracy=0.9), num_rounds=40, seed=11))
+    assert taken == [{**TAKEN, "mixer": mixer}]
+    assert values["reward"] == pytest.approx(math.exp(0.9 - 0.5) - 1)  # zeta
+    again = policy(**SET)
+    again.load_state_dict(found.state_dict())
+    assert taken[1] == {**taken[0], "seed": 0}  # eps_steps and warmup too, without knowing the number of rounds
+
+
 def test_defaults_are_those_of_qmix(monkeypatch):
     taken = []
     monkeypatch.setattr(qmix, "QMix", lambda names, **options: taken.append(options) or QMix(names, **options))
@@ -91,6 +130,15 @@ def test_defaults_are_those_of_qmix(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------ without agents
+
+
+def test_fixed_says_nothing():
+    policy = FixedMu()
+    for r in range(2):
+        assert policy.directives(SITES) == {}
+        assert policy.choose(inputs(everybody(), r)) == {}
+    assert policy.accepts("late") == ""
+    policy.load_state_dict(policy.state_dict())
 
 
 def test_fixed_says_what_it_was_given_to_those_sites():
@@ -124,6 +172,17 @@ def test_random_depends_on_seed_site_and_round_alone():
     assert set(counts) == set(MU_GRID)
     assert all(abs(count - 120) < 50 for count in counts.values())  # 1200 draws of ten; 10.4 is one deviation
     assert {mu for x in told(3, SITES, range(20), actions=[0.0, 0.25]) for mu in x.values()} == {0.0, 0.25}
+
+
+def test_random_with_sites_that_come_and_go():
+    policy = RandomMu()
+    policy.choose(inputs(everybody()))
+    before = policy.directives(SITES)
+    policy.choose(inputs({"a": report()}, 1))
+    now = policy.directives([*SITES, "late"])
+    assert {site: now[site] for site in "bc"} == {site: before[site] for site in "bc"}
+    assert now["late"] == 1e-5
+    assert policy.accepts("late") == ""
 
 
 # ------------------------------------------------------------------------------------------------ a bandit
@@ -196,6 +255,12 @@ def play(seed: int, gains: dict[str, float], rounds: int = 40, lie: Any = None) 
         accuracy = 0.5 + sum(gains[site] * told[site] for site in SITES)
         taken.append(told)
     return {site: float(np.mean([told[site] == 1.0 for told in taken[-15:]])) for site in SITES}
+
+
+def test_a_bandit_finds_what_each_site_needs():
+    found = [play(seed, {"a": 0.1, "b": -0.1, "c": 0.1}) for seed in range(5)]
+    share = {site: np.mean([each[site] for each in found]) for site in SITES}
+    assert min(share["a"], share["c"]) > 0.6 > 0.2 > share["b"]  # by chance 0.33 each
 
 
 def test_no_reward_moves_a_belief_far():
@@ -303,6 +368,17 @@ def test_a_round_that_nobody_measured():
     assert len(state_of(policy)["replay"]["reward"]) == 1
 
 
+def test_exploration_falls_from_one():
+    """Check the recorded epsilon of this round's choice: 1 until the agents learn, 0.05 after 30 % of the rounds.
+
+    Two transitions are the warm-up of ten rounds; the second is complete in round 3.
+    """
+    policy = QMixMu()
+    found = [policy.choose(inputs(everybody(), r, num_rounds=10)) for r in range(8)]
+    assert [x["epsilon"] for x in found] == pytest.approx([1.0] * 4 + [1 - 0.95 / 3, 1 - 1.9 / 3, 0.05, 0.05])
+    assert ["td_loss" in x for x in found] == [False] * 3 + [True] * 5
+
+
 @pytest.mark.many
 @pytest.mark.parametrize(("num_rounds", "warmup"), [(1, 1), (3, 1), (7, 1), (8, 2), (39, 9), (40, 10), (200, 10)])
 def test_the_warm_up_leaves_three_quarters_of_the_rounds(num_rounds, warmup):
@@ -327,7 +403,30 @@ def test_q_tot(kind, plain):
     assert value == agents.joint_value(step)
 
 
+def test_only_who_is_asked_is_told():
+    policy = exploring(1.0)
+    policy.choose(inputs(everybody()))
+    everything = policy.directives(SITES)
+    assert set(everything) == set(SITES)
+    assert policy.directives(["b"]) == {"b": everything["b"]}
+
+
 # ------------------------------------------------------------------------------------------------ who takes part
+
+
+@pytest.mark.parametrize("kind", [QMixMu, VdnMu])
+def test_a_site_that_joins_later_is_refused(kind):
+    policy = kind()
+    assert policy.accepts("c") == ""  # nobody knows yet who takes part
+    policy.choose(inputs({site: report() for site in ("a", "b")}, asked=("a", "b")))
+    assert policy.accepts("a") == policy.accepts("b") == ""
+    assert policy.accepts("c") == (
+        "site 'c' joined after the first round; FedMRL has an agent for each site from the start ('a', 'b'): "
+        "start a new run"
+    )
+    again = kind()
+    again.load_state_dict(policy.state_dict())
+    assert again.accepts("c") == policy.accepts("c")
 
 
 def test_a_site_that_failed_in_the_first_round_has_an_agent():
@@ -424,3 +523,22 @@ def test_a_run_too_short_to_learn_says_so(kind, num_rounds, rounds, enough):
     assert f"can learn in {learnt} of {num_rounds} rounds ({learnt * policy.updates} updates;" in message
     assert learnt == rounds
     assert f"take at least {enough} rounds, or a policy without agents" in message
+
+
+@pytest.mark.parametrize("kind", [FixedMu, RandomMu, BanditMu])
+def test_policies_without_agents_are_silent(kind):
+    policy = kind()
+    for r in range(2):
+        policy.choose(inputs(everybody(), r, num_rounds=3))
+    assert policy.warnings == []
+
+
+# ------------------------------------------------------------------------------------------------ many sites
+
+
+def test_a_refusal_names_a_few_of_many_sites():
+    names = [f"s{k:03d}" for k in range(300)]
+    policy = QMixMu()
+    policy.choose(inputs({name: report() for name in names}, asked=names))
+    shown = ", ".join(f"'s00{number}'" for number in range(8))
+    assert f"({shown} and 292 more)" in policy.accepts("late")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import math
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fairflare.core import sharpness as module
 from fairflare.core.losses import logit_adjusted_cross_entropy
+from fairflare.core.objectives import sam
 from fairflare.core.sharpness import GSAM, SAM, Sharpness, search_distance, sharpness
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -98,6 +103,12 @@ def direction(make: Callable[[torch.optim.Optimizer], SAM], model: Quadratic) ->
     optimizer = make(torch.optim.SGD(model.parameters(), lr=1.0))
     optimizer.step(quadratic_closure(model, optimizer))
     return (before - model.w.detach()).tolist()
+
+
+def test_doctests():
+    for tested, fewest in ((sam, 4), (module, 1)):
+        result = doctest.testmod(tested)
+        assert (result.failed, result.attempted >= fewest) == (0, True)
 
 
 # --- worked numbers, spec section 9 -------------------------------------------------------------------------
@@ -200,6 +211,24 @@ def test_distance_zero_is_the_base_optimizer(make, base):
     assert same_bits(ours.state_dict(), plain.state_dict())
 
 
+def test_the_restored_weights_are_the_same_bits():
+    """Check learning rate 0; subtracting the perturbation again would change bits."""
+    model = make_model(dtype=torch.float32)
+    before = frozen_copy(model)
+    optimizer = GSAM(torch.optim.SGD(model.parameters(), lr=0.0), rho=0.77, model=model)
+    seen = []
+
+    def closure() -> Tensor:
+        seen.append(frozen_copy(model)["0.weight"])
+        return closure_of(model, optimizer, *make_batches([8], torch.float32)[0])()
+
+    optimizer.step(closure)
+    names = [name for name, _ in model.named_parameters()]
+    assert same_bits({n: before[n] for n in names}, {n: model.state_dict()[n] for n in names})
+    assert torch.equal(seen[0], before["0.weight"])
+    assert not torch.equal(seen[1], seen[0])
+
+
 # --- batch norm ---------------------------------------------------------------------------------------------
 
 
@@ -227,6 +256,17 @@ def test_without_model_the_statistics_see_both_runs():
     assert int(model[1].num_batches_tracked) == 2
 
 
+def test_batch_norms_in_evaluation_mode_keep_mode_and_statistics():
+    model = make_model()
+    model[1].eval()
+    before = frozen_copy(model[1])
+    optimizer = GSAM(BASES["sgd"](model.parameters()), rho=0.1, model=model)
+    optimizer.step(closure_of(model, optimizer, *make_batches([8])[0]))
+    assert not model[1].training
+    assert model[0].training
+    assert all(torch.equal(value, before[name]) for name, value in model[1].named_buffers())
+
+
 # --- degenerate steps ---------------------------------------------------------------------------------------
 
 
@@ -234,6 +274,24 @@ def test_without_model_the_statistics_see_both_runs():
 def test_gradient_zero_moves_nothing(make):
     model = Quadratic((0.0, 0.0))
     assert direction(lambda base: make(base, rho=0.1), model) == [0.0, 0.0]
+
+
+def test_gradient_zero_uphill_is_the_direction():
+    """Check f = relu(1 - w)-like: slope at w, flat at w + eps; d = g_p = 0 for any alpha."""
+    w = torch.tensor([0.95], dtype=torch.float64, requires_grad=True)
+    optimizer = GSAM(torch.optim.SGD([w], lr=1.0), rho=0.1, alpha=0.5)
+    values = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = torch.where(w < 1.0, w, torch.ones_like(w)).sum()
+        loss.backward()
+        values.append(w.grad.item())
+        return loss
+
+    assert optimizer.step(closure).item() == 0.95
+    assert values == [1.0, 0.0]
+    assert w.item() == 0.95
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.1])
@@ -276,6 +334,27 @@ def test_not_finite_in_one_of_the_runs(run, what):
     assert optimizer.skipped_steps == 1
 
 
+def test_a_closure_that_raises_leaves_weights_and_statistics():
+    model = make_model()
+    x, y = make_batches([8])[0]
+    once = copy.deepcopy(model)
+    once(x)
+    optimizer = SAM(BASES["adam"](model.parameters()), rho=0.1, model=model)
+    runs = 0
+
+    def closure() -> Tensor:
+        nonlocal runs
+        runs += 1
+        loss = closure_of(model, optimizer, x, y)()
+        if runs == 2:
+            raise RuntimeError("out of memory")
+        return loss
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)
+    assert same_bits(model.state_dict(), once.state_dict())
+
+
 def test_parameters_without_gradient_are_left_out():
     model = make_model()
     model[0].weight.requires_grad_(False)
@@ -286,6 +365,27 @@ def test_parameters_without_gradient_are_left_out():
     assert torch.equal(model[0].weight, before)
     assert torch.equal(unused, torch.ones(3, dtype=torch.float64))
     assert unused not in optimizer.base_optimizer.state
+
+
+def test_gradient_in_only_one_of_the_runs():
+    """Check a in both runs, b in the first only, c in the second only; a missing gradient counts as 0."""
+    a, b, c = (torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (2.0, 1.0, 3.0))
+    optimizer = GSAM(torch.optim.SGD([a, b, c], lr=1.0), rho=5.0, alpha=0.1)
+    runs = 0
+
+    def closure() -> Tensor:
+        nonlocal runs
+        runs += 1
+        optimizer.zero_grad()
+        loss = (3 * a + 4 * b if runs == 1 else a**2 / 2 + 2 * c).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    # g = (3, 4, 0), eps = (3, 4, 0), g_p = (5, -, 2); c = 15 / 29; d = g_p - 0.1 (g - c g_p)
+    assert a.item() == pytest.approx(2 - (5 - 0.1 * (3 - 15 / 29 * 5)), abs=1e-12)
+    assert b.item() == 1.0
+    assert c.item() == pytest.approx(3 - (2 - 0.1 * (0 - 15 / 29 * 2)), abs=1e-12)
 
 
 def test_one_norm_over_parameters_of_different_types():
@@ -310,7 +410,29 @@ def test_one_norm_over_parameters_of_different_types():
     assert params[3].tolist() == [4.0] * 4
 
 
+def test_gradients_that_are_views_of_a_shared_buffer():
+    """Check data-parallel training, where the buffer's owner overwrites the first gradient with the second."""
+    w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    buffer = torch.zeros(5, dtype=torch.float64)
+    optimizer = GSAM(torch.optim.SGD([w], lr=1.0), rho=0.1)
+
+    def closure() -> float:
+        buffer[1:3] = w.detach() * torch.tensor([1.0, 4.0], dtype=torch.float64)
+        w.grad = buffer[1:3]
+        return 2.5
+
+    assert optimizer.step(closure) == 2.5
+    assert (1 - w.detach()).tolist() == pytest.approx([1.017964, 4.389525], abs=6e-7)
+
+
 # --- wrong uses ----------------------------------------------------------------------------------------------
+
+
+def test_step_returns_the_first_loss_and_runs_with_gradients():
+    model = Quadratic()
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), rho=0.1)
+    with torch.no_grad():
+        assert optimizer.step(quadratic_closure(model, optimizer)).item() == 2.5
 
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
@@ -376,6 +498,15 @@ def test_probe_equals_the_naive_full_batch(sizes, rho):
     result = sharpness(model, CE, parts, rho)
     assert result == pytest.approx(naive_sharpness(model, whole, rho), abs=1e-8, rel=0)
     assert result.sharpness > 0
+
+
+def test_probe_with_frozen_and_unused_parameters():
+    model = make_model()
+    model[0].weight.requires_grad_(False)
+    expected = naive_sharpness(model, make_batches([9]), 0.3)
+    model.unused = nn.Linear(2, 2).double()
+    model.forward = lambda x: nn.Sequential(*list(model)[:6])(x)
+    assert sharpness(model, CE, make_batches([9]), 0.3) == pytest.approx(expected, abs=1e-10)
 
 
 def test_small_sharpness_of_a_float32_model_keeps_its_digits():
@@ -460,12 +591,27 @@ def test_probe_changes_nothing(rho, fails):
     check()
 
 
+def test_probe_under_no_grad():
+    model = make_model()
+    expected = sharpness(model, CE, make_batches([9]), 0.3)
+    with torch.no_grad():
+        assert sharpness(model, CE, make_batches([9]), 0.3) == expected
+    assert expected.sharpness > 0
+
+
 def test_distance_zero_needs_one_pass_and_no_gradient():
     model = make_model()
     result = sharpness(model, lambda z, y: CE(z, y).detach(), make_batches([5, 4]), 0.0)
     assert result.sharpness == 0.0
     assert result.loss == result.perturbed_loss
     assert result.loss == pytest.approx(naive_sharpness(model, make_batches([5, 4]), 0.1)[0], abs=1e-12)
+
+
+def test_no_gradient_no_sharpness():
+    model = make_model().requires_grad_(False)
+    result = sharpness(model, CE, make_batches([5]), 0.3)
+    assert result == (result.loss, result.loss, 0.0)
+    assert sharpness(Quadratic((0.0, 0.0)), lambda z, y: z, [(torch.zeros(3), torch.zeros(3))], 0.3) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.1])
@@ -476,6 +622,42 @@ def test_a_loss_that_is_not_finite_is_told(rho):
     result = sharpness(model, CE, [(x, y), (other[0] * math.nan, other[1])], rho)
     assert all(map(math.isnan, result))
     check()
+
+
+def test_shuffled_loaders_come_in_the_same_order_twice():
+    model = make_model()
+    x, y = make_batches([23])[0]
+    data = torch.utils.data.TensorDataset(x, y)
+    loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+    orders: list[list[float]] = [[]]
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(orders[-1]) == 6:
+            orders.append([])
+        orders[-1].append(float(targets.double() @ torch.arange(1.0, len(targets) + 1, dtype=torch.float64)))
+        return CE(outputs, targets)
+
+    check = watched(model)
+    result = sharpness(model, loss_fn, loader, 0.2)
+    check()
+    assert orders[0] == orders[1]
+    assert result == pytest.approx(naive_sharpness(model, [(x, y)], 0.2), abs=1e-8)
+
+
+def test_inputs_in_containers():
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def forward(self, inputs: dict[str, tuple[Tensor, Tensor]]) -> Tensor:
+            return self.net(inputs["images"][0] + inputs["images"][1])
+
+    model = Two()
+    batches = make_batches([5, 4])
+    nested = [({"site": "a", "images": (x, torch.zeros_like(x))}, [y]) for x, y in batches]
+    result = sharpness(model, lambda z, targets: CE(z, targets[0]), nested, 0.2)
+    assert result == pytest.approx(sharpness(model.net, CE, batches, 0.2), abs=1e-12)
 
 
 class Shrinking:
@@ -506,6 +688,14 @@ def test_wrong_uses_of_the_probe():
 
 
 # --- the schedule -------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 400), st.floats(0, 2), st.floats(0.05, 3))
+def test_the_search_distance_grows_to_its_maximum(num_rounds, rho_max, tau):
+    distances = [search_distance(r, num_rounds, rho_max, tau) for r in range(num_rounds)]
+    assert distances == sorted(distances)
+    assert distances[0] >= 0
+    assert distances[-1] == rho_max
 
 
 @pytest.mark.parametrize(

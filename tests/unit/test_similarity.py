@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from monai.networks.nets import BasicUNet
+from monai.networks.nets import BasicUNet, SwinUNETR
 from torch import Tensor, nn
 
 from fairflare.core.features import joint_pass
@@ -299,6 +301,30 @@ def test_degenerate_matrices() -> None:
         hsic(gram(x), gram(x[:4]))
 
 
+def test_scores_belong_to_their_own_layer(vectors: Tensor) -> None:
+    """Check calls in another order than the state dict, with a pooling between."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.third = nn.Linear(4, 2)
+            self.second = nn.Linear(3, 4)
+            self.pool = nn.AvgPool1d(2)
+            self.first = nn.Linear(5, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.third(self.second(self.pool(self.first(x)[:, None])[:, 0]).relu())
+
+    torch.manual_seed(0)
+    a, b = Backwards(), Backwards()
+    u, v = features(a, vectors), features(b, vectors)
+    result = layerwise_cka(a, b, vectors.split(5))
+    assert list(result) == ["third", "second", "first"]
+    for name, value in result.items():
+        assert value.delta == pytest.approx(reference_cka(u[name], v[name], "biased"), rel=1e-5)
+    assert len({round(value.delta, 3) for value in result.values()}) == 3
+
+
 # --- CKA over a data set, against the reference -----------------------------------------------------------
 
 
@@ -330,6 +356,96 @@ def test_layerwise_cka_is_exact(
                 assert value.dissimilarity == pytest.approx(expected[name], rel=1e-4), (name, size)
                 assert value.delta == pytest.approx(1 - expected[name], abs=1e-4)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pair", ["near", "far"])
+def test_both_forms_of_the_rows_hold_what_is_promised(
+    pair: str, pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check both forms, which are chosen by time: where float32 is not enough, products are computed again."""
+    a, b = pairs[pair]
+    u, v = features(a, images), features(b, images)
+    expected = {name: reference_dissimilarity(u[name], v[name], "biased") for name in u}
+    found = {}
+    for far in (0.0, layerwise.FAR, math.inf):
+        monkeypatch.setattr(layerwise, "FAR", far)
+        found[far] = layerwise_cka(a, b, images.split(7))
+        for name, value in found[far].items():
+            assert value.dissimilarity == pytest.approx(expected[name], rel=1e-4), (name, far)
+    always, chosen, never = found.values()
+    assert always != never
+    assert chosen != (never if pair == "far" else always)
+
+
+class Flat(nn.Module):
+    """Flatten with ``view``, as most networks do, which knows one layout of the features."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.conv, self.head = how, nn.Conv2d(2, 3, 3), nn.Linear(108, 2)
+        self.contiguous = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        self.contiguous = x.is_contiguous()
+        return self.head(getattr(x, self.how)(len(x), -1))
+
+
+class Alone(nn.Module):
+    """Define networks of one layout, or that need whole batches, as in a site's own code."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.conv = how, nn.Conv2d(3, 4, 3)
+        self.norm = nn.BatchNorm2d(4, track_running_stats=how != "batch")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.conv(x))
+        if self.how == "channel by channel":
+            return x.view(len(x) * 4, 1, *x.shape[2:]).mean((1, 2, 3)).view(len(x), 4)
+        if self.how == "says no" and not x.is_contiguous():
+            raise ValueError("contiguous images, please")
+        return x.mean((2, 3)) if self.how != "batch" else self.norm(x.mean((2, 3), keepdim=True))
+
+
+@pytest.mark.parametrize("how", ["channel by channel", "says no", "batch"])
+@pytest.mark.parametrize("function", [layerwise_cka, layerwise_cosine])
+def test_networks_that_one_image_says_little_of(function: Callable[..., Any], how: str) -> None:
+    x, networks = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0)), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        networks.append(Alone(how))
+    found = function(*networks, x.split(4))
+    assert all(math.isfinite(value.delta) for value in found.values())
+
+
+def test_a_look_at_the_layout_draws_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check a network that draws numbers where it should not: its figures are those of the passes alone."""
+
+    class Noisy(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + torch.rand(1)
+
+    x, found = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0)), []
+    for looks in (True, False):
+        if not looks:
+            monkeypatch.setattr(joint_pass, "_takes_channels_last", lambda model, image: True)
+        torch.manual_seed(0)
+        layerwise_cka(Noisy(3, 4, 3), Noisy(3, 4, 3), x.split(4))
+        found.append(torch.get_rng_state())
+    assert torch.equal(*found)
+
+
+def test_a_network_with_one_layout_is_compared_in_it() -> None:
+    x, networks = torch.randn(9, 2, 8, 8, generator=torch.Generator().manual_seed(0)), {}
+    for how in ("view", "reshape"):
+        a, b = Flat(how), Flat(how)
+        b.load_state_dict({name: tensor.flip(0) for name, tensor in a.state_dict().items()})
+        networks[how] = layerwise_cka(a, b, x.split(4))
+        assert a.contiguous == (how == "view"), "channels last, where it can be"
+    for name, value in networks["view"].items():
+        assert networks["reshape"][name].dissimilarity == pytest.approx(value.dissimilarity, rel=1e-4)
 
 
 def test_equal_and_scaled_models(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
@@ -421,6 +537,28 @@ def shapes(n: int, size: int) -> Tensor:
     return images
 
 
+@pytest.mark.many
+@pytest.mark.parametrize("n", [3, 18, 40])
+@pytest.mark.parametrize("amount", [0.5, 0.1])
+def test_images_of_a_few_grey_values(n: int, amount: float) -> None:
+    """Check that the same rounding at thousands of pixels, which does not average out, is avoided."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        a = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.LeakyReLU(), nn.Conv2d(16, 16, 3))
+        x = shapes(n, 64)
+        with torch.no_grad():
+            for _ in range(20):
+                a.train()(x)
+        a.eval()
+        b = copy.deepcopy(a)
+        with torch.no_grad():
+            for tensor in b.parameters():
+                tensor.mul_(1 + amount * torch.randn_like(tensor))
+    u, v = (features(copy.deepcopy(model).double(), x.double()) for model in (a, b))
+    for name, value in layerwise_cka(a, b, x.split(8)).items():
+        assert value.dissimilarity == pytest.approx(reference_dissimilarity(u[name], v[name], "biased"), rel=5e-5), name
+
+
 @pytest.mark.parametrize("size", [1e30, 1e37, 1e40, 1e200, math.inf, math.nan])
 def test_very_large_features(size: float, vectors: Tensor) -> None:
     """Check models in float64: a value as long as float32 holds the features, then NaN."""
@@ -436,6 +574,72 @@ def test_very_large_features(size: float, vectors: Tensor) -> None:
         assert found["2"].dissimilarity == pytest.approx(plain["2"].dissimilarity, rel=1e-5)
     else:
         assert math.isnan(found["2"].delta)
+
+
+@pytest.mark.parametrize("memory", [0, 2**30])
+@pytest.mark.parametrize("width", [0, 1, 7, 10, 23])
+def test_rows_are_read_back_as_they_came(
+    width: int, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layerwise, "BLOCK", 5)
+    a, b = torch.randn(2, 9, width, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-4, 5)[:, None]
+    u = a - a[:1]
+    with closing(stored.Store(memory, tmp_path)) as store:
+        rows = {name: layerwise._Rows(name, store) for name in ("other", "layer")}
+        for _ in range(2):  # the second time where the first was
+            for start, stop in ((0, 4), (4, 5), (5, 9)):
+                rows["other"].add(a[start:stop] + 1, b[start:stop])
+                rows["layer"].add(a[start:stop], b[start:stop])
+            assert rows["layer"].far == (width > 0), "the two are nothing like each other"
+            given = torch.stack([u, b - b[:1]])
+            assert store.bytes_in_file + store.bytes_in_memory == 2 * given.nbytes
+            assert (store.bytes_in_file > 0) == (memory == 0 and width > 0)
+            found = [torch.cat([block() for block in blocks], dim=2) for blocks in rows["layer"].pieces if blocks]
+            assert torch.equal(torch.cat(found, dim=1), given) if width else not found
+            store.clear()
+            for row in rows.values():
+                row.clear()
+
+
+@pytest.mark.parametrize("factor", [1e-25, 1e-9, 1e9, 1e25])
+def test_models_of_different_size(factor: float, vectors: Tensor) -> None:
+    a, b = mlp(seed=0), mlp(seed=1)
+    expected = layerwise_cka(a, b, vectors.split(4))
+    with torch.no_grad():
+        b[2].weight.mul_(factor)
+        b[2].bias.mul_(factor)
+    for result in (layerwise_cka(a, b, vectors.split(4)), layerwise_cka(b, a, vectors.split(4))):
+        for name in ("0", "2"):
+            assert result[name].dissimilarity == pytest.approx(expected[name].dissimilarity, rel=1e-5)
+
+
+def test_the_form_of_the_rows_is_chosen_before_any_are_kept(tmp_path: Path) -> None:
+    """Check a later batch of a minibatch estimator, whose first row may not be the first image's."""
+    a, b = torch.randn(2, 12, 6, generator=torch.Generator().manual_seed(0))
+    b[:7] = b[0]  # so that nothing is known of b's scale in the first batch, nor with the first row of the second one
+    with closing(stored.Store(2**20, tmp_path)) as store:
+        rows = layerwise._Rows("layer", store)
+        for start, stop in ((0, 6), (6, 7), (7, 12)):
+            if start == 6:
+                rows.clear()
+            rows.add(a[start:stop], b[start:stop])
+        k, e = rows.grams()["layer"]
+    x, y = (values - values.mean(0) for values in (a[6:].double(), b[6:].double()))
+    assert torch.allclose(k, x @ x.T, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(k - e, (rows.scale or 1.0) ** 2 * y @ y.T, rtol=1e-4, atol=1e-5)
+
+
+def test_small_features_beside_much_smaller_ones() -> None:
+    """Check features whose squares vanish in float32."""
+    x, networks = torch.randn(20, 3, 8, 8, generator=torch.Generator().manual_seed(0)), []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        networks.append(nn.Sequential(nn.Conv2d(3, 5, 3, bias=False)))
+    expected = layerwise_cka(*networks, x.split(7))["0"].dissimilarity
+    for network, factor in zip(networks, (1e-5, 1e-22), strict=True):
+        network[0].weight.data.mul_(factor)
+    for result in (layerwise_cka(*networks, x.split(7)), layerwise_cka(*networks[::-1], x.split(7))):
+        assert result["0"].dissimilarity == pytest.approx(expected, rel=1e-5)
 
 
 class Gate(nn.Module):
@@ -471,6 +675,49 @@ def test_a_model_that_is_silent_for_some_images(
     assert whole == pytest.approx(of_batches(u, v, 16), rel=1e-5)
     parts = layerwise_cka(*models, x.split(8), estimator="minibatch_biased")[""].dissimilarity
     assert parts == pytest.approx(of_batches(u, v, 8), rel=1e-5)
+
+
+@pytest.mark.parametrize("little", [1e-2, 1e-4])
+def test_first_images_that_move_one_model_much_more(little: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that such images do not determine how large the features of all images are."""
+    torch.manual_seed(0)
+    x = torch.randn(30, 50)
+    x[:, 0] = 0
+    x[1], x[2] = x[0], x[0]
+    x[1, 0], x[2, 0] = 1.0, 0.5
+    a, b = nn.Linear(50, 50, bias=False), nn.Linear(50, 50, bias=False)
+    with torch.no_grad():
+        b.weight.copy_(a.weight + 0.01 * torch.randn(50, 50) / 7)
+        b.weight[:, 0] = a.weight[:, 0]
+        a.weight[:, 0] *= little
+    u, v = (model(x.double()).detach().numpy() for model in (a.double(), b.double()))
+    monkeypatch.setattr(joint_pass, "HELD_BYTES", 2 * 4 * 50)  # pieces of two
+    found = layerwise_cka(a.float(), b.float(), x.split(5))[""].dissimilarity
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
+def test_a_layer_with_one_number_for_an_image(vectors: Tensor) -> None:
+    class Score(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze(1)
+
+    torch.manual_seed(0)
+    a, b = Score(5, 1), Score(5, 1)
+    u, v = (model(vectors).detach().double().numpy()[:, None] for model in (a, b))
+    assert layerwise_cka(a, b, vectors.split(4))[""].dissimilarity == pytest.approx(of_batches(u, v, 12), rel=1e-5)
+    cosines = np.sign(u * v)
+    assert layerwise_cosine(a, b, vectors.split(4))[""].delta == pytest.approx(float(cosines.mean()), abs=1e-6)
+
+
+@pytest.mark.parametrize("memory", [0, 300])
+def test_features_are_float32_whatever_torch_makes_by_itself(memory: int, vectors: Tensor) -> None:
+    models = mlp(seed=0), mlp(seed=1)
+    expected = layerwise_cka(*models, vectors.split(4))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert layerwise_cka(*models, vectors.split(4), memory=memory) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_a_layer_without_features(vectors: Tensor) -> None:
@@ -632,6 +879,28 @@ def test_a_transformer_with_positions_first(vectors: Tensor) -> None:
         assert result[name].dissimilarity == pytest.approx(expected, rel=1e-4, abs=1e-13), name
 
 
+@pytest.mark.parametrize("n", [2, 5])
+def test_positions_first_beside_a_norm_that_looks_at_the_batch(n: int) -> None:
+    """Check a batch of as many images as positions, whose shape is ambiguous."""
+
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(n, track_running_stats=False)
+            self.words = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(x)[:, :, None] * torch.tensor([1.0, 2.0, -1.0])
+            return self.words(y.swapaxes(0, 1)).tanh().sum((0, 2))
+
+    torch.manual_seed(0)
+    x, a, b = torch.randn(5, n), Words().eval(), Words().eval()
+    found = layerwise_cka(a, b, [x])["words"].dissimilarity
+    u, v = ((m.words.weight @ (torch.tensor([1.0, 2.0, -1.0])[:, None] * m.norm(x).flatten()[None])) for m in (a, b))
+    u, v = (f.detach().reshape(4, 5, n).permute(1, 2, 0).flatten(1).double().numpy() for f in (u, v))
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
 class Rows(nn.Module):
     """Return features as a batch of rows, image by image or position by position; and a layer without images."""
 
@@ -669,6 +938,20 @@ def test_several_rows_of_an_image_are_its_features(
         assert result["rows"].dissimilarity == pytest.approx(
             reference_dissimilarity(u["rows"], v["rows"], "biased"), rel=1e-4
         )
+
+
+def test_a_swin_transformer() -> None:
+    """Check attention on windows; an image's features are those of all its windows."""
+    pytest.importorskip("einops")
+    torch.manual_seed(0)
+    net = SwinUNETR(in_channels=1, out_channels=1, feature_size=12, spatial_dims=2, depths=(1, 1, 1, 1))
+    other, images = perturbed(net, 0.01), smooth_images(5, 64)
+    result = layerwise_cka(net, other, images.split(2))
+    assert not [name for name, value in result.items() if math.isnan(value.dissimilarity)]
+    u, v = features(net, images), features(other, images)
+    for name in ("swinViT.layers1.0.blocks.0.attn.qkv", "swinViT.layers2.0.blocks.0.attn", "out.conv.conv"):
+        expected = reference_dissimilarity(u[name], v[name], "biased")
+        assert result[name].dissimilarity == pytest.approx(expected, rel=1e-3), name
 
 
 @pytest.mark.parametrize("setting", ["full_biased", "full_unbiased", "minibatch_biased", "minibatch_unbiased"])
@@ -757,6 +1040,56 @@ def test_a_norm_is_known_from_the_layer_in_front(
         assert value.dissimilarity == pytest.approx(of_batches(u[name], v[name], 9), rel=1e-4, abs=1e-13), name
 
 
+def test_a_norm_has_the_same_bits_whichever_layers_are_asked_for(stores: list[Any]) -> None:
+    """Check also a frozen layer before it that does not travel, and is not asked for."""
+    a, b = (change(wide(0)) for change in NORMS[next(iter(NORMS))])
+    x = smooth_images(18, 64).double()
+    among = layerwise_cka(a, b, x.split(7))
+    (norms,) = [[name for name, module in a.named_modules() if isinstance(module, nn.BatchNorm2d)]]
+    assert norms
+    for name in norms:
+        assert layerwise_cka(a, b, x.split(7), layers=[name]) == {name: among[name]}
+        assert stores[-1].peak <= stores[0].peak
+
+
+def test_norms_without_a_change() -> None:
+    a, x = wide(0), smooth_images(6, 64).double()
+    dead = copy.deepcopy(a)
+    with torch.no_grad():
+        dead[1].weight.zero_()
+    assert layerwise_cka(dead, dead, x.split(4))["1"] == (1.0, 0.0)
+    for pair in ((a, dead), (dead, a)):
+        found = layerwise_cka(*pair, x.split(4))
+        assert math.isnan(found["1"].delta)
+        assert found["0"] == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "difference", "terms", "enough"),
+    [
+        ([1.0, 1, 1, 1], 1.0, 100.0, True),
+        ([1.0, 1, 1, 1], 1.0, 200.0, False),  # 200 roundings of 2**-23 are more than 2e-5
+        ([1.0, 1, 1, 1], 0.0, 0.0, True),
+        ([1.0, 0.1, 0.1, 0.1], 1.0, 1.0, False),  # one image is nearly all
+        ([1e-30, 1e-30, 1e-30, 1e-30], 1e-30, 1e-30, False),
+        ([math.nan, 1, 1, 1], 1.0, 1.0, False),
+    ],
+)
+def test_when_float32_is_enough(rows: list[float], difference: float, terms: float, enough: bool) -> None:
+    k, e = torch.diag(torch.tensor(rows).double()), torch.zeros(4, 4).double()
+    e[0, 1] = difference
+    assert layerwise._precise(k, e, torch.tensor(terms).double()) is enough
+
+
+def test_a_difference_that_only_scales_is_none() -> None:
+    """Check that CKA does not change by scale, only by the part across it."""
+    k = torch.eye(4).double()
+    e = 0.5 * k
+    e[0, 1] = 1e-3
+    assert not layerwise._precise(k, e, torch.tensor(1.0).double())
+    assert layerwise._precise(k, e, torch.tensor(0.1).double())
+
+
 class Between(nn.Module):
     """Define a convolution, another module, and a norm of its output."""
 
@@ -771,8 +1104,15 @@ class Between(nn.Module):
             self.norm.register_forward_hook(lambda module, args, output: output.sin() if self.late else output)
         if what == "hook in front":
             self.norm.register_forward_pre_hook(lambda module, args: (args[0].sin(),))
+        if what == "variance below 0":
+            self.norm.running_var[0] = -1
         if what == "own forward":
             self.norm.forward = lambda x: x.sin()  # type: ignore[method-assign]
+
+    def train(self, mode: bool = True) -> Between:
+        super().train(mode)
+        self.norm.train(mode or self.what == "training")
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.inference_mode() if self.what == "inference" else nullcontext():
@@ -822,6 +1162,39 @@ def test_what_only_later_images_meet_is_seen() -> None:
     found = layerwise_cka(a, b, x.split(4))["norm"].dissimilarity
     u, v = features(a.double(), x.double())["norm"], features(b.double(), x.double())["norm"]
     assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
+def test_a_norm_that_looks_at_the_batch_sees_those_that_came() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12) + torch.arange(12.0)[:, None, None, None]
+    a, b = Between("training").eval(), Between("training").eval()
+    found = layerwise_cka(a, b, x.split(4))["norm"].dissimilarity
+    u, v = (
+        torch.cat([m.norm(m.conv(s)).detach().flatten(1) for s in x.double().split(4)]).numpy()
+        for m in (a.double(), b.double())
+    )
+    assert found == pytest.approx(reference_dissimilarity(u, v, "biased"), rel=1e-4)
+
+
+def test_a_norm_without_a_root_has_no_features() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12)
+    a, b = Between("variance below 0").eval(), Between("variance below 0").eval()
+    found = layerwise_cka(a, b, x.split(5))
+    assert math.isnan(found["norm"].delta)
+    assert 0 < found["conv"].delta < 1
+
+
+def test_half_precision_is_rounded_behind_the_norm() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(12, 1, 12, 12).bfloat16()
+    a = Between("nothing").bfloat16().eval()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.conv.weight += 0.002 * torch.randn(4, 1, 3, 3)
+    found = layerwise_cka(a, b, x.split(5))["norm"].dissimilarity
+    u, v = (m.norm(m.conv(x)).detach().flatten(1).double().numpy() for m in (a, b))
+    assert found == pytest.approx(1 - reference_cka(u, v, "biased"), rel=1e-4)
 
 
 def test_a_norm_whose_input_becomes_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -888,6 +1261,29 @@ def test_every_pass_reads_the_images(vectors: Tensor) -> None:
     assert data.passes == 3
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_batch_of_a_pass_is_too_small(size: int, vectors: Tensor) -> None:
+    """Check batches of four at least, for any request, and that no batch holds an image twice."""
+    models = mlp(seed=0), mlp(seed=1)
+    seeds = [torch.Generator().manual_seed(seed) for seed in (7, 8, 9)]
+    batches = [part.tolist() for seed in seeds for part in torch.randperm(12, generator=seed).split(4)]
+    found = passes_report(models, Counted(vectors), cka_batch_size=size)
+    assert found == pytest.approx(passes_reference(models, vectors, batches), rel=1e-5)
+
+
+class OneByOne(Counted):
+    """Return images one by one, as a bundle's validation may, whatever is asked for."""
+
+    def batches(self, split: str, batch_size: int, shuffle_seed: int | None = None) -> Iterator[tuple[Tensor, None]]:
+        yield from super().batches(split, 1, shuffle_seed)
+
+
+def test_batches_are_those_of_the_setting(vectors: Tensor) -> None:
+    models = mlp(seed=0), mlp(seed=1)
+    expected = passes_reference(models, vectors, three_passes(12))
+    assert passes_report(models, OneByOne(vectors)) == pytest.approx(expected, rel=1e-5)
+
+
 class InOrder(Counted):
     """Number the images in order."""
 
@@ -913,6 +1309,21 @@ def test_a_choice_of_many_images_is_shuffled_for_each_pass(
     assert passes_report(models, data, cka_max_samples=9) == pytest.approx(expected, rel=1e-5)
     assert data.passes == 4
     assert "site north: one pass in place of cka_passes=3" in caplog.text
+
+
+def test_features_that_depend_on_the_batch_are_made_for_each_pass() -> None:
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(1, 3, 3) for _ in range(2)]
+    models = tuple(nn.Sequential(conv, nn.BatchNorm2d(3, track_running_stats=False)).eval() for conv in convs)
+    data = Counted(torch.randn(10, 1, 6, 6))
+    report = passes_report(models, data)  # type: ignore[arg-type]
+    assert data.passes == 3
+    for name, wanted in (("0", convs), ("1", models)):
+        with torch.no_grad():
+            made = [
+                [model(data.images[rows]).flatten(1).double().numpy() for model in wanted] for rows in three_passes(10)
+            ]
+        assert report[name] == pytest.approx(1 - reference_sums(made, "unbiased"), rel=1e-4)  # type: ignore[arg-type]
 
 
 def test_three_images_in_several_passes_are_three_images(vectors: Tensor) -> None:
@@ -1018,6 +1429,30 @@ def test_features_are_compared_in_full_precision(function: Any, vectors: Tensor)
     assert set(Watching.seen) == {("highest", False, False)}
 
 
+@pytest.mark.long
+@pytest.mark.skipif(not hasattr(torch.backends.cudnn, "conv"), reason="switches of torch 2.9")
+def test_full_precision_with_the_newer_switches() -> None:
+    """Check the newer switches in a process of their own, as reading the older ones besides would raise."""
+    code = """if True:
+        import torch
+        from torch import nn
+        from fairflare.core.similarity import layerwise_cka
+        backends, seen = torch.backends, []
+        parts = backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul, backends.mkldnn.matmul
+        for part, value in zip(parts, ("tf32", "ieee", "tf32", "bf16")):
+            part.fp32_precision = value
+        before = [part.fp32_precision for part in parts]
+        class Watching(nn.Linear):
+            def forward(self, x):
+                seen.extend(part.fp32_precision for part in parts)
+                return super().forward(x)
+        layerwise_cka(Watching(5, 5), Watching(5, 5), [torch.randn(6, 5)])
+        assert set(seen) == {"ieee"}, seen
+        assert before == [part.fp32_precision for part in parts] == ["tf32", "ieee", "tf32", "bf16"]
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 
@@ -1055,6 +1490,15 @@ def test_other_errors(vectors: Tensor, images: Tensor) -> None:
         layerwise_cka(conv, conv, [images[:3], images[:3, :, :40]])
 
 
+def test_chosen_layers_only(pairs: dict[str, tuple[nn.Module, nn.Module]], images: Tensor) -> None:
+    whole = layerwise_cka(*pairs["far"], images.split(9))
+    names = ["final_conv", "down_1.convs.conv_0.adn.N"]
+    some = layerwise_cka(*pairs["far"], images.split(9), layers=iter(names))
+    assert list(some) == names
+    for name in names:
+        assert some[name].dissimilarity == pytest.approx(whole[name].dissimilarity, rel=1e-4)
+
+
 # --- cosine -----------------------------------------------------------------------------------------------
 
 
@@ -1069,3 +1513,15 @@ def test_cosine_equals_the_formula(pairs: dict[str, tuple[nn.Module, nn.Module]]
         assert value.delta == pytest.approx(cosines.mean(), abs=1e-9)
         units = x / np.linalg.norm(x, axis=1, keepdims=True) - y / np.linalg.norm(y, axis=1, keepdims=True)
         assert value.dissimilarity == pytest.approx(0.5 * (units**2).sum(1).mean(), rel=1e-3)
+
+
+def test_cosine_of_odd_layers(vectors: Tensor) -> None:
+    a, b = odd(0, dead=True), odd(1, dead=True)
+    for model in (a, b):
+        nn.init.zeros_(model.dead.bias)
+    result = layerwise_cosine(a, b, vectors.split(5))
+    assert result["dead"] == (1.0, 0.0)
+    assert math.isnan(result["unreached"].delta)
+    assert layerwise_cosine(a, odd(1), vectors.split(5))["dead"].delta == pytest.approx(0, abs=1e-6)
+    assert math.isnan(layerwise_cosine(a, odd(1, broken=True), vectors.split(5))["out"].delta)
+    assert all(math.isnan(value.delta) for value in layerwise_cosine(a, b, []).values())

@@ -77,6 +77,27 @@ def naive_average(states: Mapping[str, State], weights: Mapping[str, float]) -> 
     return result
 
 
+class Lazy(Mapping[str, torch.Tensor]):
+    """Make a new tensor at every access and count them, like a state on disk."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.reads = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.reads += 1
+        return self.state[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.state)
+
+    def __len__(self) -> int:
+        return len(self.state)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.state
+
+
 # weighted_average
 
 
@@ -124,6 +145,34 @@ def test_mapping_and_iterable_give_equal_bits_in_any_order(order, seed):
     assert all(same_bits(states[site], before[site]) for site in states)
 
 
+def test_tensors_of_many_blocks():
+    """Check blocks with an odd rest, and other strides: equal to NumPy for any number of threads."""
+    generator = torch.Generator().manual_seed(0)
+    wide = {f"s{k}": torch.randn(257, 401, generator=generator) for k in range(3)}
+    states = {site: {"w": t.t(), "v": t[::2]} for site, t in wide.items()}
+    weights = {"s0": 0.1, "s1": 0.3, "s2": 0.6}
+    average = weighted_average(states, weights)
+    for name in ("w", "v"):
+        expected = sum(weights[s] * states[s][name].double().numpy() for s in sorted(states))
+        np.testing.assert_array_equal(average[name].numpy(), np.asarray(expected).astype(np.float32))
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert same_bits(weighted_average(states, weights), average)
+            assert same_bits(weighted_average(states.items(), weights), average)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes_are_kept(dtype):
+    states = {f"s{k}": make_state(k, dtype) for k in range(3)}
+    average = weighted_average(states, random_weights(states))
+    assert {name: t.dtype for name, t in average.items()} == {name: t.dtype for name, t in states["s0"].items()}
+    assert same_bits(average, naive_average(states, random_weights(states)))
+
+
 @pytest.mark.parametrize("order", ["AB", "BA"])
 def test_mixed_precision_is_promoted_whatever_the_order(order):
     states = {"A": {"w": torch.tensor([1.0]).half()}, "B": {"w": torch.tensor([1.0 + 2**-20])}}
@@ -144,6 +193,27 @@ def test_running_var_is_floored_unless_it_is_an_update():
         assert average["bn.running_var"].tolist() == [0.0, 1.0]
         assert average["w"].tolist() == [-0.5]
         assert weighted_average(given_as, weights, updates=True)["bn.running_var"].tolist() == [-0.5, 1.0]
+
+
+def test_one_site_is_copied():
+    state = make_state(1)
+    average = weighted_average({"A": state}, {"A": 1.0})
+    assert same_bits(average, state)
+    for tensor in average.values():
+        tensor.fill_(1)
+    assert same_bits(state, make_state(1))
+
+
+def test_parameters_need_no_detaching():
+    module = torch.nn.Linear(2, 1)
+    average = weighted_average({"A": dict(module.named_parameters())}, {"A": 1.0})
+    assert not average["weight"].requires_grad
+
+
+def test_every_tensor_is_read_once():
+    states = {site: Lazy(state) for site, state in make_states(3).items()}
+    weighted_average(states, random_weights(states))
+    assert [state.reads for state in states.values()] == [len(make_state(0))] * 3
 
 
 def test_the_iterable_is_passed_once_and_lazily():
@@ -220,6 +290,25 @@ def test_a_bad_state_is_refused_by_site_and_tensor(streaming, bad, message, weig
         weighted_average(states.items() if streaming else states, {"A": 0.5, "B": weight, "C": 0.5 - weight})
 
 
+def test_a_bad_first_site_is_the_one_that_is_named():
+    states = {"A": {"w": torch.tensor([math.nan])}, "B": {"w": torch.ones(1)}}
+    for given_as in (states, states.items()):
+        with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
+            weighted_average(given_as, {"A": 0.5, "B": 0.5})
+    with pytest.raises(ValueError, match=r"site 'A': tensor 'w' is torch.complex64, not a real number"):
+        weighted_average({"A": {"w": torch.ones(1) + 0j}}, {"A": 1.0})
+
+
+def test_large_finite_values_are_accepted():
+    """Check a sum that overflows although no value is infinite."""
+    big = torch.full((4,), 3e38)
+    for given_as in ({"A": {"w": big}}, [("A", {"w": big})]):
+        assert torch.equal(weighted_average(given_as, {"A": 1.0})["w"], big)
+    check_state({"w": big}, {"w": big}, "A")
+    with pytest.raises(ValueError, match=r"the average of tensor 'w' does not fit torch.float32"):
+        weighted_average({"A": {"w": torch.tensor([3.4028234e38])}}, {"A": 1 + 9e-7})
+
+
 @pytest.mark.parametrize("streaming", [False, True], ids=["mapping", "iterable"])
 def test_weights_and_states_must_be_of_the_same_sites(streaming):
     def average(sites: str, weights: Mapping[str, float]) -> None:
@@ -268,6 +357,14 @@ def test_difference_and_add_update_are_inverse(dtype):
     assert same_bits(received, make_state(1, dtype))
 
 
+def test_difference_worked_by_hand():
+    local = {"w": torch.tensor([3.0]), "n": torch.tensor([2], dtype=torch.uint8), "m": torch.tensor([False, True])}
+    received = {"w": torch.tensor([1.0]), "n": torch.tensor([5], dtype=torch.uint8), "m": torch.tensor([True, True])}
+    update = difference(local, received)
+    assert {name: t.tolist() for name, t in update.items()} == {"w": [2.0], "n": [-3], "m": [-1, 0]}
+    assert same_bits(add_update(received, update), local)
+
+
 def test_add_update_rounds_integers_that_a_filter_made_floats():
     state = {"n": torch.tensor(10), "w": torch.tensor([1.0], dtype=torch.float16)}
     update = {"n": torch.tensor(3.7), "w": torch.tensor([0.5], dtype=torch.float64)}
@@ -308,6 +405,13 @@ def test_check_state():
         difference(BASE | {"w": torch.tensor([math.nan, 1])}, BASE, "A")
 
 
+def test_a_late_value_in_a_large_tensor_is_seen():
+    large = torch.zeros(100_001)
+    large[-1] = math.nan
+    with pytest.raises(ValueError, match="site 'A': tensor 'w' is not finite"):
+        check_state({"w": large}, {"w": torch.zeros(100_001)}, "A")
+
+
 # sq_norm
 
 
@@ -325,6 +429,13 @@ def test_sq_norm_is_accurate():
     expected = math.fsum(float(v) ** 2 for v in x)
     assert sq_norm({"w": x}) == pytest.approx(expected, rel=1e-13)
     assert sq_norm({"h": torch.full((4,), 6e4).half()}) == pytest.approx(4 * 6e4**2, rel=1e-3)  # beyond float16
+
+
+def test_sq_norm_errors():
+    with pytest.raises(ValueError, match="tensor 'x' is not in the update"):
+        sq_norm(BASE, ["x"])
+    with pytest.raises(ValueError, match="squared norm of tensor 'w' is not finite"):
+        sq_norm({"w": torch.tensor([math.nan])})
 
 
 # ------------------------------------------------------------------------------------------------ median, trimmed mean
@@ -413,3 +524,16 @@ def test_a_median_of_something_else_is_refused() -> None:
     states["s1"]["w"] = torch.zeros(2, 50)
     with pytest.raises(ValueError, match="site 's1': tensor 'w'"):
         weighted_average(states, weights, how=Aggregate("median"))
+
+
+def test_the_median_holds_one_tensor_of_all_sites() -> None:
+    read: list[str] = []
+
+    class Lazy(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            read.append(name)
+            return super().__getitem__(name)
+
+    states = {site: Lazy(state) for site, state in _sites(4).items()}
+    weighted_average(states, dict.fromkeys(states, 0.25), how=Aggregate("median"))
+    assert read == [name for name in states["s0"] for _ in states]

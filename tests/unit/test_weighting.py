@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import math
 from itertools import pairwise
 
@@ -11,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairflare.core import weighting
 from fairflare.core.weighting import (
     capped_weights,
+    dissimilarity_weights,
     feasible_bound,
     fedga_weights,
     layer_weights,
@@ -41,6 +44,14 @@ def close(*values: float) -> object:
 
 
 # normalise
+
+
+def test_normalise_divides_by_the_sum_and_sorts():
+    assert list(normalise({"B": 3.0, "A": 1.0}).items()) == [("A", 0.25), ("B", 0.75)]
+
+
+def test_negative_values_count_as_zero():
+    assert normalise(named(-5.0, 1.0, 3.0)) == close(0.0, 0.25, 0.75)
 
 
 def test_a_vanishing_sum_is_uniform_or_the_fallback():
@@ -92,9 +103,38 @@ def test_layer_weights_worked_examples(deltas, limits, expected):
     assert one_layer(*deltas, **limits) == close(*expected)
 
 
+def test_layers_are_independent_and_keep_the_order_of_the_model():
+    cka = {
+        "B": {"up": 0.8, "down": 0.5, "out": 1.0},
+        "A": {"up": 0.9, "down": 0.2, "out": 1.0},
+        "C": {"up": 0.5, "down": 0.8, "out": 1.0},
+    }
+    weights = layer_weights(cka)
+    assert list(weights) == ["up", "down", "out"]
+    assert [list(rho) for rho in weights.values()] == [["A", "B", "C"]] * 3
+    assert weights["up"] == close(0.125, 0.25, 0.625)
+    assert weights["down"] == close(0.533333, 0.333333, 0.133333)
+    assert weights["out"] == close(1 / 3, 1 / 3, 1 / 3)
+
+
+def test_a_site_without_scores_gets_the_mean_of_the_layer():
+    # C: mean of 0.2 and 0.6 at layer a, of 0.4 and 0.2 at layer b.
+    cka = {"A": {"a": 0.8, "b": 0.6}, "B": {"a": 0.4, "b": 0.8}, "C": {"a": INF, "b": NAN}}
+    assert layer_weights(cka)["a"] == close(0.2 / 1.2, 0.6 / 1.2, 0.4 / 1.2)
+    assert layer_weights(cka)["b"] == close(0.4 / 0.9, 0.2 / 0.9, 0.3 / 0.9)
+
+
 def test_no_score_at_all_is_uniform():
     assert one_layer(NAN, NAN, INF, NAN) == close(0.25, 0.25, 0.25, 0.25)
     assert one_layer(NAN, NAN, clip_max=0.99) == close(0.5, 0.5)
+
+
+def test_small_dissimilarities_keep_their_digits():
+    # 1 - delta of 1e-9 and 3e-9 in float32 would both be 0; in float64 they lose half of their digits.
+    tiny = {"A": {"conv": 1e-9}, "B": {"conv": 3e-9}}
+    cka = {site: {"conv": float(np.float32(1 - d["conv"]))} for site, d in tiny.items()}
+    assert dissimilarity_weights(tiny)["conv"]["B"] == pytest.approx(0.75, rel=1e-12)
+    assert layer_weights(cka)["conv"]["B"] == 0.5
 
 
 def test_layer_weights_errors():
@@ -163,10 +203,34 @@ def test_power_weights_worked_examples(values, q, expected):
     assert power_weights(named(*values), q) == close(*expected)
 
 
+def test_power_weights_errors():
+    with pytest.raises(ValueError, match="q must be finite and >= 0, got -1"):
+        power_weights(named(1.0), -1)
+    with pytest.raises(ValueError, match=r"no site in the \w+ to weight"):
+        power_weights({}, 1)
+
+
+@given(by_site, st.floats(0, 10), st.floats(0.01, 100))
+def test_power_weights_properties(values, q, scale):
+    weights = power_weights(values, q)
+    assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-12)
+    ranked = [weights[site] for site in sorted(values, key=values.__getitem__)]
+    assert all(low <= high * (1 + 1e-9) for low, high in pairwise(ranked))
+    assert power_weights({s: scale * v for s, v in values.items()}, q) == pytest.approx(weights, abs=1e-9)
+    assert power_weights(dict(reversed(values.items())), q) == weights
+
+
 def test_moving_average_of_the_specification():
     first = moving_average(power_weights(named(0.02, 0.04, 0.08), 2), None, 0.5)
     assert first == close(0.047619, 0.190476, 0.761905)
     assert moving_average(power_weights(named(0.04, 0.04, 0.04), 2), first, 0.5) == close(0.190476, 0.261905, 0.547619)
+
+
+def test_moving_average_keeps_absent_sites_and_starts_new_ones():
+    memory = moving_average(named(0.4, 0.6), named(0.2, 0.3, 0.5), 0.5)
+    assert memory == close(0.3, 0.45, 0.5)
+    assert normalise({site: memory[site] for site in "AB"}) == close(0.4, 0.6)
+    assert moving_average({"B": 0.4, "D": 0.6}, named(0.2, 0.8), 0.25) == pytest.approx({"A": 0.2, "B": 0.7, "D": 0.6})
 
 
 def test_moving_average_limits_and_errors():
@@ -242,6 +306,16 @@ def test_fedga_errors():
         fedga_weights(named(0.5), named(1.0), 0.1)
     with pytest.raises(ValueError, match="weight of site 'A' must be finite and >= 0, got -1"):
         fedga_weights(named(-1.0, 2.0), named(1.0), 0.1)
+
+
+@given(by_site, st.dictionaries(st.sampled_from("ABCDEFG"), st.floats(-5, 5), min_size=1), st.floats(0, 2))
+def test_fedga_sums_to_one_and_order_does_not_matter(values, gaps, step):
+    weights = normalise(values)
+    moved = fedga_weights(weights, gaps, step)
+    assert math.fsum(moved.values()) == pytest.approx(1, abs=1e-9)
+    assert min(moved.values()) >= 0
+    assert set(moved) == set(weights) | set(gaps)
+    assert fedga_weights(dict(reversed(weights.items())), dict(reversed(gaps.items())), step) == moved
 
 
 # the largest share
@@ -355,6 +429,11 @@ def test_weights_sum_to_one_in_any_order_and_leave_the_input(rule, values):
     assert values == before
     renamed = rule({f"x{site}": value for site, value in values.items()})
     assert renamed == {f"x{site}": weight for site, weight in weights.items()}
+
+
+def test_examples_in_the_documentation():
+    assert doctest.testmod(weighting).failed == 0
+    assert doctest.testmod(weighting).attempted > 0
 
 
 # ------------------------------------------------------------------------------------- mixed with uniform ones

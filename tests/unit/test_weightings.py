@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
@@ -123,6 +124,13 @@ def test_a_map_needs_the_received_model():
 # sites
 
 
+@pytest.mark.parametrize("kind", [BySamples, Uniform, BySom])
+def test_one_site(kind):
+    weighting = kind()
+    for r in range(3):
+        assert weighting.weigh(inputs(r, ("only",)))[0] == {"only": 1.0}
+
+
 def test_an_excluded_site_has_no_weight_and_no_place():
     one, other = BySom(), BySom()
     for r in range(3):
@@ -135,6 +143,12 @@ def test_an_excluded_site_has_no_weight_and_no_place():
         assert weights == {"a": expected["a"], "b": 0.0, "c": expected["c"]}
         assert details == expected_details
         assert set(details["som"]["bmu"]) == {"a", "c"}
+
+
+def test_only_the_sites_of_the_round_count():
+    given = inputs()
+    more = inputs(states={**given.states, "late": given.states["a"]})
+    assert BySom().weigh(more) == BySom().weigh(given)
 
 
 # from round to round
@@ -164,6 +178,22 @@ def test_resumed_in_the_middle(tmp_path, on_disk):
     assert (tmp_path / "resumed").exists() == on_disk
 
 
+def test_a_state_is_a_copy():
+    """Check that the state in a checkpoint does not change with the next round."""
+    weighting = BySom()
+    weighting.weigh(inputs(0))
+    state = weighting.state_dict()
+    before = copy.deepcopy(state)
+    weighting.weigh(inputs(1))
+    assert state["map"] == before["map"]
+    assert {name: t.tolist() for name, t in state["neurons"].items()} == {
+        name: t.tolist() for name, t in before["neurons"].items()
+    }
+    assert {name: tuple(t.shape) for name, t in before["neurons"].items()} == {
+        "conv.weight": (25, 4, 3), "fc.bias": (25, 5)
+    }  # fmt: skip
+
+
 def test_a_state_before_the_first_round():
     weighting = BySom()
     weighting.load_state_dict(saved(BySom()))
@@ -186,3 +216,16 @@ def test_neurons_that_are_gone_are_missed(tmp_path):
     elsewhere.load_state_dict(weighting.state_dict())
     with pytest.raises(RuntimeError, match=r"the map's neurons after 4 round\(s\) are not in .*elsewhere"):
         elsewhere.weigh(inputs(4))
+
+
+def test_a_failed_round_can_be_repeated(tmp_path):
+    one, other = BySom(), BySom()
+    one.memory_folder, other.memory_folder = tmp_path / "one", tmp_path / "other"
+    for r in range(3):
+        expected = other.weigh(inputs(r))
+        broken = inputs(r)
+        for site in SITES:
+            broken.states[site]["fc.bias"] = torch.full((5,), math.inf)
+        with pytest.raises(ValueError, match="no site has a finite model"):
+            one.weigh(broken)
+        assert one.weigh(inputs(r)) == expected

@@ -29,7 +29,8 @@ class SecretDraws:
     def uniform(self, count: int) -> Floats:
         """Return uniform random numbers in [0, 1) with 53 random bits each, (count,)."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), "<u8")
-        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        found: Floats = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return found
 
     def noise(self, count: int) -> Floats:
         """Return standard normal numbers, (count,), each half the sum of four.
@@ -47,7 +48,8 @@ class SecretDraws:
 
     def drawn(self, count: int, rate: float) -> list[int]:
         """Return the numbers below ``count``, each drawn independently with probability ``rate`` (Poisson sampling)."""
-        return np.flatnonzero(self.uniform(count) < rate).tolist()
+        found: list[int] = np.flatnonzero(self.uniform(count) < rate).tolist()
+        return found
 
     def some(self, of: Sequence[int], most: int) -> list[int]:
         """Return at most ``most`` of the numbers, chosen at random where there are more."""

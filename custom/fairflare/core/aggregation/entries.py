@@ -79,10 +79,11 @@ def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, 
             raise ValueError(f"tensor {name!r} came, which the model does not have")
         size, values = like[name].numel(), download[name].reshape(-1)
         bits = download.get(name + WHICH)
-        if bits is None:
-            mask = torch.ones(size, dtype=torch.bool)
-        else:
-            mask = torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
+        mask = (
+            torch.ones(size, dtype=torch.bool)
+            if bits is None
+            else torch.from_numpy(np.unpackbits(bits.numpy(), count=size).astype(bool))
+        )
         if int(mask.sum()) != values.numel():
             raise ValueError(f"tensor {name!r}: {values.numel()} numbers came for {int(mask.sum())} places")
         yield name, mask, values

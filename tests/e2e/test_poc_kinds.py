@@ -146,6 +146,64 @@ def test_a_method_with_what_is_trained_alone(
     assert all(torch.equal(expected[name], read[name.replace(".base_layer.", ".")]) for name in stayed)
 
 
+@pytest.mark.parametrize("kind", ["wrong", "absent"])
+def test_a_site_without_the_right_encoder(kind: str, poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
+    """Check that the site is named, and that the run ends, or continues without the site where the job allows it."""
+    theirs = files["wrong"] if kind == "wrong" else str(tmp_path / "absent.pt")
+    give(poc, all=files["segmentation"], site_2=theirs)
+    goes_on = {"require_all_sites": False, "min_sites": 1} if kind == "wrong" else {}
+    recipe = frozen("fed_avg", num_rounds=1, exchange="trainable", **goes_on)
+    recipe.export(str(tmp_path / "jobs"))
+    job = poc.submit(tmp_path / "jobs" / recipe.name)
+    said = poc.wait(job, 200)
+    results = results_of(poc.download(job))
+    if kind == "absent":
+        assert "FINISHED:COMPLETED" not in said
+        assert results["status"] == "failed"
+        assert "site 'site-2': its network, of which only a part is sent, cannot be built here" in results["reason"]
+        assert theirs not in json.dumps(results)
+        return
+    assert "FINISHED:COMPLETED" in said
+    assert results["status"] == "completed"
+    (record,) = results["rounds"]
+    assert record["accepted"] == ["site-1"]
+    (out,) = record["left_out"]
+    assert out["site"] == "site-2"
+    assert "the part of the network that is not sent (exchange='trainable') differs" in out["reason"]
+
+
+def test_a_job_of_several_findings_an_image(poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
+    """Check that labels with findings, some not known, give the figures of a run in one process."""
+    settings = {
+        **CLASSES, "phantom": "fundus", "findings": ["none", "mild", "moderate", "severe", "proliferative"],
+        "phantom_test": 64, "phantom_own_test": 60, "local_epochs": 1,
+    }  # fmt: skip
+    give(poc, all=files["classification"])
+    recipe = FairRecipe(
+        "fed_lwr",
+        task="classification",
+        sites=SITES,
+        packaging="preinstalled",
+        settings=settings,
+        num_rounds=1,
+        min_sites=2,
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    job = poc.submit(tmp_path / "jobs" / recipe.name)
+    assert "FINISHED:COMPLETED" in poc.wait(job, 300)
+    results = results_of(poc.download(job))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        here = run_local(recipe.plan, tmp_path / "here", {"initial_weights": files["classification"]})
+    finally:
+        torch.set_num_threads(threads)
+    document = json.loads((here / "results.json").read_text())
+    assert results["test"] == document["test"]
+    assert results["clinical"] == document["clinical"]
+    assert all(0 <= own["auc"] <= 1 for own in results["test"].values())
+
+
 def test_the_statistics_job(poc: PocSystem, tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert CliRunner().invoke(app, ["phantom", "prostate", "--sites", "2", "-o", str(data)]).exit_code == 0

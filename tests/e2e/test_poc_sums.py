@@ -102,6 +102,27 @@ def test_three_sites(method: str, poc: PocSystem, tmp_path: Path) -> None:
     assert [r["accepted"] for r in results["rounds"]] == [SITES[:3]] * 2
 
 
+def test_a_site_killed_in_mask(poc: PocSystem, deaths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill a whole site, which is then away for the rest of the job."""
+    recipe = recipe_of("fed_ism_plus_l", 4, max_missed=1)
+    recipe.export(str(tmp_path / "jobs"))
+    deaths.joinpath("site-3.mask.1.hold").touch()
+    job = poc.submit(tmp_path / "jobs" / recipe.name)
+    wait_for("site-3 in mask", (deaths / "site-3.mask.1.reached").exists, WAIT)
+    killed = poc.end_site("site-3")
+    for part in ("sub_start.sh", "client_train", "worker_process"):
+        assert any(part in command for command in killed), killed
+    poc.wait(job, WAIT)
+    workspace = poc.download(job)
+    poc.start_site("site-3")
+    (key,) = poc.workspace.rglob("sums.key")
+    assert key.is_relative_to(poc.kit("site-3"))  # the end of the run never came; it goes after a week
+    key.unlink()
+    lost(monkeypatch, ("site-3", "mask", 1), ("site-3", "validate", 2))
+    results = same(poc, workspace, recipe, tmp_path / "here")
+    assert [(x["site"], x["phase"]) for x in results["rounds"][1]["left_out"]] == [("site-3", "mask")]
+
+
 def test_a_job_ended_in_release_and_a_server_killed_before_its_checkpoint(
     poc: PocSystem, deaths: Path, tmp_path: Path
 ) -> None:

@@ -240,6 +240,29 @@ def test_a_server_that_asks_for_the_group_of_one_site_is_refused(weights: Any, w
     assert any(why in reason for reason in reasons(run))
 
 
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ((0.4, 0.2, 0.2, 0.2), "sites of a group have unequal weights; give each the same"),
+        ((0.25 + 1e-10, 0.25 - 1e-10, 0.25, 0.25), "sites of a group have unequal weights; give each the same"),
+        ((1 / 3, 1 / 3, 1 / 3, 0.0), "it is left out of some sums of its groups, which beside the others would show"),
+    ],
+)
+def test_no_sum_of_a_group_tells_its_sites_apart(weights: Any, why: str, tmp_path: Path) -> None:
+    """Give the sites' numbers of men other weights than their cases, which are as many: each count would follow."""
+    run = Run(tmp_path, task=People(), **GROUPS)
+
+    def men(site: str, question: dict[str, Any]) -> dict[str, Any]:
+        half = len(question["table"]["site-1"]) // 3
+        rows = zip(question["table"].items(), weights, strict=False)
+        return {**question, "table": {name: [*row[:half], w, *row[half + 1 :]] for (name, row), w in rows}}
+
+    run.wire._answer = changed(men).__get__(run.wire)  # type: ignore[method-assign]
+    opened = run().results["groups"]["pooled"]
+    assert any(why in reason for reason in reasons(run))
+    assert (opened == {}) == (weights[-1] > 0)  # the fourth site, left out, refuses alone; the others open theirs
+
+
 def test_one_weight_for_all_groups_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, task=People(), **GROUPS)
     even = changed(lambda site, question: {**question, "table": {name: [0.25] for name in ALL}})

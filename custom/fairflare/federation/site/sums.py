@@ -21,7 +21,7 @@ from fairflare.base.checks import first_of, listed
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
-from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, SiteReply, SiteTask, clean_meta
+from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_meta
 from fairflare.federation.site.groups import KEPT as KEPT_GROUPS
 from fairflare.federation.site.groups import GroupTable
 from fairflare.federation.site.norm_moments import MEASURED
@@ -129,8 +129,7 @@ def groups_home(
         numbers = {f"{place:06d}.sum": torch.from_numpy(np.nan_to_num(of)) for place, of in enumerate(found)}
         has = [name for name, value in zip(numbers, told[KEPT_GROUPS], strict=True) if value > 1]
         kept = {GROUPS: numbers, SHOWN: has, "model": model, "told": told}
-        if run.floor.holds(SPLIT_TEST):  # else nothing is told either
-            store.save(GROUPS, number, kept, kept=1)
+        store.save(GROUPS, number, kept, kept=1)
     return dict(kept["told"])
 
 
@@ -153,12 +152,15 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         row, part = question.table.get(worker.site, ()), BY_PART.get(question.label)
         names = sorted(kept.get(question.vectors, ())) if part else ()
         weighed = {name for name, weight in zip(names, row, strict=False) if weight}
+        opened = {name for name, of in zip(names, zip(*question.table.values(), strict=True), strict=False) if any(of)}
         problem = first_of({
             "what it received is not the model that the server names; a filter on the way changes it":
                 question.model.hex() != kept["model"],
             "it keeps no such numbers; update the server's FairFlare": question.vectors not in kept,
             f"a {part} that it has no numbers of has a weight, so that they would be of fewer sites":
                 not weighed <= {*kept.get(SHOWN, ())},
+            "it is left out of some sums of its groups, which beside the others would show its numbers":
+                question.label == GROUPS and not opened & {*kept.get(SHOWN, ())} <= weighed,
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
         # Parts always have weights of their own; one for all would open a class that a single site has.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, Question, Table
+from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
 from fairflare.privacy.sums.ring import SLACK, Floats
 
 MOST_SITES = 100  # each site makes a stream for each other one
@@ -93,6 +93,11 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
     owners, part = (weights > 0).sum(0), BY_PART.get(question.label)
     few = part and bool(((owners > 0) & (owners < FEWEST)).any())  # else it is hardly a sum; 0: not asked for
     check(not few, f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out")
+    # Counts can be told apart in a sum of unequal weights, or in several of a group that each have other weights.
+    check(
+        question.label != GROUPS or bool((weights == (weights > 0) / np.maximum(owners, 1)).all()),
+        "sites of a group have unequal weights; give each the same",
+    )
     off = float(abs(weights.sum(0) - (owners > 0 if part else 1)).max())
     check(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
     most = float(weights.max())

@@ -141,8 +141,10 @@ class SumLog:
             if line["label"] != question.label:
                 rows.append(line["table"])
                 continue
-            why = f"{'the same model was' if same else 'groups were'} summed with other members or weights in round"
-            why = f"{why} {line['round']}; ask with these{', or go on from a newer model' * (question.label != GROUPS)}"
+            why = (
+                f"{'the same model was' if same else 'groups were'} summed with other members or weights in round "
+                f"{line['round']}; ask with these{', or go on from a newer model' * (question.label != GROUPS)}"
+            )
             self._need(line["table"] == asked["table"], question, why)
             before += [line] * same
         check_table(self.site, question, self.limits, pairs, rows)

@@ -193,8 +193,8 @@ class NotDrawn(Consistency):
             target = self.others.chosen(self.teacher(inputs).sigmoid())
         with still_statistics(model):
             found = self.others.chosen(model(inputs).sigmoid())
-        apart, both = ((values.flatten(2).sum(2) + 1e-5) for values in ((found - target).abs(), found + target))
-        return torch.mean(apart / both)
+        apart, both = (values.flatten(2).sum(2) for values in ((found - target).abs(), found + target))
+        return torch.mean(apart / (both + 1e-5))  # as in MONAI's Dice loss, 0 where both are empty
 
     def stepped(self, model: torch.nn.Module) -> None:
         """Do nothing after a step, as the teacher stays the received model."""

@@ -151,7 +151,7 @@ class RescueTraining(LocalTraining):
             own.during.end_epoch()
             counts = class_counts(self, run)  # a class with too few cases counts 0
             during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
-            factor = rescue_factor(own.before, during, counts, self.rf_mode) if bool(counts.any()) else math.nan
+            factor = rescue_factor(own.before, during, counts, self.rf_mode) if counts.any() else math.nan
             report["rescue_factor"] = factor
             kept = {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor}
             run.store.save("divergence", run.current_round, kept)

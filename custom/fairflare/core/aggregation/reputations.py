@@ -83,7 +83,7 @@ def cffl_reputations(
 
 def whole(reputations: Mapping[str, float]) -> dict[str, float]:
     """Return reputations scaled to sum 1, unchanged if they do; they do not after a site has joined or left."""
-    return dict(reputations) if (abs(sum(reputations.values()) - 1) < TOLERANCE) else normalise(reputations)
+    return dict(reputations) if abs(sum(reputations.values()) - 1) < TOLERANCE else normalise(reputations)
 
 
 def cffl_shares(reputations: Mapping[str, float], sizes: Mapping[str, float]) -> dict[str, float]:

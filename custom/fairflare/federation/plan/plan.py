@@ -330,7 +330,7 @@ def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettin
     """
     rule.check_run(run.num_rounds, None)
     run.check_aggregate(rule)
-    return replace(run, norm_statistics="recalibrated") if (training.norm_statistics == "recalibrated") else run
+    return replace(run, norm_statistics="recalibrated") if training.norm_statistics == "recalibrated" else run
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ class ImageBatches:
         batches: Iterator[torch.Tensor] = (inputs for inputs, _ in given)
         if self.max_samples is not None:
             batches = self._chosen(batches, seed, self.max_samples)
-        return batches if (self.max_samples is None and not self.least) else self._cut(batches)
+        return batches if self.max_samples is None and not self.least else self._cut(batches)
 
     def _chosen(self, batches: Iterable[torch.Tensor], seed: int | None, count: int) -> Iterator[torch.Tensor]:
         total = self.run.data.num_samples(self.split)

@@ -34,7 +34,7 @@ Candidate = tuple[str, Mapping[str, Any]]  # (method, settings)
 PLAIN: dict[str, Any] = {"weighting": "uniform"}
 HALF: dict[str, Any] = {"mix": 0.5}
 #: Recalibration in one pass, as the exact way needs a pass for each norm in every round.
-MEASURED: dict[str, Any] = {"norm_statistics": "recalibrated", "recalibration": "one_pass"}
+MEASURED: dict[str, Any] = {"norm_statistics": "recalibrated"}
 
 
 def _lwr(**settings: Any) -> Candidate:

@@ -37,7 +37,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "classification": {"phantom_samples": 150, "phantom_test": 80},
 }
 NETWORKS = {"segmentation": "U-Net, prostate phantom", "classification": "ResNet-18, fundus phantom"}
-WAYS = ("average", "one_pass", "exact")
+WAYS = ("average", "recalibrated")
 State = dict[str, torch.Tensor]
 
 
@@ -82,11 +82,10 @@ def rows(kind: str, num_rounds: int, seed: int, fewer: dict[str, Any]) -> list[l
     return found
 
 
-def by_way(plan: Plan, state: State, way: str, folder: Path) -> tuple[State, RoundRecord]:
+def by_way(plan: Plan, state: State, way: Any, folder: Path) -> tuple[State, RoundRecord]:
     """Return the state with its statistics by one way, and the way's cost."""
     assert plan.sites
-    chosen = {} if way == "average" else {"norm_statistics": "recalibrated", "recalibration": way}
-    run = RunSettings(num_rounds=1, **chosen)
+    run = RunSettings(num_rounds=1, norm_statistics=way)
     transport = LocalTransport(plan.sites, plan.task, plan.training, {}, folder / "sites")
     rounds = Rounds(plan.task, plan.rule, run, transport, Place(folder, folder / "kept", "benchmark"))
     record = RoundRecord(0, plan.sites, accepted=plan.sites)

@@ -136,7 +136,7 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     """Check that every key that travelled is declared, for the answer that it is in."""
     rule = plan.rule
     assert set(sent.meta) == set(TOLD) - set(OF_GROUPS)
-    known = {"done", "exchange", "one_pass"} if name == "norms" else documented(plan)
+    known = {"done", "exchange"} if name == "norms" else documented(plan)
     assert set(sent.meta["directives"]) <= known
     assert reply.meta["status"] == "ok", reply.meta["reason"]
     assert reply.meta["reason"] == ""
@@ -194,12 +194,8 @@ def documented(plan: Any) -> set[str]:
 
 
 @pytest.mark.many
-@pytest.mark.parametrize("recalibration", ["exact", "one_pass"])
-def test_what_leaves_a_site_for_recalibrated_statistics_is_declared(
-    recalibration: str, tmp_path: Path, carried: list[Any]
-) -> None:
-    settings = {"norm_statistics": "recalibrated", "recalibration": recalibration}
-    plan = plan_of("fed_avg", **settings)
+def test_what_leaves_a_site_for_recalibrated_statistics_is_declared(tmp_path: Path, carried: list[Any]) -> None:
+    plan = plan_of("fed_avg", norm_statistics="recalibrated")
     run_local(plan, tmp_path)
     assert {task for task, _, _ in carried} == {"check", "train", "norms", "validate"}
     for task, sent, reply in carried:

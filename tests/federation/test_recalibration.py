@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.core.features.batch_norms import measure, next_group, running_norms
+from fairflare.core.features.batch_norms import Group, measure, next_group, running_norms
 from fairflare.exchange.messages import TASK_NORMS, Message, decode_task
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import Plan, make_plan
@@ -125,8 +125,8 @@ def test_what_travels(tmp_path: Path) -> None:
     ran = run(tmp_path)()
     tasks = [task for (name, _), task in zip(ran.net.asked, ran.net.tasks, strict=True) if name == TASK_NORMS]
     assert [task.meta["directives"] for task in tasks] == [
-        {"done": [], "exchange": 0, "one_pass": False},
-        {"done": ["1", "3"], "exchange": 1, "one_pass": False},
+        {"done": [], "exchange": 0},
+        {"done": ["1", "3"], "exchange": 1},
     ]
     assert set(tasks[1].params) == {f"{name}.{kind}" for name in ("1", "3") for kind in ("running_mean", "running_var")}
     (round_0,) = ran.results["rounds"]
@@ -171,15 +171,6 @@ def test_off_by_default_and_nothing_to_do_without_norms(tmp_path: Path) -> None:
     assert not asked(ran)
     lines = [text for text in ran.net.said if "norm_statistics" in text]
     assert lines == ["norm_statistics: the network has no batch norm with running statistics; nothing is asked"]
-
-
-def test_one_pass_is_one_exchange(tmp_path: Path) -> None:
-    def says(site: str, exchange: int, report: dict[str, Any]) -> None:
-        report["more"] = False
-
-    ran = run(tmp_path, says, recalibration="one_pass")()
-    assert len(asked(ran)) == 1
-    assert ran.net.tasks[1].meta["directives"]["one_pass"] is True
 
 
 # ------------------------------------------------------------------------------------------------ a site that fails
@@ -355,7 +346,7 @@ def test_equal_to_all_images_in_one_place(tmp_path: Path, kind: str, settings: d
 def test_parameters_are_those_of_averaged_statistics(tmp_path: Path) -> None:
     """Check that parameters do not differ by a bit, as FedAvg trains with the batch's statistics."""
     kept: list[dict[str, torch.Tensor]] = []
-    for name, settings in (("a", {}), ("b", {**RECALIBRATED, "recalibration": "one_pass"})):
+    for name, settings in (("a", {}), ("b", RECALIBRATED)):
         run_local(plan_of("classification", TINY_CLASSES, settings=settings, num_rounds=2), tmp_path / name)
         kept.append(final(tmp_path / name))
     statistics = [name for name in kept[0] if name.endswith(("running_mean", "running_var"))]
@@ -382,7 +373,7 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
     assert same(final(tmp_path / "whole"), final(tmp_path / "cut"))
     assert json.loads(log.with_name("results.json").read_text())["resumed"]
     other = plan_of("segmentation", TINY_SEGMENTS, **{**more, "settings": {}})
-    with pytest.raises(ValueError, match=r"norm_statistics: was 'recalibrated, exact', is 'average'"):
+    with pytest.raises(ValueError, match=r"norm_statistics: was 'recalibrated', is 'average'"):
         run_local(other, tmp_path / "cut")
 
 
@@ -390,7 +381,7 @@ def test_a_run_that_goes_on_has_the_same_bits(tmp_path: Path) -> None:
 
 
 def question(state: Any, exchange: int, done: list[str], **more: Any) -> Any:
-    directives = {"done": done, "exchange": exchange, "one_pass": False, **more}
+    directives = {"done": done, "exchange": exchange, **more}
     return request(TASK_NORMS, state, 1, directives=directives)
 
 
@@ -439,14 +430,14 @@ def test_what_a_site_reports_is_what_the_server_reads(tmp_path: Path) -> None:
     from fairflare.exchange.messages import SiteTask, encode_reply, encode_task
     from fairflare.federation.server.recalibration import read_norms
 
-    task = SiteTask(TASK_NORMS, initial(), 1, 3, 0, directives={"done": [], "exchange": 0, "one_pass": True})
+    task = SiteTask(TASK_NORMS, initial(), 1, 3, 0, directives={"done": [], "exchange": 0})
     reply = at_site(tmp_path).perform(decode_task(TASK_NORMS, encode_task(task), "site-1"))
     model = at_site(tmp_path).task.build_model()
     widths = {name: len(norm.running_mean) for name, norm in running_norms(model).items()}
     found = read_norms("site-1", encode_reply(reply, 1), 1, widths)
-    assert set(found.values) == set(widths)
+    assert list(found.values) == [next(iter(widths))]
     assert found.values["conv_0.conv_0.adn.N"] == found.images * 32 * 32
-    assert not found.more
+    assert found.more
 
 
 def test_a_projection_head_is_measured_too() -> None:
@@ -456,11 +447,11 @@ def test_a_projection_head_is_measured_too() -> None:
         "resnet18", in_channels=1, classes=3, features=[4, 4, 8, 8], norm_momentum=0.1, projector_dim=4
     )
     images = torch.randn(4, 1, 32, 32, generator=torch.Generator().manual_seed(0))
-    plain = next_group(model, images, all_at_once=True)
-    whole = next_group(model, images, all_at_once=True, forward=whole_pass(model))
-    assert [*plain.names, "projector.1"] == whole.names
-    assert set(whole.names) == set(running_norms(model))
-    last = next_group(model, images, plain.names, forward=whole_pass(model))
+    norms = list(running_norms(model))
+    plain = [name for name in norms if not name.startswith("projector")]
+    assert next_group(model, images, plain) == Group([], {}, False)
+    last = next_group(model, images, plain, forward=whole_pass(model))
+    assert last.names == [name for name in norms if name not in plain] == ["projector.1"]
     found = measure(model, [images], last, forward=whole_pass(model))
     with torch.no_grad():
         inputs = model.projector[0](model.eval().embed(images))

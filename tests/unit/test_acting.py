@@ -28,7 +28,6 @@ VAIN: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [  # and what lets
      {"criterion": "fedlc"}),
     ("fed_avg", {"best_lambda": 2.0}, "best_by=mean_minus_std, and best_by is 'mean'", {"best_by": "mean_minus_std"}),
     ("fed_avg", {"crt_epochs": 2, "task": "c"}, "crt_rounds above 0 or true, and crt_rounds is 0", {"crt_rounds": 1}),
-    ("fed_avg", {"recalibration": "one_pass"}, "norm_statistics=recalibrated", {"norm_statistics": "recalibrated"}),
     ("fed_lwr", {"cka_passes": 2}, "cka_estimator is 'full_biased'", {"preset": "authors"}),
     ("moon", {"temperature": 0.2, "mu": 0}, "mu above 0 or true, and mu is 0", {"mu": 1}),
     ("fed_ism", {"beta": 0.3, "saga": False}, "saga above 0 or true, and saga is False", {"saga": True}),

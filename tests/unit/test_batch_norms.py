@@ -56,23 +56,6 @@ def test_group_by_group_is_what_all_images_in_one_place_give(make: Any, passes: 
     assert differing(model, wanted) < 1e-5
 
 
-def test_one_pass_is_exact_for_the_first_norm_and_close_behind_it() -> None:
-    model, batches = unet(), images()
-    wanted = central_statistics(model, torch.cat(batches))
-    before = differing(model, wanted)
-    assert recalibrate(model, lambda: batches, one_pass=True) == 1
-    first = {name: value for name, value in wanted.items() if name.startswith("conv_0.conv_0")}
-    assert differing(model, first) < 1e-5
-    assert 1e-3 < differing(model, wanted) < before
-
-
-def test_one_pass_over_one_batch_is_exact_but_for_the_unbiased_variance() -> None:
-    model, whole = unet(), torch.cat(images())
-    wanted = central_statistics(model, whole)
-    recalibrate(model, lambda: [whole], one_pass=True)
-    assert differing(model, wanted) < 0.05
-
-
 def test_variance_is_unbiased_as_torch_has_it() -> None:
     values = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
     model, norm = nn.Sequential(nn.BatchNorm1d(3)), nn.BatchNorm1d(3, momentum=1.0)
@@ -82,14 +65,13 @@ def test_variance_is_unbiased_as_torch_has_it() -> None:
     torch.testing.assert_close(model[0].running_mean, norm.running_mean)
 
 
-@pytest.mark.parametrize("by_batch", [False, True])
-def test_measuring_changes_nothing(by_batch: bool) -> None:
+def test_measuring_changes_nothing() -> None:
     model, batches = unet(), images(5)
     model.train()
     model.conv_0.eval()
     before = copy.deepcopy(model.state_dict())
     modes = [module.training for module in model.modules()]
-    measure(model, batches, next_group(model, batches[0], all_at_once=by_batch), by_batch=by_batch)
+    measure(model, batches, next_group(model, batches[0]))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert [module.training for module in model.modules()] == modes
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

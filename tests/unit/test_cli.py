@@ -133,7 +133,7 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
     for cls, group in zip(classes, found, strict=True):
         assert {setting.name for setting in group} == expected_names(cls)
     assert {setting.name for setting in of_run} == {
-        "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "recalibration", "crt_rounds",
+        "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "crt_rounds",
         "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases", "groups",
         "group_bins", "calibration_bins", "exchange", "secure",
     }  # fmt: skip

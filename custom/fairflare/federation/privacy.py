@@ -74,8 +74,8 @@ TOLD = {
     "certificates; in `mask` and `release` which sums are asked, with all sites' weights (by class or group)",
     "directives": "what the method tells the sites, see below; in `validate`, where sites annotate different "
     "structures: those that the site's figure is over (`compared`); in `norms`: which norms are done (`done`), the "
-    "question's number in the round (`exchange`), whether all norms are meant at once (`one_pass`); beside "
-    f"`{PRIVACY}` what the site said last of its ledger (`{LAST_LINE}`)",
+    f"question's number in the round (`exchange`); beside `{PRIVACY}` what the site said last of its ledger "
+    f"(`{LAST_LINE}`)",
 }
 
 

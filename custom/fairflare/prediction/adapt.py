@@ -148,18 +148,13 @@ def save(found: Adapted, out: Path) -> SavedModel:
 
 
 def recalibrate(
-    model: torch.nn.Module,
-    batches: Callable[[], Iterable[torch.Tensor]],
-    *,
-    one_pass: bool = False,
-    measured: list[str] | None = None,
+    model: torch.nn.Module, batches: Callable[[], Iterable[torch.Tensor]], *, measured: list[str] | None = None
 ) -> int:
     """Set the running statistics of all batch norms that the images reach; all images must be in this process.
 
     Args:
         model: the network, whose buffers are changed.
         batches: function that returns an iterable over all batches, called once for each pass.
-        one_pass: measure all norms in one pass, as ``by_batch`` of :func:`.batch_norms.measure` does.
         measured: list to which the names of the measured batch norms are added.
 
     Returns:
@@ -169,8 +164,8 @@ def recalibrate(
     passes, more = 0, True
     norms: dict[str, Any] = dict(running_norms(model))
     while more and norms:
-        group = next_group(model, next(iter(batches())), done, all_at_once=one_pass)
-        for name, found in measure(model, batches(), group, by_batch=one_pass).items():
+        group = next_group(model, next(iter(batches())), done)
+        for name, found in measure(model, batches(), group).items():
             norms[name].running_mean.copy_(found.mean)
             norms[name].running_var.copy_(found.squares / max(found.count - 1, 1))
         done += group.names

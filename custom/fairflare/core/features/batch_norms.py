@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fairflare.base.task import evaluating
-from fairflare.core.features.norms import lone_samples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,14 +81,7 @@ class Group:
     more: bool
 
 
-def next_group(
-    model: nn.Module,
-    images: Tensor,
-    done: Iterable[str] = (),
-    *,
-    all_at_once: bool = False,
-    forward: Forward | None = None,
-) -> Group:
+def next_group(model: nn.Module, images: Tensor, done: Iterable[str] = (), *, forward: Forward | None = None) -> Group:
     """Return the batch norms whose input depends on no other batch norm that is still to be measured.
 
     The outputs of all norms that are not ``done`` are replaced by NaN, so that a norm whose input has no NaN does not
@@ -100,7 +92,6 @@ def next_group(
         model: network, in training or evaluation mode; it is not changed.
         images: a batch of input images, on the model's device.
         done: names of norms that have their new statistics already.
-        all_at_once: return every norm that the pass reaches.
         forward: function that runs the forward pass; default: ``model(images)``.
     """
     pending = {name: module for name, module in running_norms(model).items() if name not in set(done)}
@@ -113,7 +104,7 @@ def next_group(
             tainted.add(name)
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        return output if all_at_once else torch.full_like(output, math.nan)
+        return torch.full_like(output, math.nan)
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
@@ -122,7 +113,7 @@ def next_group(
             stack.callback(module.register_forward_hook(after).remove)
         (forward or model)(images)
     reached = list(calls)
-    names = [name for name in reached if all_at_once or name not in tainted] or reached[:1]
+    names = [name for name in reached if name not in tainted] or reached[:1]
     return Group(names, {name: calls[name] for name in names}, len(names) < len(reached))
 
 
@@ -169,12 +160,7 @@ class _Enough(Exception):
 
 
 def measure(
-    model: nn.Module,
-    batches: Iterable[Tensor],
-    group: Group,
-    *,
-    by_batch: bool = False,
-    forward: Forward | None = None,
+    model: nn.Module, batches: Iterable[Tensor], group: Group, *, forward: Forward | None = None
 ) -> dict[str, Moments]:
     """Return moments of the inputs of a group's batch norms over all batches, in the order of the group.
 
@@ -182,8 +168,6 @@ def measure(
         model: network, in training or evaluation mode; it is not changed.
         batches: images on the model's device.
         group: norms to measure, from :func:`next_group`; each forward pass stops at the last of them.
-        by_batch: whether all batch norms normalise by the batch, as in training, in place of their running statistics,
-            which do not change; the rest of the network is in evaluation mode.
         forward: as in :func:`next_group`.
 
     Raises:
@@ -205,9 +189,6 @@ def measure(
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))
-        if by_batch:
-            stack.enter_context(_by_batch(norms.values()))
-            stack.enter_context(lone_samples(model))
         for name in group.names:
             stack.callback(norms[name].register_forward_pre_hook(partial(add, name)).remove)
         for images in batches:
@@ -220,17 +201,6 @@ def measure(
         if name in found and not bool(torch.isfinite(found[name].mean + found[name].squares).all()):
             raise Unmeasurable(f"the input of batch norm {name!r} is not finite")
     return {name: found[name] for name in group.names if name in found}
-
-
-@contextmanager
-def _by_batch(norms: Iterable[Any]) -> Iterator[None]:
-    """Let batch norms normalise by the batch without changing their running statistics, inside the context."""
-    with ExitStack() as stack:
-        for module in norms:
-            for name, value in (("training", True), ("track_running_stats", False)):
-                stack.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, value)
-        yield
 
 
 def pooled(

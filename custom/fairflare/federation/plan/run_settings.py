@@ -108,16 +108,12 @@ class RunSettings(Bounds):
             Each site builds all other tensors itself; they must equal the server's, see ``docs/exchange.md``.
         secure: ``"sums"``: no site's model leaves it; the server opens only weighted sums of all sites' updates, see
             ``docs/secure_sums.md``. No weight is then above 0.5. Empty: the server receives each site's update.
-        recalibration: ``"exact"``: in one exchange for each group of norms that do not depend on one another, as if
-            all images were in one place; ``"one_pass"``: in one exchange, with the batch's statistics in front of each
-            norm, an approximation.
     """
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "best_lambda": only_with("best_by", "mean_minus_std"),
         "group_bins": only_with("groups"),
         "calibration_bins": only_with("groups"),
-        "recalibration": only_with("norm_statistics", "recalibrated"),
         "crt_epochs": only_with("crt_rounds"),
         "crt_weights": only_with("crt_rounds"),
         "crt_mask_absent": only_with("crt_rounds"),
@@ -186,7 +182,6 @@ class RunSettings(Bounds):
     group_bins: Annotated[int, Field(strict=True, ge=2, le=1000)] = 100
     calibration_bins: Annotated[int, Field(strict=True, ge=2, le=100)] = 15
     norm_statistics: Annotated[Literal["average", "recalibrated"], OF_RECIPES] = "average"
-    recalibration: Literal["exact", "one_pass"] = "exact"
     exchange: str = ALL
     secure: Literal["", "sums"] = ""
     crt_rounds: NonNegativeInt = 0

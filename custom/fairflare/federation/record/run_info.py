@@ -30,8 +30,7 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
     return {
         "num_rounds": run.num_rounds,
         "seed": run.seed,
-        "norm_statistics": run.norm_statistics
-        + (f", {run.recalibration}" if run.norm_statistics == "recalibrated" else ""),
+        "norm_statistics": run.norm_statistics,
         "rule": values_of(rule),
         "task": values_of(task),
         "training": place.site_half,

@@ -1,8 +1,8 @@
 """Recalibrate batch norms (``norm_statistics="recalibrated"``): set their statistics by all sites' training images.
 
-After each aggregation the sites are asked for moments, in one exchange or (``recalibration="exact"``) in one exchange
-for each group of norms, see :mod:`fairflare.core.features.batch_norms`. The first exchange carries the model, later
-ones only the new statistics. Means and variances leave the sites, images do not. ``docs/norm_statistics.md`` describes
+After each aggregation the sites are asked for moments, in one exchange for each group of norms that do not depend on
+one another, see :mod:`fairflare.core.features.batch_norms`. The first exchange carries the model, later ones only the
+new statistics. Means and variances leave the sites, images do not. ``docs/norm_statistics.md`` describes
 the cost and the benefit.
 """
 
@@ -28,7 +28,7 @@ from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.server.sums import SecureSums, SitesLost
-from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, MEASURED, ONE_PASS
+from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, MEASURED
 from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
 from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import read_report, shortened
@@ -154,7 +154,7 @@ class Recalibration:
             return {}
 
         while more and pending:
-            told = {DONE: list(done), EXCHANGE: exchanges, ONE_PASS: run.recalibration == "one_pass"}
+            told = {DONE: list(done), EXCHANGE: exchanges}
             live = [site for site in total.asked if site not in total.left_out]
             reports.clear()
             sent = new if exchanges else whole

@@ -17,7 +17,7 @@ from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
 
 KEPT = "norm_model"  # name in the site's store: the model of a round, for that round's ``norms`` tasks after the first
 #: Keys of the values that the server sends a site with the task ``norms``.
-DONE, EXCHANGE, ONE_PASS = "done", "exchange", "one_pass"
+DONE, EXCHANGE = "done", "exchange"
 MEASURED = ("means", "variances")  # keys of the report that with secure sums do not leave the site
 
 # Limits of the reported means and variances: a mean's square fits into float32, and no network computes such values.
@@ -58,8 +58,6 @@ def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch
     Raises:
         SiteError: this site has no saved model of the round (names the round).
     """
-    if request.directives.get(ONE_PASS):
-        return request.state
     if not request.directives.get(EXCHANGE):
         store.save(KEPT, request.current_round, request.state, kept=1)
         return request.state
@@ -86,14 +84,13 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
         SiteError: a batch norm's moments are not finite (names it), or the site has no training images.
     """
     images = ImageBatches(run, "training", batch_size)
-    one_pass = bool(run.directives.get(ONE_PASS))
     first = next(iter(images), None)
     if first is None:
         raise SiteError(f"site {run.site!r} has no training images to measure batch norms on", skipped=True)
     try:
         done, forward = run.directives.get(DONE) or (), whole_pass(model)
-        group = next_group(model, first, done, all_at_once=one_pass, forward=forward)
-        found = measure(model, images, group, by_batch=one_pass, forward=forward)
+        group = next_group(model, first, done, forward=forward)
+        found = measure(model, images, group, forward=forward)
     except Unmeasurable as error:
         raise SiteError(f"site {run.site!r}: {error}") from error
     return {

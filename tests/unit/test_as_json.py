@@ -134,7 +134,7 @@ def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "show nothing", "describe fed_lwrr", "list --markdown", "check-data nothing", "doctor --sites 3",
+        "show nothing", "describe fed_lwrr", "list --markdown", "check-data nothing", "doctor --set x",
         "compare fed_avg --sites all",
     ],
 )  # fmt: skip
@@ -146,9 +146,10 @@ def test_mistakes_print_no_document(line: str) -> None:
 def test_what_a_task_file_prints_goes_to_standard_error(tmp_path: Path) -> None:
     task = tmp_path / "loud.py"
     task.write_text("print('hello')\nfrom fairflare.tasks.segmentation import SegmentationTask as Task\n")
-    done = CliRunner().invoke(commands.app, ["doctor", "--task-file", str(task), "--json"])
+    (tmp_path / "fairflare.json").write_text('{"sites": {"a": {}}}')
+    done = CliRunner().invoke(commands.app, ["check-data", str(tmp_path), "--task-file", str(task), "--json"])
     assert "hello" in done.stderr
-    assert json.loads(done.stdout)["findings"]
+    assert json.loads(done.stdout)["problems"]
 
 
 def test_the_page_names_every_exit_code() -> None:

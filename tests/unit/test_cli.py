@@ -10,7 +10,6 @@ import pickle
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -672,20 +671,6 @@ def test_doctor_sees_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_by_doctor() == (1, found_by_doctor()[1] | {"nvflare": "problem"})
 
 
-def test_doctor_opens_the_data(tmp_path: Path) -> None:
-    data = tmp_path / "fairflare.json"
-    data.write_text(json.dumps({"sites": {"a": {}, "b": {"data_rot": "x"}}}))
-    code, found = found_by_doctor("--data", str(data))
-    assert code == 1
-    assert found["site file"] == "ok"
-    assert found["data of b"] == "problem"
-    assert "did you mean 'data_root'" in " ".join(fairflare("doctor", "--data", str(data)).stdout.split())
-    data.write_text("{}")
-    assert found_by_doctor("--data", str(data), "--sites", "site-1")[1]["data of site-1"] == "warning"
-    data.write_text("[")
-    assert found_by_doctor("--data", str(data))[1]["site file"] == "problem"
-
-
 def test_doctor_looks_at_a_kit(tmp_path: Path) -> None:
     assert found_by_doctor("--kit", str(tmp_path))[1]["kit"] == "problem"
     local = tmp_path / "local"
@@ -715,15 +700,6 @@ def certificate(days: int) -> bytes:
     made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     made = made.serial_number(1).not_valid_before(end - timedelta(days=500)).not_valid_after(end)
     return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
-def test_doctor_tries_the_ports() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "problem"
-    assert found_by_doctor("--port", str(port))[1][f"port {port}"] == "ok"
 
 
 def drawn(width: int, *, terminal: bool) -> list[str]:

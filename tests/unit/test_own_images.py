@@ -58,7 +58,6 @@ def test_the_folder_that_prepare_writes_may_be_given(tmp_path: Path) -> None:
     settings = {"sites": {name: {"data_root": str(site(tmp_path / name))} for name in "ab"}}
     (tmp_path / "fairflare.json").write_text(json.dumps(settings))
     assert site_settings(tmp_path, "", Path()) == settings
-    assert "data of b" in fairflare("doctor", "--data", tmp_path)
     with pytest.raises(ValueError, match=r"a/fairflare.json does not exist"):
         site_settings(tmp_path / "a", "", Path())
 
@@ -104,22 +103,6 @@ def test_one_hospital_is_not_several(command: list[str], tmp_path: Path) -> None
     assert "sites 'A' and 'B' have" in told
     assert told.endswith("[2]")
     assert not (tmp_path / "out").exists()
-
-
-def test_doctor_looks_as_a_run_would(tmp_path: Path) -> None:
-    """Check the images of all sites together, and the kind of task that the data's manifest names."""
-    root = str(site(tmp_path / "A"))
-    twice = tmp_path / "fairflare.json"
-    twice.write_text(json.dumps({"sites": {"A": {"data_root": root}, "B": {"data_root": f"{root}/../A"}}}))
-    told = fairflare("doctor", "--data", twice)
-    assert "data of all problem sites 'A' and 'B' have" in told
-    assert told.endswith("[1]")
-    twice.write_text(json.dumps({"sites": {"A": {"data_root": root}}}))
-    assert "data of all" not in fairflare("doctor", "--data", twice)
-    (tmp_path / "manifest.json").write_text(json.dumps({"kind": "classification"}))
-    told = fairflare("doctor", "--data", twice)
-    assert "as the data's manifest says: --task classification" in told
-    assert "must be the number of a class" in told
 
 
 def test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
-"""Implement ``fairflare doctor``, which checks the installation, a site's data and a start-up kit."""
+"""Implement ``fairflare doctor``, which checks the installation, a start-up kit and a MONAI bundle."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -18,13 +17,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fairflare.cli.data.sites import file_in, names_of, read_object
-from fairflare.cli.options import Data, MonaiBundle, Settings, Task, TaskFile, parse_settings
+from fairflare.cli.options import MonaiBundle, parse_settings
 from fairflare.cli.screen import AsJson, console, one_document, user_errors
 
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
-SPLITS = ("training", "validation")
 EXTRAS = {"data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard"}
 LAY = "`fairflare policies KIT` narrows it"
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
@@ -46,44 +43,19 @@ class Finding:
 
 
 def doctor(
-    data: Data = None,
-    sites: Annotated[
-        str | None,
-        typer.Option(
-            "--sites", "-s", metavar="NAMES", help="Whose data, names separated by commas; default: the file's."
-        ),
-    ] = None,
     kit: Annotated[Path | None, typer.Option(metavar="DIR", help="Start-up kit of a FLARE server or site.")] = None,
-    port: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="That a server would listen on; may be repeated.")
-    ] = None,
-    method: Annotated[str, typer.Option(metavar="NAME", help="Whose task opens the data.")] = "fed_avg",
-    task: Task = None,
-    settings: Settings = None,
-    task_file: TaskFile = None,
     monai_bundle: MonaiBundle = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of the bundle's task; may be repeated.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at versions, GPU, disk, a site's data, a start-up kit and ports. Exit code 1 when something cannot work."""
-    from fairflare.cli.data.own_images import kind_by_manifest
-    from fairflare.federation.plan.plan import make_plan
-    from fairflare.tasks.bundle import sealed_settings
-
+    """Look at versions, GPU, disk, a start-up kit and a MONAI bundle. Exit code 1 when something cannot work."""
     with user_errors(), one_document(as_json):
-        names, values = names_of(sites), parse_settings(settings)
+        values = parse_settings(settings)
         of_bundle = [] if monai_bundle is None else list(sealing(monai_bundle, values))
-        if monai_bundle is not None and of_bundle[0].state == "ok":
-            values |= sealed_settings(monai_bundle, values.get("bundle_configs", ["train"]))
-        given = {"task": task, "task_file": task_file, "monai_bundle": monai_bundle}
-        task = kind_by_manifest(data, given).get("task", task)
-        opens = None  # a bundle's code runs only where there is data to open with it
-        if data is not None or monai_bundle is None:
-            opens = make_plan(
-                method, task=task, sites=names or 0, settings=values, task_file=task_file,
-                monai_bundle=monai_bundle, min_sites=1,
-            ).task.open_site  # fmt: skip
     with one_document(as_json) as put:
-        found = [*of_bundle, *examine(data, names, opens, kit, port or ())]
+        found = [*of_bundle, *examine(kit)]
         if as_json:
             put(findings=found)
     table = Table("checked", "", "found", box=None, pad_edge=False)
@@ -94,31 +66,13 @@ def doctor(
     raise typer.Exit(int(any(finding.state == "problem" for finding in found)))
 
 
-def examine(
-    data: Path | None = None,
-    sites: Sequence[str] | None = None,
-    open_site: Callable[[str, Mapping[str, Any]], Any] | None = None,
-    kit: Path | None = None,
-    ports: Sequence[int] = (),
-) -> Iterator[Finding]:
-    """Yield the finding of each check, one after the other: packages, device, disk space, then what the arguments name.
-
-    Args:
-        data: path of a ``local/fairflare.json``, or of its folder.
-        sites: names of the sites whose data are opened; ``None`` for the sites that the file names, or ``site-1``.
-        open_site: function that opens a site's data as a task does; ``None`` if only the file is read.
-        kit: start-up kit or workspace of a FLARE server or site.
-        ports: ports that a server on this machine would listen on.
-    """
+def examine(kit: Path | None = None) -> Iterator[Finding]:
+    """Yield the finding of each check, one after the other: packages, device, disk space, then the start-up kit."""
     yield from packages()
     yield device()
     yield room(Path.cwd())
-    if data is not None:
-        yield from site_file(data, sites, open_site)
     if kit is not None:
         yield from start_up_kit(kit)
-    for port in ports:
-        yield free_port(port)
 
 
 def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
@@ -185,43 +139,6 @@ def room(folder: Path) -> Finding:
     """Return a finding on the free space of a folder's disk, with a warning at 5 GiB or less."""
     gib = shutil.disk_usage(folder).free / 2**30
     return Finding("disk", "ok" if gib > 5 else "warning", f"{gib:.1f} GiB free")
-
-
-def site_file(
-    path: Path, sites: Sequence[str] | None, open_site: Callable[[str, Mapping[str, Any]], Any] | None
-) -> Iterator[Finding]:
-    """Yield findings on the private file of one site, or of a simulator's sites, and on the data that it names."""
-    from fairflare.federation.site.site_file import own_settings
-    from fairflare.federation.transports.shared_images import refuse_shared_images
-
-    path = file_in(path)
-    try:
-        content = read_object(path)
-        blocks = content.get("sites")
-        names = list(sites or (blocks if isinstance(blocks, dict) else ()) or ("site-1",))
-        own = {name: own_settings(content, name) for name in names}
-    except (ValueError, RuntimeError) as error:
-        yield Finding("site file", "problem", f"{path}: {error}" if isinstance(error, RuntimeError) else str(error))
-        return
-    yield Finding("site file", "ok", f"{path}: {', '.join(names)}")
-    if open_site is not None:
-        yield from (_data(name, own[name], open_site) for name in names)
-    try:
-        refuse_shared_images(names, content)
-    except ValueError as error:
-        yield Finding("data of all", "problem", str(error))
-
-
-def _data(name: str, own: Mapping[str, Any], open_site: Callable[[str, Mapping[str, Any]], Any]) -> Finding:
-    what = f"data of {name}"
-    try:
-        data = open_site(name, own)
-        counts = ", ".join(f"{data.num_samples(split)} {split}" for split in (*SPLITS, *data.test_splits))
-    except Exception as error:  # any error, since the task may be the user's own
-        return Finding(what, "problem", f"{type(error).__name__}: {error}")
-    if data.synthetic:
-        return Finding(what, "warning", f"{counts}; SYNTHETIC images")
-    return Finding(what, "ok", counts)
 
 
 def start_up_kit(kit: Path) -> Iterator[Finding]:
@@ -311,14 +228,3 @@ def _expiry(path: Path) -> Finding:
     state: State = "problem" if days < 0 else "warning" if days < 30 else "ok"
     remedy = "" if state == "ok" else "; renew it: docs/security.md (provisioning again alone keeps the old one)"
     return Finding(what, state, f"valid until {ends:%Y-%m-%d}{remedy}")
-
-
-def free_port(port: int) -> Finding:
-    """Return a finding on a port: whether a server could listen on it on this machine."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError) as error:
-            return Finding(f"port {port}", "problem", f"not free: {getattr(error, 'strerror', None) or error}")
-    return Finding(f"port {port}", "ok", "free")

@@ -253,14 +253,13 @@ def prepared(tmp_path: Path, capsys: Any, *more: str) -> str:
     return str(capsys.readouterr().out)
 
 
-def test_prepare_says_that_patients_are_unknown_and_proposes_a_group(tmp_path: Path, capsys: Any) -> None:
+def test_prepare_says_that_patients_are_unknown_and_takes_a_group_of_each_site(tmp_path: Path, capsys: Any) -> None:
     for name in "AB":
         site(tmp_path / name)
     told = prepared(tmp_path, capsys)
     assert "NOTE: no patients are known at A, B: split by image: every file counts as a patient of its own" in told
-    proposed = [line.partition("--group ")[2].strip("'") for line in told.splitlines() if "--group" in line]
-    assert [text.partition("=")[0] for text in proposed] == ["A", "B"]
-    again = prepared(tmp_path, capsys, "--group", proposed[0], "--group", r"B=^p(\d+)")
+    assert "--group finds patients in names of files" in told
+    again = prepared(tmp_path, capsys, "--group", "A=([^/]+)[-_ ]\\d+[^/]*$", "--group", r"B=^p(\d+)")
     assert "NOTE" not in again
     for name, first in (("A", "p00"), ("B", "00")):
         lists = json.loads((tmp_path / "out" / name / "datalist.json").read_text())

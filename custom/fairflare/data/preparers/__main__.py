@@ -18,7 +18,6 @@ from fairflare.base.cases.census import KEYS, question, unexplained
 from fairflare.base.disk.files import system_error
 from fairflare.base.settings import field_names
 from fairflare.data.datalist import SPLITS
-from fairflare.data.patients import suggested
 from fairflare.data.preparers import dealing, preparers
 from fairflare.data.preparers.options import Command, Preparer, option, values_of
 from fairflare.data.preparers.writing import COUNTS, MANIFEST, SITE_FILE
@@ -88,7 +87,7 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
         preparer.prepare(**options, record=record, progress=progress)
-    say(Path(options["out_dir"]), by_name="group" in options)
+    say(Path(options["out_dir"]))
 
 
 @contextmanager
@@ -104,17 +103,20 @@ def counting_files() -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(line, completed=done)
 
 
-def say(out: Path, by_name: bool = False) -> None:
-    """Print each site's number of images; ``by_name``: the command can find patients by file names (``--group``)."""
+def say(out: Path) -> None:
+    """Print each site's number of images, what is not known of them, and what a run on them needs."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest["sites"].items():
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
     if any("classes" in found for found in manifest["sites"].values()):
         print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
-    asked = list(_silent(out, manifest))
-    unknown = [site for site, found in manifest["sites"].items() if not found["patients"]]
-    for line in (*asked, *_patients(out, unknown, by_name)):
-        print(line)
+    if asked := _silent(out, manifest):
+        print(asked)
+    if unknown := [site for site, found in manifest["sites"].items() if not found["patients"]]:
+        print(
+            f"NOTE: no patients are known at {', '.join(unknown)}: split by image: every file counts as a patient of "
+            "its own, so those of one person may be in training and in test. --group finds patients in names of files."
+        )
     print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
     for site, found in manifest.get("volumes", {}).items():
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
@@ -141,8 +143,8 @@ def _table(counts: Path) -> str:
     return table.rename_axis(None).rename_axis("class", axis=1).to_string(line_width=80)
 
 
-def _silent(out: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
-    """Print the images with each label at each site; yield the questions where only other sites' labels have one."""
+def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
+    """Print the images with each label at each site; return the question where only other sites' labels have one."""
     sites = manifest["sites"]
     own = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
     classes = all("classes" in found for found in sites.values())
@@ -160,32 +162,8 @@ def _silent(out: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
             told[site] = list(dict.fromkeys(f"label {label}" for label in coded.values() if label))
             numbers.update({f"value {value}": [label] for value, label in coded.items() if label})
             print(f"{site}: masks with {', '.join(f'{value}: {count}' for value, count in sorted(marked.items()))}")
-    if lacking := unexplained(told, [site for site in told if KEYS[classes] in own[site]]):
-        yield f"NOTE: {question(lacking, classes, numbers, str(out / SITE_FILE))}."
-
-
-def _patients(out: Path, sites: Sequence[str], by_name: bool) -> Iterator[str]:
-    """Yield lines that name sites without known patients, and the grouping that the names of their images suggest."""
-    unknown: dict[str, list[str]] = {}
-    for site in sites:
-        content = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
-        entries = [entry for key, own in content.items() if key in SPLITS or key.startswith("test_") for entry in own]
-        if not content.get("synthetic"):
-            unknown[site] = list(dict.fromkeys(entry["image"] for entry in entries))
-    if not unknown:
-        return
-    yield (
-        f"NOTE: no patients are known at {', '.join(unknown)}: split by image: every file counts as a patient of its "
-        "own, so those of one person may be in training and in test."
-    )
-    for site, images in unknown.items():
-        if by_name and (found := suggested(images)) is not None:
-            expression, groups = found
-            example, number = next(iter(groups.items())), len(set(groups.values()))
-            yield (
-                f"      {site}: {number} groups by name ({Path(example[0]).name} is of '{example[1]}'); if these are "
-                f"patients: --overwrite --group '{site + '=' if len(unknown) > 1 else ''}{expression}'"
-            )
+    lacking = unexplained(told, [site for site in told if KEYS[classes] in own[site]])
+    return f"NOTE: {question(lacking, classes, numbers, str(out / SITE_FILE))}." if lacking else ""
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import torch
 
 from fairflare.exchange.messages import BESIDE, Message
 from fairflare.flare.aggregator import FairAggregator
+from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.scaffold import ControlledTraining, Scaffold
 
 from .own import SITES, Plane, Points, killed, run
@@ -125,9 +126,31 @@ def test_what_stays_at_a_site_has_no_control(tmp_path: Path) -> None:
     assert {name.split(".")[0] for name in sites.kept("site-1", "control", 1)} == {"0", "1"}
 
 
-@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"momentum": 0.9}])
-def test_what_has_no_mean_gradient_is_refused(settings: Any) -> None:
-    with pytest.raises(ValueError, match="set optimizer='sgd' and momentum=0"):
+def test_steps_of_hidden_records_leave_the_common_control_the_mean_of_the_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Check sites that tell one of two steps: c grows no further, where it would double from round to round."""
+    begin = LocalLoop.begin
+
+    def hiding(self: LocalLoop) -> None:
+        begin(self)
+        self._told = 1
+
+    monkeypatch.setattr(LocalLoop, "begin", hiding)
+    rule, last = Scaffold(), 11
+    made, sites = run(tmp_path, ControlledTraining(**HALF), task=Plain(), rule=rule, num_rounds=last + 1)
+    kept = [float(sites.kept(site, "control", last)["x"]) for site in SITES]
+    assert float(rule.beside()["x"]) == pytest.approx(sum(kept) / 2, abs=1e-12)
+    assert kept == pytest.approx([4, -4], abs=0.6)  # twice the gradients at 2, the minimum for both
+    assert float(made.model()["model"]["x"]) == pytest.approx(2, abs=0.3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"optimizer": "adam"}, "optimizer must be 'sgd'"), ({"momentum": 0.9}, "momentum must be 0")],
+)
+def test_what_has_no_mean_gradient_is_refused(settings: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         ControlledTraining(**settings)
     with pytest.raises(ValueError, match="Scaffold sends the sites more than the model"):
         FairAggregator(rule=Scaffold())

@@ -16,6 +16,7 @@ from fairflare.core import losses
 from fairflare.core.states import Made
 from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import fitting
 from fairflare.methods.base.rule import RoundInputs, Rule, State, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 
@@ -47,12 +48,9 @@ class DynamicTraining(LocalTraining):
     feddyn_alpha: Positive = 0.01
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        stays = {*self.home.stays(model)}
-        centre = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}
-        for name, own in (run.store.load_before(DRIFT, run.current_round) or {}).items():
-            if name in centre and own.shape == centre[name].shape:
-                centre[name] -= own.to(centre[name])
-        run.own = _Centre(centre)
+        received = self.home.sent_parameters(model)
+        drift = fitting(run, DRIFT, received)
+        run.own = _Centre({name: x - drift.get(name, 0) for name, x in received.items()})
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         moving = {name: p for name, p in model.named_parameters() if name in run.own.of}

@@ -14,6 +14,7 @@ import torch
 from fairflare.base.settings import NonNegative, settings
 from fairflare.core.objectives import tensors
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import fitting
 from fairflare.methods.base.training import SiteRun
 from fairflare.methods.fed_ism import JOB, FedISM, SharpnessReport
 
@@ -47,11 +48,9 @@ class GlobalPerturbation(SharpnessReport):
         from fairflare.core.objectives.sam import NORM_EPS
 
         super().begin_round(run, model)
-        stays = {*self.home.stays(model)}
-        received = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}
-        last = run.store.load_before(LAST, run.current_round) or {}
+        received = self.home.sent_parameters(model)
+        push = {name: last - received[name] for name, last in fitting(run, LAST, received).items()}
         run.store.save(LAST, run.current_round, {name: tensor.cpu() for name, tensor in received.items()})
-        push = {n: last[n].to(x) - x for n, x in received.items() if n in last and last[n].shape == x.shape}
         lengths = [tensors.norm([tensor]) for tensor in push.values()]
         length = sum(lengths) if self.preset == "authors" else tensors.norm([*push.values()])
         if length > 0:

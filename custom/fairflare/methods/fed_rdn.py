@@ -6,7 +6,6 @@ Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federate
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -125,16 +124,14 @@ class FedRDN(FedAvg):
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        told = {site: (report["input_mean"], report["input_std"]) for site, report in inputs.reports.items()}
-        known = {site: pair for site, pair in told.items() if pair[0] and all(map(math.isfinite, pair[1]))}
-        channels = Counter(len(mean) for mean, _ in known.values()).most_common(1)
-        alike = {site: pair for site, pair in known.items() if len(pair[0]) == channels[0][0]}
-        by_channel = [
-            inputs.moderated({site: pair[1][channel] for site, pair in alike.items()}, "input_std")
-            for channel in range(channels[0][0] if channels else 0)
-        ]
-        for site, (mean, _) in alike.items():
-            self._statistics[site] = [mean, [deviation[site] for deviation in by_channel]]
+        told = {site: report["input_std"] for site, report in inputs.reports.items()}
+        known = {site: stds for site, stds in told.items() if stds and all(map(math.isfinite, stds))}
+        lengths = [len(stds) for stds in known.values()]
+        channels = max(lengths, key=lengths.count, default=0)  # of most sites
+        alike = {s: stds for s, stds in known.items() if len(stds) == channels}
+        by_channel = [inputs.moderated({s: stds[c] for s, stds in alike.items()}, "input_std") for c in range(channels)]
+        for site in alike:
+            self._statistics[site] = [inputs.reports[site]["input_mean"], [deviation[site] for deviation in by_channel]]
         return super().weigh(inputs)
 
 

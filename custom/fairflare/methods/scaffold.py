@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from fairflare.base.settings import BelowOne, settings
+from fairflare.base.settings import settings
 from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
+from fairflare.methods.base.home import fitting
 from fairflare.methods.base.reports import NO_IMAGES, Field
 from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteRun
@@ -26,11 +27,10 @@ CONTROL = "control"  # name under which a site stores its control variate
 class _Controls:
     """Store one task's received parameters, c - c_k by name, and the sum of the learning rates of its steps."""
 
-    moving: ClassVar = ("rate_sum", "told")
+    moving: ClassVar = ("rate_sum",)
     received: dict[str, torch.Tensor]
     push: dict[str, torch.Tensor]
     rate_sum: float = 0.0
-    told: float = 0.0  # of those steps that a site without its hidden records would have made
 
 
 @settings
@@ -41,32 +41,22 @@ class ControlledTraining(LocalTraining):
 
     over the trained parameters that travel, with x the received and y the trained model, and the sum of the learning
     rates of all steps of the round. c_k stays at the site and begins with 0. Weight decay and the clipping of gradients
-    act on g, so that c_k contains them.
+    act on g, so that c_k contains them. Where the site has hidden records, neither the sum nor the correction is of the
+    steps that it makes beyond those of a site without them.
 
-    Raises:
-        ValueError: another optimizer than SGD, or momentum: (x - y) over the rates is then no mean gradient.
+    Args:
+        optimizer: always plain SGD; with another (x - y) over the rates would be no mean gradient.
+        momentum: always 0, for the same reason.
     """
 
-    optimizer: Literal["adam", "adamw", "sgd", "task"] = "sgd"
-    momentum: BelowOne = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd" or self.momentum:
-            raise ValueError(
-                f"SCAFFOLD's control variates are mean gradients of plain SGD, got optimizer={self.optimizer!r} and "
-                f"momentum={self.momentum!r}: set optimizer='sgd' and momentum=0"
-            )
+    optimizer: Literal["sgd"] = "sgd"
+    momentum: Literal[0] = 0
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        stays = {*self.home.stays(model)}
-        trained = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}
-        kept = (run.store.load_before(CONTROL, run.current_round) if run.beside else None) or {}
-        push = {name: run.beside[name].to(x) for name, x in trained.items() if name in run.beside}
-        for name, own in kept.items():
-            if name in push and own.shape == push[name].shape:
-                push[name] = push[name] - own.to(push[name])
-        run.own = _Controls(trained, push)
+        received = self.home.sent_parameters(model)
+        kept = fitting(run, CONTROL, received)
+        push = {n: run.beside[n].to(x) - kept.get(n, 0) for n, x in received.items() if n in run.beside}
+        run.own = _Controls(received, push)
 
     def step(
         self,
@@ -76,24 +66,21 @@ class ControlledTraining(LocalTraining):
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
         loss, own = closure(), run.own
-        for name, parameter in model.named_parameters():
-            if name in own.push:  # also of a parameter without a gradient here, whose c_k would else drift
-                push = own.push[name]
+        if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
+            for name, push in own.push.items():
+                parameter = model.get_parameter(name)  # also one without a gradient here, whose c_k would else drift
                 parameter.grad = push.clone() if parameter.grad is None else parameter.grad.add_(push)
+            own.rate_sum += optimizer.param_groups[0]["lr"]
         optimizer.step()
-        own.rate_sum += optimizer.param_groups[0]["lr"]
-        own.told += 0.0 if run.untold else optimizer.param_groups[0]["lr"]
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        own = run.own
-        control = {}
-        for name, parameter in model.named_parameters():
-            if name in own.received and own.rate_sum:
-                control[name] = (own.received[name] - parameter.detach()) / own.rate_sum
-                control[name] = (control[name] - own.push.get(name, 0)).cpu()
-        run.store.save(CONTROL, run.current_round, control)
-        return {"rate_sum": own.told}
+        own, trained = run.own, dict(model.named_parameters())
+        if own.rate_sum:  # without a step c_k stays what it was
+            slopes = {name: (x - trained[name].detach()) / own.rate_sum for name, x in own.received.items()}
+            control = {name: (slope - own.push.get(name, 0)).cpu() for name, slope in slopes.items()}
+            run.store.save(CONTROL, run.current_round, control)
+        return {"rate_sum": own.rate_sum}
 
 
 @settings
@@ -131,10 +118,6 @@ class Scaffold(SendsBeside):
         super().__post_init__()
         self._control: dict[str, torch.Tensor] = {}
         self._sites: list[str] = []
-
-    @property
-    def weighs(self) -> bool:
-        return False  # the reports serve the control variate, not the weights
 
     def beside(self) -> State:
         return dict(self._control)

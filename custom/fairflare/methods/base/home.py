@@ -84,6 +84,11 @@ class Home:
                 )
         return [name for name in model.state_dict() if name in names] if names else []
 
+    def sent_parameters(self, model: torch.nn.Module) -> dict[str, torch.Tensor]:
+        """Return copies of those parameters of a network, by name, that are trained and do not stay at the site."""
+        stays = {*self.stays(model)}
+        return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad and n not in stays}
+
     def begin(self, run: SiteRun, model: torch.nn.Module, received: State) -> dict[str, torch.Tensor]:
         """Return the model with which the site begins a task: the received model with the site's stored tensors."""
         like = {name: received[name] for name in self.stays(model) if name in received}
@@ -185,6 +190,15 @@ def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] |
         run.store.lose(f"its {name} of an earlier round do not fit the network: starts with the received")
         return None
     return {key: state[key] for key in like}
+
+
+def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
+    """Return the tensors that the site stored under ``name`` in its newest earlier round, as far as they fit ``like``.
+
+    A tensor fits if ``like`` has one of its name and shape; it is returned on that one's device and with its type.
+    """
+    stored = run.store.load_before(name, run.current_round) or {}
+    return {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
 
 
 def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:

@@ -322,6 +322,10 @@ class SendsBeside(Rule):
     #: Description of these tensors, and what they reveal about other sites; for ``docs/privacy.md``.
     beside_doc: ClassVar[str]
 
+    @property
+    def weighs(self) -> bool:
+        return False  # the reports serve these tensors, not the weights
+
     @abstractmethod
     def beside(self) -> State:
         """Return the tensors, by name, that each site is sent with this round's model; empty for none."""

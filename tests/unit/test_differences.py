@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from fairflare.base.cases.resampling import draws, units_of
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.reporting.documents import Results
+from fairflare.reporting.results import read_results
 from fairflare.reporting.values import parts_of
 from fairflare_lab.compare.comparison import compare, comparison_of
-from fairflare_lab.compare.difference_table import difference_table
+from fairflare_lab.compare.difference_table import difference_table, interval_of
 from fairflare_lab.compare.differences import MEASURES, Difference, paired
 from fairflare_lab.compare.rows import row_of
 from fairflare_lab.compare.runs import Contrast
@@ -341,6 +347,51 @@ def test_draws_of_patients_and_of_images_are_not_the_same() -> None:
     one = [drawn_run(label, s, gains, {"a": [0] * 6}) for s in (0, 1) for label in ("fed_avg", "fair")]
     with np.errstate(all="raise"):  # of one patient nothing can be said, and nothing is computed
         assert math.isnan(of(differences(one, "fed_avg"), "average").images_sd)
+
+
+def listed(folder: Path, *, copies: int, patients: bool) -> None:
+    """Write a site's pictures, of which the test split has so many copies, each of them of a patient or of none."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng([*folder.name.encode()])
+    splits: dict[str, list[dict[str, Any]]] = {"training": [], "validation": [], "test": []}
+    for split, entries in splits.items():
+        for number in range(12):
+            pixels = rng.integers(0, 200, (33, 33)) + 9 * (number % 2)
+            for copy in range(copies if split == "test" else 1):
+                name = f"{split}{number}-{copy}.png"
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
+                whose = {"patient": f"{split}{number}"} if patients else {}
+                entries.append({"image": name, "label": number % 2, **whose})
+    (folder / "datalist.json").write_text(json.dumps({"class_names": ["a", "b"], **splits}))
+
+
+@pytest.mark.many
+def test_trained_runs_are_compared_over_patients_where_the_lists_name_them(tmp_path: Path) -> None:
+    """Check four copies of each test image: as sure as one image, if they are one patient's, and surer if of nobody."""
+    sites = ["site-1", "site-2"]
+    small = {"image_size": [33, 33], "features": [4, 4, 8, 8], "batch_size": 4, "num_classes": 2}
+
+    def trained(name: str, method: str, rate: float, seed: int) -> Results:
+        more: dict[str, Any] = {"settings": {**small, "learning_rate": rate}, "seed": seed, "bootstrap": 100}
+        made = make_plan(method, task="classification", sites=sites, num_rounds=1, **more)
+        folders = {site: {"data_root": str(tmp_path / name / site)} for site in sites}
+        return read_results(run_local(made, tmp_path / name / f"{method}{seed}", {"sites": folders}))
+
+    found, scatter = {}, {}
+    for name, copies, patients in (("one", 1, False), ("patients", 4, True), ("images", 4, False)):
+        for site in sites:
+            listed(tmp_path / name / site, copies=copies, patients=patients)
+        runs = [trained(name, "fed_avg", 0.01, seed) for seed in (0, 1)]
+        scatter[name] = np.std([run["resampled"][site] for run in runs for site in sites], axis=1).max()
+        if name != "images":
+            runs += [trained(name, "ditto", 0.003, seed) for seed in (0, 1)]
+            found[name] = comparison_of(runs, reference=runs[0].info.label).differences
+    assert 0 < scatter["images"] < 0.7 * scatter["one"]
+    assert scatter["patients"] == pytest.approx(scatter["one"])
+    for one, patient in zip(found["one"], found["patients"], strict=True):
+        for figure in ("mean", "low", "high", "images_sd", "p_holm"):
+            assert getattr(one, figure) == pytest.approx(getattr(patient, figure), abs=1e-9, nan_ok=True), figure
+    assert "over the seeds and the test patients (bootstrap, 12 a site)" in interval_of(found["patients"])
 
 
 def test_only_the_sites_of_a_pair_are_drawn() -> None:

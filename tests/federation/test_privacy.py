@@ -75,6 +75,18 @@ def carried(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Message, Message
     return found
 
 
+@pytest.mark.many
+def test_statistics_of_too_few_images_reach_no_other_site(tmp_path: Path, carried: list[Any]) -> None:
+    """Check FedRDN with a site below its floor: it trains and tests, and nobody draws the values of its images."""
+    run_local(plan_of("fed_rdn", 2), tmp_path, {"sites": {"site-2": {"min_cases": 10**6}}})
+    trained = [(sent.meta, reply.meta) for name, sent, reply in carried if name == "train"]
+    assert [len(sent["directives"]["input_statistics"]) for sent, _ in trained] == [0, 0, 1, 1]
+    told = [sorted((reply.get("report") or {}).keys() & {"input_mean", "input_std"}) for _, reply in trained]
+    assert sorted(told) == [[], [], ["input_mean", "input_std"], ["input_mean", "input_std"]]
+    record = json.loads(next(tmp_path.rglob("results.json")).read_text())["rounds"][-1]
+    assert record["accepted"] == SITES
+
+
 # ------------------------------------------------------------------------------------------------ the page
 
 

@@ -30,7 +30,7 @@ SIGNS = {"better": "*", "worse": "!"}
 UNKNOWN = "not recorded"
 OVER = {
     "seeds": "the seeds alone (*seed noise*)",
-    "seeds+images": "the seeds and the test cases (bootstrap; patients where lists name them)",
+    "seeds+images": "the seeds and the test cases (bootstrap)",
 }
 
 TABLE = re.compile(r"<!-- table: (?P<what>[^\n]*?) -->\n(?P<old>.*?)<!-- end of table -->", re.DOTALL)

@@ -238,7 +238,7 @@ def test_a_page_from_a_comparison(elsewhere: Any, comparison: Path, tmp_path: Pa
         assert line in text
     assert "a 3 files `5e5e5e5e5e5e5e5e`" in text
     assert "fairflare compare 'a b'" in text
-    assert "the test cases (bootstrap" in text
+    assert "the test cases (bootstrap)" in text
     assert 'Measured with each site\'s own model: "own"; with the common model: the others.' in text
     backed = 'Better, beyond noise. <!-- claim: mine "own" average=+0.05* a=+0.10* -->'.replace(
         "Better", "By 0.05 and 0.10"

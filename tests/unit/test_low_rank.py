@@ -68,6 +68,26 @@ def test_a_site_that_learned_nothing_leaves_directions_that_can_be_learned() -> 
     np.testing.assert_allclose(found.a.norm(dim=1).numpy(), ROW, rtol=1e-12)
 
 
+def test_the_dense_matrix_is_never_made() -> None:
+    size = 40_000  # of float64 numbers it would take 12.8 GB
+    factors = made(size, size)
+    found = average_products(factors, WEIGHTS, 9)
+    rows, columns = [0, 7, size - 1], [3, size - 2]
+    wanted = sum(WEIGHTS[s] * b[rows].numpy() @ a[:, columns].numpy() for s, (a, b) in factors.items())
+    np.testing.assert_allclose((found.b[rows] @ found.a[:, columns]).numpy(), wanted, atol=1e-9)
+
+
+def test_the_order_of_sites_does_not_matter_and_inputs_stay() -> None:
+    factors = made(20, 15)
+    before = {site: (a.clone(), b.clone()) for site, (a, b) in factors.items()}
+    one = average_products(factors, WEIGHTS, 3)
+    other = average_products({s: factors[s] for s in "cab"}, {s: WEIGHTS[s] for s in "bca"}, 3)
+    assert torch.equal(one.a, other.a)
+    assert torch.equal(one.b, other.b)
+    for site, pair in factors.items():
+        assert all(torch.equal(x, y) for x, y in zip(pair, before[site], strict=True))
+
+
 def test_what_cannot_be_averaged_is_refused() -> None:
     factors = made(20, 15)
     a, b = factors["a"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -357,6 +359,14 @@ def test_a_round_without_a_measured_accuracy_teaches_nothing():
     assert replay["done"].tolist() == [0.0, 0.0, 1.0]
 
 
+def test_before_a_choice_mu_is_the_initial_one():
+    agents = QMix(SITES, **SMALL)
+    step = agents.act({})
+    assert agents.chosen(step) == dict.fromkeys(SITES, 1e-5)
+    agents = QMix(SITES, actions=(0.0, 1e-5, 0.05, 1.0), **SMALL)
+    assert agents.chosen(agents.act({})) == dict.fromkeys(SITES, 1e-5)  # and not 0
+
+
 # acting
 
 
@@ -368,6 +378,13 @@ def test_a_greedy_choice_leaves_no_trace_in_the_randomness():
     assert greedy[0] == best
     assert agents.decisions == 0
     assert torch.equal(agents.state_dict()["generator"], other.state_dict()["generator"])
+
+
+def test_the_order_of_sites_does_not_matter():
+    one, other = QMix(SITES, seed=1, **SMALL), QMix(tuple(reversed(SITES)), seed=1, **SMALL)
+    for r in range(8):
+        backwards = dict(reversed(seen(r).items()))
+        assert one.chosen(one.end_round(seen(r), 0.1)[0]) == other.chosen(other.end_round(backwards, 0.1)[0])
 
 
 def test_an_absent_site_keeps_its_observation_and_action():
@@ -385,6 +402,14 @@ def test_an_absent_site_keeps_its_observation_and_action():
     assert agents.state_dict()["replay"]["next_present"][0].tolist() == [True, False, True]
 
 
+def test_who_is_absent_does_not_change_the_randomness_of_the_others():
+    one, other = QMix(SITES, seed=5, **SMALL), QMix(SITES, seed=5, **SMALL)
+    for r in range(3):
+        whole = one.act(seen(r))
+        part = other.act({site: seen(r)[site] for site in "AC"})
+        assert whole.action[[0, 2]].tolist() == part.action[[0, 2]].tolist()
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 def test_an_absent_site_has_one_action_only(greedy):
     """Check any output of its network and any random numbers; also in its first round."""
@@ -393,6 +418,20 @@ def test_an_absent_site_has_one_action_only(greedy):
         step = agents.act({site: seen(r)[site] for site in "AC"}, greedy=greedy)
         assert agents.chosen(step)["B"] == 1e-5
         assert available(step.present, step.previous, 10)[1].tolist() == [True] + [False] * 9
+
+
+def test_exploration_is_uniform_and_of_the_stated_share(monkeypatch):
+    monkeypatch.setattr(qmix, "EPS_END", 0.5)
+    agents = QMix("AB", eps_steps=0, **SMALL)
+    best = agents.act(seen(0, ("A", "B")), greedy=True).action
+    counts = np.zeros((2, 10))
+    for _ in range(2000):
+        for h, action in enumerate(agents.act(seen(0, ("A", "B"))).action.tolist()):
+            counts[h, action] += 1
+    for h in range(2):
+        others = np.delete(counts[h], int(best[h]))
+        assert counts[h, int(best[h])] / 2000 == pytest.approx(0.55, abs=0.04)
+        assert others == pytest.approx(np.full(9, 100), abs=40)
 
 
 # restart
@@ -428,6 +467,19 @@ def test_resume_is_bit_identical(options, monkeypatch):
         assert head + play(second, range(stop, 18)) == expected
 
 
+def test_a_resumed_one_keeps_its_own_learning_rate():
+    before = QMix(SITES, **SMALL)
+    scripted(before, [0.1] * 8)
+    slow, fast = QMix(SITES, **SMALL), QMix(SITES, lr=0.1, **SMALL)
+    moved = []
+    for agents in (slow, fast):
+        agents.load_state_dict(before.state_dict())
+        agents.end_round(seen(8), 0.1)
+        old, new = (state["online"]["agents.4.bias"] for state in (before.state_dict(), agents.state_dict()))
+        moved.append(float((new - old).abs().max()))
+    assert moved[1] > 20 * moved[0] > 0
+
+
 @pytest.mark.parametrize(
     ("options", "name"),
     [
@@ -440,6 +492,24 @@ def test_resume_is_bit_identical(options, monkeypatch):
 def test_a_state_of_others_is_refused(options, name):
     with pytest.raises(ValueError, match=f"state is of agents with {name}"):
         QMix(**SMALL | options).load_state_dict(QMix(SITES, **SMALL).state_dict())
+
+
+def test_who_loads_a_state_does_not_change_it():
+    agents, other = QMix(SITES, **SMALL), QMix(SITES, **SMALL)
+    scripted(agents, [0.1] * 6)
+    state = agents.state_dict()
+    before = copy.deepcopy(state)
+    other.load_state_dict(state)
+    scripted(other, [0.2] * 6)
+
+    def same(a: Any, b: Any) -> bool:
+        if isinstance(a, dict):
+            return all(same(a[key], b[key]) for key in a)
+        if isinstance(a, list):
+            return all(itertools.starmap(same, zip(a, b, strict=True)))
+        return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+    assert same(state, before)
 
 
 # bad input

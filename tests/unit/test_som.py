@@ -296,6 +296,14 @@ def test_where_neurons_start():
         assert float((torch.corrcoef(blocks) - torch.eye(12)).abs().max()) < 0.03
 
 
+def test_a_later_round_needs_the_neurons():
+    states, received = models(3)
+    once = SelfOrganizingMap()
+    once.step(states, received)
+    with pytest.raises(ValueError, match="needs the neurons that it gave to ``keep`` in round 0"):
+        once.step(states, received)
+
+
 # how models come
 
 
@@ -361,6 +369,15 @@ def test_the_radius_shrinks_to_its_floor():
     assert radii[5] == pytest.approx(2 * math.exp(-0.5))
     assert radii == sorted(radii, reverse=True)
     assert radii[-1] == 0.5
+
+
+def test_distances_that_differ_by_rounding_are_a_tie():
+    """Check a second neuron nearer by one part in 1e12: no site may win or lose by that."""
+    distances = np.array([[1.0 + 1e-12, 1.0, 4.0]])
+    kept, _ = pull(distances, np.ones(1), grid_sq_steps(1, 3), eta=0.5, sigma=1.0)
+    np.testing.assert_allclose(1 - kept, 0.5 * np.exp([0, -0.5, -2]), rtol=1e-12)
+    kept, _ = pull(distances + np.array([1e-6, 0, 0]), np.ones(1), grid_sq_steps(1, 3), eta=0.5, sigma=1.0)
+    np.testing.assert_allclose(1 - kept, 0.5 * np.exp([-0.5, 0, -0.5]), rtol=1e-12)
 
 
 # resume
@@ -480,3 +497,28 @@ def test_bad_rounds():
 def test_bad_settings(options, message):
     with pytest.raises(ValueError, match=message):
         SelfOrganizingMap(**options)
+
+
+def test_bad_weights():
+    for arguments, message in [
+        (({}, {}), "no site"),
+        (({"A": [1.0]}, {"B": 1.0}), "distances and similarities must have the same sites; only in distances: 'A'"),
+        (
+            ({"A": [1.0], "B": [1.0, 2.0]}, {"A": 1.0, "B": 1.0}),
+            r"squared distances of site 'B' must have shape \(1,\), got \(2,\)",
+        ),
+        (({"A": [math.nan]}, {"A": 1.0}), "squared distance of site 'A' must be finite and >= 0, got nan"),
+        (({"A": [-1.0]}, {"A": 1.0}), "squared distance of site 'A' must be finite and >= 0, got -1.0"),
+        (({"A": [1.0]}, {"A": -1.0}), "similarity of site 'A'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            som_weights(*arguments)
+    with pytest.raises(ValueError, match="sigma_w must be finite and > 0, got 0"):
+        som_weights({"A": [1.0]}, {"A": 1.0}, sigma_w=0)
+    assert som_weights({"A": [0.0], "B": [0.0]}, {"A": 3.0, "B": 1.0}) == {"A": 0.75, "B": 0.25}
+    assert som_weights({"A": [1.0], "B": [1.0]}, {"A": 0.0, "B": 0.0}) == {"A": 0.5, "B": 0.5}
+    # exp(-2e5) and less are 0 in float64: only their ratio counts, here 1 to exp(-1e-5 / (2 * 1e-6 * 1.000005))
+    narrow = som_weights({"A": [1.0], "B": [1.00001]}, {"A": 0.5, "B": 0.5}, sigma_w=1e-3)
+    assert narrow["B"] / narrow["A"] == pytest.approx(math.exp(-5 / 1.000005), rel=1e-9)
+    assert model_similarity(0.0, 0.0, 1.0) == 0.5
+    assert model_similarity(-2.0, 1.0, 4.0) == 0.0

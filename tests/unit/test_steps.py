@@ -73,6 +73,21 @@ def test_weights_by_layer_move_too() -> None:
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_each_mean_is_made_once_and_one_tensor_after_the_other() -> None:
+    reads: list[str] = []
+
+    class Counted(dict[str, torch.Tensor]):
+        def __getitem__(self, name: str) -> torch.Tensor:
+            reads.append(name)
+            return super().__getitem__(name)
+
+    states = {site: Counted(w=torch.ones(3), b=torch.ones(2)) for site in "ab"}
+    half = Movement(partial(scaled, by=0.5), dict.fromkeys("wb", torch.float32), lambda: None)
+    found = weighted_average(states, {"a": 0.5, "b": 0.5}, updates=True, movement=half)
+    assert found["w"].tolist() == [0.5] * 3
+    assert reads == ["w", "w", "b", "b"]
+
+
 def test_a_step_beyond_the_type_is_cut_and_said(caplog: pytest.LogCaptureFixture) -> None:
     states = {site: {"w": torch.tensor([v, 1.0])} for site, v in (("a", 3e38), ("b", -3e38))}
     moved = movement(partial(scaled, by=100.0), states["a"], {"w": torch.zeros(2)})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairflare.base.stopping import TaskStopped, stoppable
+from fairflare.base.stopping import StoppableData, TaskStopped, check_stop, stoppable
 from fairflare.core.similarity import layerwise_cka, layerwise_cosine
 from fairflare.data.datalist import load_datalist
 from fairflare.exchange.messages import SiteReply
@@ -207,6 +207,28 @@ def test_opening_of_data(tmp_path: Path) -> None:
         steps = 10 if corrupted == 0 else data.num_samples("training") + 5
         with stoppable(stopped_after(steps)), pytest.raises(TaskStopped):
             list(data.batches("training", batch_size=16))
+
+
+def test_outside_of_a_task_nobody_asks() -> None:
+    check_stop()
+    with stoppable(lambda: True):
+        with stoppable(lambda: False):
+            check_stop()
+        with pytest.raises(TaskStopped):
+            check_stop()
+    check_stop()
+
+
+def test_what_a_tasks_data_have_besides_is_still_there() -> None:
+    data = Counted(SegmentationTask(**SEGMENTATION).open_site("site-1", {}))
+    seen = StoppableData(data)
+    assert (seen.own, seen.test_splits) == ("of the task", ("test", "test_again"))
+    assert seen.order("training", 3) == data.order("training", 3)
+    assert len(seen.batches("training", batch_size=4)) == len(data.batches("training", batch_size=4))
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = seen.nothing
+    with pytest.raises(AttributeError):
+        _ = StoppableData.__new__(StoppableData).anything
 
 
 # ------------------------------------------------------------------------------------------------ a child process

@@ -14,13 +14,13 @@ import torch
 from PIL import Image
 
 from fairflare.data.datalist import DataError, write_datalist
-from fairflare.tasks.classification import ClassificationTask
+from fairflare.tasks.classification import ClassificationTask, phantom_index
 from fairflare.tasks.networks import Classifier
 from fairflare.tasks.scores.metrics import classification_metrics
 from fairflare_lab.phantoms import PHANTOMS, PhantomPlan
 from fairflare_lab.phantoms import class_site as phantom_site
 
-from .image_files import all_of, refusal
+from .image_files import all_of, heavy_imports, refusal
 
 # Five classes; about 60 images to draw for a site.
 SMALL: dict[str, Any] = {
@@ -199,6 +199,22 @@ def test_the_phantom_in_grey_and_not_square() -> None:
     assert 0 <= inputs.min() < inputs.max() <= 1
 
 
+def test_the_site_decides_about_its_phantom() -> None:
+    task = ClassificationTask(**SMALL, phantom_seed=1)
+    chosen = task.open_site("north", {"phantom_seed": 2, "phantom_site": 3})
+    same = ClassificationTask(**SMALL, phantom_seed=2).open_site("site-3", {})
+    assert torch.equal(all_of(chosen, "validation")[0], all_of(same, "validation")[0])
+    other = task.open_site("site-3", {})
+    assert not torch.equal(all_of(chosen, "validation")[0], all_of(other, "validation")[0])
+
+
+def test_phantom_index() -> None:
+    assert [phantom_index(name, None, 12) for name in ("site-1", "site-12", "hospital7", "3", "a-2b-05")] == [
+        0, 11, 6, 2, 4
+    ]  # fmt: skip
+    assert phantom_index("site-9", 2, 5) == 1
+
+
 @pytest.mark.parametrize(
     ("site", "settings", "got"),
     [
@@ -216,6 +232,20 @@ def test_a_site_that_the_phantom_does_not_have(site: str, settings: dict[str, An
     assert "name the site site-1 to site-5" in str(error)
     assert "'data_root'" in str(error)
     assert error.public == f"site '{site}': key 'phantom_site' in the site file is not usable"
+
+
+def test_a_phantom_of_other_classes_does_not_stand_in() -> None:
+    error = refused(ClassificationTask(**{**SMALL, "num_classes": 3}), {}, "site-1")
+    assert "the synthetic fundus has 5 classes where the task has num_classes=3; set 'data_root'" in str(error)
+    assert error.public == "site 'site-1': no data folder is set, and the synthetic data do not fit the task"
+    assert ClassificationTask(**{**SMALL, "num_classes": 5}).open_site("site-1", {}).synthetic
+
+
+def test_a_partition_that_cannot_be_says_so_to_the_server_too() -> None:
+    task = ClassificationTask(**{**SMALL, "partition": "shards", "shard_mode": "complement"})
+    error = refused(task, {}, "site-1")
+    assert "fewer than min_site=10" in str(error)
+    assert "the phantom cannot be made" in error.public
 
 
 # --- batches ------------------------------------------------------------------------------------------------
@@ -309,6 +339,14 @@ def test_a_test_set_of_one_class(tmp_path: Path) -> None:
     assert not {"auc_ovo", "auc_ovr", "recall_class_0"} & set(found)
     assert found["accuracy"] == found["balanced_accuracy"] == found["recall_class_2"]
     assert all(math.isfinite(value) for value in found.values())
+
+
+def test_evaluate_refuses() -> None:
+    task = ClassificationTask(**OWN)
+    with pytest.raises(ValueError, match="number of batches to evaluate on must be an integer >= 1, got 0"):
+        task.evaluate(Fixed(), [], "cpu")
+    with pytest.raises(ValueError, match="outputs are not finite; lower learning_rate"):
+        task.evaluate(Fixed(), [(torch.tensor([[0.0, math.nan, 1.0]]), torch.tensor([0]))], "cpu")
 
 
 def test_names_and_groups_of_classes() -> None:
@@ -416,3 +454,14 @@ def test_every_setting_of_the_phantom_reaches_it() -> None:
         attributes=True, num_own_test=90, min_class=15, camera_shift=0.5,
     )  # fmt: skip
     assert ClassificationTask(phantom_min_share=0.001).plan(0).min_class == 4  # never fewer
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import fairflare.tasks.classification as c; c.ClassificationTask()",
+        "import fairflare.tasks.segmentation, fairflare.data.preparers, fairflare_lab.phantoms.prostate",
+    ],
+)
+def test_what_only_describes_a_task_imports_none_of_the_large_packages(code: str) -> None:
+    assert heavy_imports(code) == "[]"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from nvflare.fuel.utils.class_utils import get_component_init_parameters, instantiate_class
 from PIL import Image
 
 from fairflare.data.datalist import SPLITS, DataError, write_datalist
-from fairflare.tasks.base import SiteData
+from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import FolderData, SegmentationTask
+from fairflare.tasks.templates import classification_task, segmentation_task
 from fairflare.tasks.transforms import values_in
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -275,7 +278,32 @@ def test_an_error_keeps_its_words(tmp_path: Path, num_workers: int) -> None:
         assert error.value.public == "site 'a': an image of split 'training' cannot be read"
 
 
+@pytest.mark.parametrize("value", [-1, True, 1.5, "2"])
+def test_the_number_of_threads_is_checked(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(
+        DataError, match=f"num_workers must be an integer >= 0, got {value!r}; correct it in the"
+    ) as error:
+        opened(folder(tmp_path / "a"), num_workers=value)
+    assert error.value.public == "site 'a': key 'num_workers' in the site file is not usable"
+
+
 def test_null_in_the_site_file_means_not_set(tmp_path: Path) -> None:
     nothing = {"datalist": None, "mask_values": None, "phantom_seed": None, "phantom_cases": None}
     assert len(all_of(opened(folder(tmp_path / "a"), **nothing))[0]) == 7
     assert SegmentationTask(phantom_cases=0.05).open_site("site-1", {"data_root": None, **nothing}).synthetic
+
+
+@pytest.mark.parametrize("task_class", [segmentation_task.Task, classification_task.Task])
+def test_a_task_file_is_exported_built_and_pickled(task_class: type[Task]) -> None:
+    task: Any = task_class(augmentation=["flip"], phantom_seed=3)  # type: ignore[call-arg]
+    names = list(get_component_init_parameters(task))
+    assert {"self", "augmentation", "norm_momentum"} <= set(names)
+    values = {name: getattr(task, name) for name in names if name != "self" and getattr(task, name) is not None}
+    built = instantiate_class(f"{task_class.__module__}.Task", values)
+    copied = pickle.loads(pickle.dumps(task))
+    for other in (built, copied):
+        assert type(other) is task_class
+        assert vars(other) == vars(task)
+    assert copied.phantom_seed == 3
+    with pytest.raises(ValueError, match="Task has no setting 'phantom_sed'; did you mean 'phantom_seed'"):
+        task_class(phantom_sed=1)  # type: ignore[call-arg]

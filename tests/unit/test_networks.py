@@ -216,6 +216,17 @@ def test_inputs_are_normalised_as_imagenet() -> None:
     assert not set(colour.state_dict()) - {"head.weight", "head.bias"}
 
 
+def test_pooling_and_momentum_are_settings() -> None:
+    sizes = []
+    for max_pool in (True, False):
+        model = build(max_pool=max_pool, norm_momentum=0.25, projector_dim=2)
+        model.encoder.layer1.register_forward_hook(lambda m, i, out: sizes.append(tuple(out.shape[2:])))  # type: ignore[union-attr]
+        model(images(size=48))
+        momenta = {m.momentum for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+        assert momenta == {0.25}
+    assert sizes == [(12, 12), (24, 24)]
+
+
 def test_unknown_network() -> None:
     with pytest.raises(
         ValueError, match=r"network must be one of 'resnet18', .*'vit_l', got 'resnet50'; did you mean 'resnet18'"

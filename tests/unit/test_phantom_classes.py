@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairflare.data.corruptions import corrupt, image_seed
-from fairflare.data.partitions import iid_partition, stratified_split
+from fairflare.base.described import described
+from fairflare.base.settings import field_names
+from fairflare.data.corruptions import CORRUPTIONS, corrupt, image_seed
+from fairflare.data.partitions import SHARD_MODES, iid_partition, stratified_split
+from fairflare.tasks.classification import ClassificationTask
 from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, classes
 from fairflare_lab.phantoms.camera import Camera, camera_of
 from fairflare_lab.phantoms.classes import class_counts
@@ -259,6 +262,18 @@ def test_a_camera_by_hand() -> None:
     assert (Camera(blur=0.05).take(quarter) == 64).all()
 
 
+@pytest.mark.parametrize("name", list(PHANTOMS))
+def test_cameras_differ_visibly_but_mildly(name: str) -> None:
+    """Check mean colour differences in levels of 255: between sites, and to the camera of the common test."""
+    kind = PHANTOMS[name]
+    drawn = np.stack([kind.draw(k % len(kind.class_names), np.random.default_rng(k), 48) for k in range(24)])
+    seen = [camera_of(site).take(drawn).astype(float) for site in range(20)]
+    assert all(2 < np.abs(image - drawn).mean() < 30 for image in seen)
+    for a in range(8):
+        for b in range(a):
+            assert np.abs(seen[a] - seen[b]).mean() > 2
+
+
 def test_camera_shift_moves_what_is_the_sites_own_and_nothing_else() -> None:
     own, plain = class_site(PLAN, 1), class_site(replace(PLAN, camera_shift=0.0), 1)
     for split in own.images:
@@ -319,6 +334,13 @@ def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
         site.images["test_dark"]
 
 
+def test_validation_may_be_switched_off_and_is_not_empty_otherwise() -> None:
+    site = class_site(replace(PLAN, validation_fraction=0.0), 0)
+    assert site.images["validation"].shape == (0, 32, 32, 3)
+    tiny = replace(PLAN, num_samples=104, num_sites=8, min_site=5, alpha=0.5, validation_fraction=0.02)
+    assert all(len(class_site(tiny, k).labels["validation"]) >= 1 for k in range(8))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -342,6 +364,29 @@ def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
 def test_a_bad_plan_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(PhantomPlan(), **settings)  # type: ignore[arg-type]
+
+
+def test_plans_of_equal_settings_are_equal_and_any_other_setting_makes_another() -> None:
+    """Check that images saved by plan are not shared by plans that differ anywhere."""
+    base = PhantomPlan(attributes=True, partition="shards", attribute_shares=(0.5, 0.5))
+    others = {
+        "phantom": "dermoscopy7", "seed": 1, "image_size": 49, "num_sites": 4, "num_samples": 1999, "num_test": 399,
+        "partition": "iid", "alpha": 0.9, "eta": 0.9, "shard_mode": "complement", "corrupted_sites": 2,
+        "corruption": "motion_blur", "severity": 4, "validation_fraction": 0.2, "min_site": 9, "min_class": 3,
+        "min_class_test": 7, "num_own_test": 149, "camera_shift": 0.5, "attribute_shares": (0.4, 0.6),
+        "label_noise_sites": 1, "label_noise": 0.3, "label_noise_kind": "pair",
+        "attribute_prevalence": 0.1, "attribute_noise": 0.1,
+    }  # fmt: skip
+    assert {*others, "attributes"} == set(field_names(PhantomPlan))
+    again = PhantomPlan(attributes=True, partition="shards", attribute_shares=[0.5, 0.5])  # type: ignore[arg-type]
+    assert again == base
+    assert hash(again) == hash(base)
+    changed = [replace(base, **{name: value}) for name, value in others.items()]  # type: ignore[arg-type]
+    changed.append(replace(base, attributes=False, attribute_shares=()))
+    assert len({base, *changed}) == len(others) + 2
+    for plan in changed:
+        assert plan != base
+    assert base != "dermoscopy"
 
 
 def test_an_image_of_no_class_or_attribute_is_refused() -> None:
@@ -373,5 +418,25 @@ def test_images_are_those_of_earlier_versions(
     np.testing.assert_allclose(image.mean((0, 1)), means, atol=0.05)
 
 
+def test_a_bad_site_is_refused() -> None:
+    for index in (-1, 5, True, 1.5):
+        with pytest.raises(ValueError, match=rf"site must be an integer in \[0, 4\], got {index}"):
+            class_site(PLAN, index)  # type: ignore[arg-type]
+    starved = PhantomPlan(
+        phantom="dermoscopy7", partition="shards", shard_mode="complement", num_sites=7, num_samples=300,
+        corrupted_sites=0, min_site=20,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="fewer than min_site=20"):
+        class_site(starved, 0)
+
+
 def test_every_declared_range_is_the_one_that_holds() -> None:
     assert refused_beyond(PhantomPlan) > 10
+
+
+def test_the_choices_are_those_of_the_phantom() -> None:
+    wanted, drawn = ({s.name: s.wanted for s in described(of)} for of in (ClassificationTask, PhantomPlan))
+    for name, known in (("phantom", PHANTOMS), ("shard_mode", SHARD_MODES), ("corruption", CORRUPTIONS)):
+        assert wanted[name] == f"one of {', '.join(map(repr, known))}"
+    for name in ("partition", "shard_mode", "corruption", "label_noise_kind"):
+        assert wanted[name] == drawn[name]

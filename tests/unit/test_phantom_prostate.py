@@ -69,3 +69,21 @@ def test_an_image_of_two_sizes_has_its_own_height_and_width() -> None:
     middle = wide[1][..., 16:64]
     assert (middle != square[1]).mean() < 0.01
     assert wide[1].sum() == middle.sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"image_size": (16, 64)}, "image_size must be an integer >= 32, got 16"),
+        ({"image_size": (64, 31)}, "image_size must be an integer >= 32, got 31"),
+        ({"image_size": (64, 48.5)}, "image_size must be an integer >= 32, got 48.5"),
+        ({"seed": -1}, "phantom_seed must be an integer >= 0, got -1"),
+        ({"seed": True}, "phantom_seed must be an integer >= 0, got True"),
+        ({"cases": 0}, r"phantom_cases must be in \(0, 1000\], got 0"),
+        ({"cases": 1001}, r"phantom_cases must be in \(0, 1000\], got 1001"),
+        ({"cases": float("nan")}, "phantom_cases must be in"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prostate_site("site-1", **arguments)  # type: ignore[arg-type]

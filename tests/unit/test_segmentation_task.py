@@ -360,6 +360,12 @@ def test_the_site_decides_about_its_phantom() -> None:
     assert own.num_samples("training") > task.open_site("site-1", {}).num_samples("training")
 
 
+def test_the_phantom_has_one_structure() -> None:
+    error = refused(SegmentationTask(**SMALL, num_classes=2), {})
+    assert "num_classes=2" in str(error)
+    assert "'data_root'" in str(error)
+
+
 # --- the constructor --------------------------------------------------------------------------------------
 
 

@@ -157,6 +157,18 @@ def test_groups_by_hand() -> None:
     assert found["all"] == 0.4375
 
 
+def test_groups_with_classes_that_do_not_occur() -> None:
+    groups = {"head": [0, 1], "medium": [2], "tail": [3, 4]}
+    found = metrics_of([0, 0, 3, 3], one_hot([0, 1, 3, 3], 5), groups=groups)
+    assert found["head"] == 0.5
+    assert found["tail"] == 1.0
+    assert "medium" not in found
+    assert found["all"] == 0.75
+    none = metrics_of([0, 0], one_hot([0, 1], 5), groups={"tail": [4]})
+    assert not {"tail", "all"} & set(none)
+    assert "all" not in metrics_of([0, 0], one_hot([0, 1], 5), groups={})
+
+
 # --- errors -------------------------------------------------------------------------------------------------
 
 

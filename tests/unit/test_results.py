@@ -24,6 +24,7 @@ from fairflare.base.disk.files import csv_text
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli.commands import app
 from fairflare.core.fairness import summarize
+from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.documents import Compared
 from fairflare.reporting.results import (
     CSV_COLUMNS,
@@ -273,6 +274,43 @@ def many(number: int, sites: int = 6, layers: int = 8) -> RoundRecord:
     return record(number, sites=names, layers=values)
 
 
+def test_what_is_written_for_a_round_does_not_grow_with_the_rounds_before(store, tmp_path, monkeypatch):
+    """Check bytes that files grow by, and bytes of replaced files, in the folders of run and checkpoint."""
+    replaced: list[int] = []
+    real = os.replace
+
+    def counted(source: Any, target: Any, **kwargs: Any) -> None:
+        replaced.append(Path(source).stat().st_size)
+        real(source, target, **kwargs)
+
+    monkeypatch.setattr(os, "replace", counted)
+    store.start(INFO)
+    kept = CheckpointFolder(tmp_path / "kept")
+    written = []
+    for number in range(60):
+        before = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix in (".bz2", ".csv", ".jsonl"))
+        replaced.clear()
+        store.event("round_done", current_round=number)
+        store.add_round(many(number))
+        kept.save(Checkpoint(number + 1, {"w": torch.zeros(1)}, {}, store.state_dict(), {}, {}), store.log)
+        after = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix in (".bz2", ".csv", ".jsonl"))
+        written.append(after - before + sum(replaced))
+    early, late = sum(written[2:12]), sum(written[-10:])
+    assert late < 1.02 * early, (early, late)
+    store.finish("completed", {"A": {"dice": 0.5}})
+    assert not (store.folder / "rounds.jsonl.bz2").exists()  # results.json has them
+    assert len(strict(store.folder / "results.json")["rounds"]) == 60
+
+
+def test_digits_of_the_values_by_layer_and_site(store):
+    store.start({})
+    layers = {"conv": {"A": {"cka": 1 - 1.23456789123e-5, "dissimilarity": 1.23456789123e-5, "weight": 1 / 3}}}
+    store.add_round(record(0, layers=layers))
+    values = {"cka": 0.999988, "dissimilarity": 1.2345679e-05, "weight": 0.33333333}
+    assert read_document(store.folder)["rounds"][0]["layers"] == {"conv": {"A": values}}
+    assert rows(store, "layers.csv.bz2")[1] == ["0", "conv", "A", "0.999988", "1.234568e-05", "0.3333333"]
+
+
 def test_the_same_view_of_a_run_that_goes_on_was_killed_or_is_over(store):
     store.start(INFO)
     for number in range(3):
@@ -346,6 +384,18 @@ def test_going_back_forgets_rounds_and_says_so(store, tmp_path):
     assert [e["current_round"] for e in read_document(store.folder)["rounds"]] == [0, 1]
 
 
+def test_start_forgets_an_earlier_run(store):
+    store.start(INFO)
+    store.add_round(record(0))
+    store.event("x")
+    store.finish("completed", {"A": {"dice": 0.5}})
+    store.start({"method": "fed_avg"})
+    document = read_document(store.folder)
+    assert (document["rounds"], document["test"], document["status"]) == ([], None, "running")
+    assert all(len(rows(store, name)) == 1 for name in CSV_COLUMNS)
+    assert (store.folder / "progress.jsonl").read_text() == ""
+
+
 def test_resume_in_another_folder(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
@@ -374,6 +424,23 @@ def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store, tmp_path)
     again.start(INFO)
     again.load_state_dict(saved, log)
     assert snapshot(again) == files
+
+
+def test_resume_refusals(store):
+    with pytest.raises(ValueError, match="was not started"):
+        store.load_state_dict(store.state_dict(), store.log)
+    store.start(INFO)
+    with pytest.raises(ValueError, match="saved results have schema version 99"):
+        store.load_state_dict(store.state_dict() | {"schema_version": 99}, store.log)
+
+
+def test_events(store):
+    store.start(INFO)
+    store.event("round", current_round=1, dice=NAN, site="A")
+    lines = (store.folder / "progress.jsonl").read_text(encoding="utf-8").splitlines()
+    event = json.loads(lines[0])
+    assert event.pop("time").endswith("+00:00")
+    assert event == {"kind": "round", "current_round": 1, "dice": None, "site": "A"}
 
 
 def test_events_of_several_threads_stay_whole(store):
@@ -471,6 +538,10 @@ def test_fairness_table(tmp_path):
     assert len(widths) == 1
 
 
+def test_real_data_carry_no_note(tmp_path):
+    assert SYNTHETIC_NOTE not in fairness_table(finished(tmp_path, synthetic=False))
+
+
 def test_a_site_without_test_result_is_shown_and_not_averaged(tmp_path):
     text = fairness_table(finished(tmp_path, dice=(0.9, 0.5)))
     assert ["C", "-", "-"] in [line.split() for line in text.splitlines()]
@@ -521,6 +592,26 @@ def test_compare_says_when_runs_are_not_comparable(tmp_path, change, what):
     assert f"NOT COMPARABLE as they stand: the runs differ in {what}." in compare(runs)
 
 
+def test_compare_says_which_rows_have_another_task(tmp_path):
+    """Check that the table shows whether a row has another head, or another image size."""
+    runs = [finished(tmp_path / str(n), method=method) for n, method in enumerate(("fed_avg", "fed_prox", "ldam"))]
+    for run, head in zip(runs, ("linear", "linear", "cosine"), strict=True):
+        run.info.config = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
+    lines = compare(runs).splitlines()
+    assert "  classifier: 'linear', but 'cosine': ldam" in lines
+    assert not any("image_size" in line for line in lines)
+
+
+def test_compare_sees_another_task_file(tmp_path):
+    """Check two networks of the same settings; results without a file's checksum are no reason."""
+    runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
+    for run, checksum in zip(runs, ("a" * 64, "b" * 64), strict=True):
+        run.info.task_file = {"name": "task.py", "sha256": checksum}
+    assert "NOT COMPARABLE as they stand: the runs differ in the task's file." in compare(runs)
+    runs[0].info.task_file = {}
+    assert "NOT COMPARABLE" not in compare(runs)
+
+
 def test_compare_sees_other_structures_and_names_the_run_of_each(tmp_path):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     for run, shared in zip(runs, ("lens", "iris"), strict=True):
@@ -551,6 +642,17 @@ def test_no_site_is_the_worst_of_equals(tmp_path):
     text = fairness_table(finished(tmp_path / "1", dice=(0.5, 0.5, 0.5)))
     (line,) = (line for line in text.splitlines() if line.startswith("worst site"))
     assert line.split()[2] == "-"
+
+
+@pytest.mark.parametrize("width", [30, 50, 80])
+def test_wide_tables_are_cut_between_columns(tmp_path, width):
+    runs = [finished(tmp_path / str(i), dice=(0.9, 0.5, 0.7), seed=i) for i in range(2)]
+    table, _, _ = compare(runs, width=width).partition("\ndice on the test")
+    blocks = [block.splitlines() for block in table.split("\n\n")]
+    assert max(len(line) for block in blocks for line in block) <= width
+    assert {block[0].split()[0] for block in blocks} == {"method"}
+    whole = compare(runs).splitlines()[0].split()
+    assert [name for block in blocks for name in block[0].split()[1:]] == whole[1:]
 
 
 def test_compare_leaves_out_incomplete_runs_and_says_so(tmp_path):

@@ -168,6 +168,14 @@ def test_a_lower_value_is_ahead_where_lower_is_better() -> None:
     assert found["gap_site"] != "site-3"
 
 
+def test_a_range_of_its_own_scales_the_bins() -> None:
+    """Check HD95 in mm: the same counts in [0, 100]."""
+    of_one = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.75}, NEAR, metric_range=[0, 1])
+    of_mm = of_dice({"site-1": 85, "site-2": 80, "site-3": 75}, NEAR, metric_range=[0, 100])
+    assert of_mm["p_value"] == of_one["p_value"]
+    assert of_mm["chance_std"] == pytest.approx(100 * of_one["chance_std"])
+
+
 def test_a_site_of_one_case_has_no_interval_and_a_word() -> None:
     one = {"images": 1, "test_cases": 1, "standard_error": None, "case_scores": scores((10, 1))}
     found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {**NEAR, "site-3": one})
@@ -186,6 +194,11 @@ def test_sites_that_say_nothing_are_named() -> None:
     alone = of_dice({"site-1": 0.85, "site-2": 0.8}, {"site-1": NEAR["site-1"]})
     assert (alone["test"], alone["behind"]) == (None, [])
     assert standing({"x": {"dice": 0.5}}, {}, {"primary_metric": "dice"}) is None
+
+
+def test_a_value_that_is_not_finite_is_in_no_test() -> None:
+    found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": float("nan")}, NEAR)
+    assert sorted(found["sites"]) == ["site-1", "site-2"]
 
 
 # ------------------------------------------------------------------------------------------------ tables and the page

@@ -665,3 +665,17 @@ def test_a_rule_that_needs_a_report_names_the_function_for_it() -> None:
         aggregator.accept_model(result("a", flat(1.0)))
         assert " report" in aggregator.rejected["a"]
         assert re.search(rf"{type(rule).__name__} reads .*{field}.*: client\.with_report", aggregator.rejected["a"])
+
+
+@pytest.mark.parametrize(
+    ("method", "report", "words"),
+    [
+        ("fed_ce", {"minus_score": 1.0}, "FedCE tells every site its coefficient"),
+        ("fed_ga", {"gap": 0.1}, "FedGA's step shrinks over the rounds, whose number"),
+    ],
+)
+def test_what_a_stock_controller_cannot_do_is_refused_by_name(method: str, report: Any, words: str) -> None:
+    rule = build(all_methods()[method].rule, {})
+    answers = [result(site, {"w": torch.ones(2)}, report=report) for site in "ab"]
+    with pytest.raises(RuntimeError, match=f"{words}.*a stock controller does not"):
+        collect(*answers, rule=rule)

@@ -17,6 +17,8 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.app_common.filters.percentile_privacy import PercentilePrivacy
 from nvflare.recipe.utils import (
     add_cross_site_evaluation,
+    add_experiment_tracking,
+    add_final_global_evaluation,
     set_per_site_config,
     set_recipe_meta,
 )
@@ -67,6 +69,18 @@ def test_names_are_those_of_the_papers() -> None:
         "logit_adjustment": "LogitAdjustment", "loss_weights": "LossWeights", "moon": "MOON",
         "q_fed_avg": "QFedAvg", "scaffold": "SCAFFOLD", "solo": "Solo",
     }  # fmt: skip
+
+
+def test_the_module_is_as_any_other() -> None:
+    assert set(fairflare.recipes.__all__) >= {*class_names(), "FairRecipe", "PocEnv", "RunSettings", "ScriptRecipe"}
+    assert set(fairflare.recipes.__all__) <= set(dir(fairflare.recipes))
+    everything: dict[str, Any] = {}
+    exec("from fairflare.recipes import *", everything)
+    assert everything["CGSVRecipe"] is fairflare.recipes.CGSVRecipe
+    with pytest.raises(AttributeError, match="has no attribute 'FedIsmRecipe'"):
+        fairflare.recipes.FedIsmRecipe  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'FedIsmRecipe'"):
+        exec("from fairflare.recipes import FedIsmRecipe")
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -335,6 +349,10 @@ def exported(recipe: Any, folder: Path) -> tuple[dict, dict, dict]:
     return server, client, meta
 
 
+def receivers(server: dict) -> list[str]:
+    return [c["path"] for c in server["components"] if "tracking" in c["path"]]
+
+
 @pytest.mark.parametrize("name", ["fed_avg", "fed_lwr", "fed_mrl", "crt", "cgsv"])
 def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path) -> None:
     recipe = class_of(name)(sites=2)
@@ -346,6 +364,22 @@ def test_cross_site_evaluation_is_added_to_any_recipe(name: str, tmp_path: Path)
     assert client["executors"][0]["tasks"] == [*OF_A_RUN, "submit_model"]
     with pytest.raises(RuntimeError, match="already been added"):
         add_cross_site_evaluation(recipe)
+
+
+def test_without_local_models_none_is_asked_for(tmp_path: Path) -> None:
+    recipe = FedAvgRecipe(sites=2)
+    add_final_global_evaluation(recipe)
+    server, client, _ = exported(recipe, tmp_path)
+    assert server["workflows"][1]["args"]["submit_model_task_name"] == ""
+    assert client["executors"][0]["tasks"] == OF_A_RUN
+
+
+def test_one_tensorboard_receiver(tmp_path: Path) -> None:
+    assert receivers(exported(FedAvgRecipe(), tmp_path / "a")[0]) == ["fairflare.flare.tracking.TensorBoard"]
+    recipe = FedAvgRecipe()
+    add_experiment_tracking(recipe, "tensorboard", {"tb_folder": "curves"})
+    server, _, _ = exported(recipe, tmp_path / "b")
+    assert receivers(server) == ["nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"]
 
 
 def test_flares_mlflow_receiver_is_refused_as_it_would_write_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from fairflare.base.disk.bundle_files import bundle_checksum, bundle_files, copy
 from fairflare.federation.plan.plan import make_plan
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base.local_loop import make_optimizer
+from fairflare.methods.base.training import LocalTraining
+from fairflare.prediction.recall import recall
 from fairflare.tasks.bundle import MonaiBundleTask
 from tests.bundles import train_config, write_bundle
 
@@ -126,6 +128,13 @@ def test_an_optimizer_of_its_own_is_made_of_its_arguments(tmp_path: Path) -> Non
     assert plan(folder, settings={"optimizer": "sgd"}).training.optimizer == "sgd"
     with pytest.raises(ValueError, match="weight_decay would have no effect"):
         plan(folder, settings={"weight_decay": 0.1})
+
+
+def test_no_other_task_has_an_optimizer() -> None:
+    with pytest.raises(ValueError, match="optimizer='task' needs a MONAI bundle's"):
+        make_plan("fed_avg", settings={"optimizer": "task"})
+    with pytest.raises(ValueError, match="needs the task"):
+        make_optimizer(LocalTraining(optimizer="task"), [torch.nn.Parameter(torch.zeros(1))])
 
 
 def test_yaml_references_and_other_names(tmp_path: Path) -> None:
@@ -293,6 +302,11 @@ def test_one_task_at_a_time_and_never_without_permission(tmp_path: Path) -> None
         MonaiBundleTask()  # what a job without custom code can name
     with pytest.raises(ValueError, match="folder"):
         MonaiBundleTask(folder=str(folder))
+
+
+def test_predict_says_where_to_go(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"trained with a MONAI bundle.*docs/bundles.md"):
+        recall({"class": "fairflare.tasks.bundle.MonaiBundleTask", "own_code": ["folder"]}, tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------ what goes with a job

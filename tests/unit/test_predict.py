@@ -426,6 +426,12 @@ def test_what_is_given_wrongly_is_one_line(segmented: Path, classified: Path, ki
     assert not out.exists()
 
 
+def test_the_help_says_what_it_is_not_for() -> None:
+    assert "Research use only: this is not a medical device." in " ".join(
+        fairflare("--help").stdout.replace("│", " ").split()
+    )
+
+
 # ------------------------------------------------------------------------------------------------ where models are
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,11 @@ def test_rows_share_task_and_training_of_the_first() -> None:
         assert len({getattr(plan.training, name) for plan in plans}) == 1, name
     own = Series([Entry("fed_lwr"), Entry("bsm_fl")], train_like="own").runs()[1].make()
     assert own.training.criterion == "balanced_softmax"
+
+
+def test_every_row_meets_every_seed() -> None:
+    names = [run.name for run in Series([Entry("fed_avg"), Entry("fed_prox", {"mu": 0.5})], seeds=(0, 5)).runs()]
+    assert names == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0", "fed_avg-seed5", "fed_prox_mu_0.5-seed5"]
 
 
 @pytest.mark.parametrize(
@@ -136,6 +141,22 @@ def test_a_wrong_file(tmp_path: Path, text: str, message: str) -> None:
         read_file(path)
 
 
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (
+            lambda: Series([Entry("fed_avg", {"mus": 1})]).runs()[0].make(),
+            r"row 'fed_avg \(mus=1\)': method 'fed_avg' has no setting 'mus'",
+        ),
+        (lambda: read_file(Path("plan.yaml")), r"^--plan plan\.yaml does not exist$"),
+        (lambda: table_of("fed_lwrr"), "did you mean 'fed_lwr'"),
+    ],
+)
+def test_what_is_not_there_is_named(ask: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ask()
+
+
 def test_seeds() -> None:
     assert seeds_of(3) == [0, 1, 2]
     assert seeds_of([4, 2]) == [4, 2]
@@ -180,3 +201,10 @@ def test_the_option_paper_stands_with_a_name_or_without(command: str, given: lis
     assert context.params["paper"] == paper
     wanted = {"small": paper is None, "paper": None if paper == "default" else paper}
     assert which_paper(paper) == wanted
+
+
+def test_which_paper_it_is_is_said(tmp_path: Path) -> None:
+    told = CliRunner().invoke(app, ["export", "q_fed_avg", "--paper", "fed_ism", "--out", str(tmp_path)])
+    text = " ".join(told.output.split())
+    assert "settings of fed_ism: Wu et al., FedISM+, section IV, Gaussian noise" in text
+    assert "--paper NAME takes another: fed_lwr, fed_lwr_rif, fed_ism_blur" in text

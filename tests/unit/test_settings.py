@@ -291,6 +291,11 @@ def test_a_field_of_pydantics_has_a_default_or_none() -> None:
         Pot(lid=1, handles=[0])
 
 
+def test_settings_are_keyword_only() -> None:
+    with pytest.raises(TypeError, match=r"Soup\.__init__\(\) takes 1 positional argument"):
+        Soup(3)  # type: ignore[misc]
+
+
 def test_a_bug_in_post_init_is_no_wrong_setting() -> None:
     @settings
     class Broken:

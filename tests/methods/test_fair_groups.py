@@ -302,6 +302,16 @@ def test_lambda_is_that_of_the_authors_for_any_number_of_sites(sites: int) -> No
     torch.testing.assert_close(found, authors, rtol=0, atol=1e-12)
 
 
+def test_an_image_counts_between_0_and_10_times() -> None:
+    half = VariancePenalty(flexfair_over="groups", flexfair_attribute="sex")
+    run = site_run("a", torch.zeros(4), torch.zeros(4), [0, 1, 2, 1], 1)
+    run.directives = {"loss_slopes": [0.0, -7.0, 30.0]}
+    found = half.loss(run, lambda images: torch.tensor([0.5, 1.5, 2.0, 4.0]), torch.zeros(4), torch.zeros(4))
+    assert float(found) == pytest.approx((0 * 0.5 + 10 * 1.5 + 2.0 + 10 * 4.0) / 4)
+    run.directives = {}
+    assert float(half.loss(run, lambda images: torch.ones(4), torch.zeros(4), torch.zeros(4))) == pytest.approx(1.0)
+
+
 def test_equal_opportunity_is_of_the_classes_that_are_looked_for() -> None:
     rule = FlexFair(flexfair_measure="equal_opportunity", flexfair_weight=1.0)
     reports = {

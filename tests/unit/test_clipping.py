@@ -129,6 +129,14 @@ def test_the_limit_of_counters_is_a_whole_number_below() -> None:
     assert int(found["c"]["bn.num_batches_tracked"]) == 17
 
 
+def test_booleans_nobody_else_changed_stay() -> None:
+    states = {s: {"mask": torch.tensor([True, False])} for s in "abc"}
+    states["c"] = {"mask": torch.tensor([True, True])}
+    found, _ = clipped_states(states, {"mask": torch.tensor([True, False])}, 3.0)
+    assert found["c"]["mask"].tolist() == [True, False]
+    assert found["c"]["mask"].dtype == torch.bool
+
+
 @pytest.mark.parametrize(
     ("dtype", "huge"),
     [(torch.float16, 6e4), (torch.float32, 3e38), (torch.float64, 1.7e308), (torch.float64, -1.7e308)],
@@ -156,6 +164,33 @@ def test_two_sites_cannot_say_who_lies() -> None:
     found, clips = clipped_states(states, RECEIVED, 2.0)
     assert clips == []
     assert found["b"] is states["b"]
+
+
+class Counted(dict[str, Any]):
+    """Define a state that counts how often each tensor is read."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__(state)
+        self.reads: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        self.reads.append(name)
+        return super().__getitem__(name)
+
+
+def test_a_view_reads_a_tensor_when_it_is_asked_for() -> None:
+    states = {"a": Counted(moved(0.1)), "b": Counted(moved(0.1)), "c": Counted(moved(1e6))}
+    found, _ = clipped_states(states, RECEIVED, 3.0)
+    assert states["c"].reads == list(RECEIVED)  # once, to measure
+    assert list(found["c"]) == list(RECEIVED)
+    assert len(found["c"]) == len(RECEIVED)
+    assert "conv.weight" in found["c"]
+    assert "x" not in found["c"]
+    assert states["c"].reads == list(RECEIVED)
+    first, second = found["c"]["conv.weight"], found["c"]["conv.weight"]
+    assert torch.equal(first, second)
+    assert first is not second
+    assert states["c"].reads[len(RECEIVED) :] == ["conv.weight"] * 2
 
 
 @pytest.mark.parametrize("factor", [0.5, 0, math.nan, math.inf, True])

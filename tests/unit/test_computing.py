@@ -51,6 +51,27 @@ def test_lower_precision_inside_and_float32_outside(precision: Any, error: float
     assert torch.equal(model(images()), out)
 
 
+def test_a_copy_computes_with_its_own_weights() -> None:
+    model = Computing("bf16").apply(unet(), CPU)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert not other(images()).any()
+    assert model(images()).any()
+    with plainly(other):
+        assert model(images()).any()
+
+
+def test_autocast_ends_with_the_pass_whatever_happens() -> None:
+    model = Computing("bf16").apply(unet(), CPU)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            model(torch.randn(1, 3, 16, 16))
+        assert not torch.is_autocast_enabled("cpu")
+    assert model(images()).dtype == torch.float32
+
+
 class Several(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import struct
+import threading
 import tracemalloc
 import zlib
 from collections.abc import Callable
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fairflare.data import reading
 from fairflare.data.datalist import SPLITS, DataError, Sample, write_datalist
-from fairflare.data.image_file import MAX_IMAGE_BYTES, TooLarge, image_file
-from fairflare.data.reading import read_image, read_mask
+from fairflare.data.image_file import MAX_IMAGE_BYTES, TooLarge, Volume, image_file
+from fairflare.data.reading import read_image, read_mask, read_pair
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
@@ -248,6 +251,38 @@ def assert_damaged(path: Path) -> str:
     assert "Repair the file or take it out" in str(caught.value)
     assert caught.value.public == "site 'a': an image of split 'test' cannot be read"
     return str(caught.value)
+
+
+def test_slices_of_a_volume_asked_for_at_once_decode_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = nifti(tmp_path / "a.nii.gz", np.arange(96, dtype=np.uint8).reshape(4, 3, 8))
+    decoded: list[int] = []
+    together, again = threading.Barrier(8), threading.Event()
+
+    real = Volume.decode
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        decoded.append(1)
+        again.set() if len(decoded) > 1 else again.wait(0.5)  # for a second one, which should not come
+        return real(*args, **options)
+
+    monkeypatch.setattr(Volume, "decode", slowly)
+    reading._decode.cache_clear()
+
+    def read(number: int) -> float:
+        together.wait(timeout=60)
+        return float(read_mask(Sample(path, path, number), site="a", split="test")[0, 0])
+
+    with ThreadPool(8) as threads:
+        assert threads.map(read, range(8), chunksize=1) == list(range(8))
+    assert len(decoded) == 1
+
+
+def test_four_files_are_kept(tmp_path: Path) -> None:
+    reading._decode.cache_clear()
+    for number in range(9):
+        path = nifti(tmp_path / f"{number}.nii.gz", np.full((4, 4), number, np.uint8))
+        read_pair(Sample(path, path), site="a", split="test")
+    assert reading._decode.cache_info().currsize == reading._decode.cache_info().maxsize == 4
 
 
 # --- what is kept -----------------------------------------------------------------------------------------

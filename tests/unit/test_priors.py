@@ -66,6 +66,19 @@ def test_distance_of_equal_features_is_never_negative():
     assert bool(prior_distance(torch.full((1, 2), NAN), torch.ones(1, 2)).isnan().all())
 
 
+@pytest.mark.parametrize(
+    ("y", "target", "message"),
+    [
+        (torch.ones(2), torch.ones(2), r"projected must have shape \(n, d\)"),
+        (torch.ones(2, 3), torch.ones(2, 4), r"target has shape \(2, 4\), projected has \(2, 3\)"),
+        (torch.ones(0, 3), torch.ones(0, 3), "n >= 1"),
+    ],
+)
+def test_distance_refuses(y, target, message):
+    with pytest.raises(ValueError, match=message):
+        prior_distance(y, target)
+
+
 # ------------------------------------------------------------------------------------------------ means, Eq. 2
 
 

@@ -225,6 +225,16 @@ def test_in_memory_while_it_fits(tmp_path):
     assert staging.sites() == []
 
 
+def test_a_failed_put_leaves_what_was_in_memory(tmp_path, monkeypatch):
+    staging = Staging(tmp_path, memory=100)
+    staging.put("A", {"w": torch.zeros(3)})
+    monkeypatch.setattr(module, "write_tensors", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        staging.put("A", {"w": torch.ones(300)})
+    assert staging.open("A")["w"].tolist() == [0, 0, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_quarter_of_what_is_free(tmp_path, monkeypatch):
     free = [4 * 800]
     monkeypatch.setattr(module, "free_memory", lambda: free[0])

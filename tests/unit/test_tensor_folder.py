@@ -84,6 +84,13 @@ def test_a_temporary_folder_goes_with_its_object():
     assert not root.exists()
 
 
+def test_nothing_is_made_before_something_is_written(tmp_path):
+    folders = kept_in(tmp_path / "new")
+    with pytest.raises(RuntimeError):
+        folders.at(0)
+    assert not (tmp_path / "new").exists()
+
+
 def test_a_full_disk_leaves_the_old_tensor_and_no_rest(tmp_path, monkeypatch):
     keep = kept_in(tmp_path).begin(1)
     keep("w", torch.zeros(3))

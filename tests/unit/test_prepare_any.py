@@ -80,7 +80,6 @@ def test_folders_of_sites_and_the_summaries(tmp_path: Path) -> None:
         found = dict(reversed(line.split("  ")) for line in checksums.read_text().splitlines())
         assert set(found) == {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {checksums.name}
         assert all(sha256_of(folder / name) == digest for name, digest in found.items())
-    assert "y,training,b,3\n" in (tmp_path / "out/counts.csv").read_text()
 
 
 def test_trees_of_another_depth(tmp_path: Path) -> None:
@@ -344,7 +343,7 @@ def test_an_earlier_result_is_replaced_as_a_whole(tmp_path: Path) -> None:
         prepare_images(source, tmp_path / "out", dealing=Dealing(partition="iid", sites=2))
     prepare_images(source, tmp_path / "out", dealing=Dealing(partition="iid", sites=2), overwrite=True)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "counts.csv", "fairflare.json", "manifest.json", "mine.txt", "site-1", "site-2"
+        "fairflare.json", "manifest.json", "mine.txt", "site-1", "site-2"
     ]  # fmt: skip
 
 
@@ -359,7 +358,6 @@ def test_what_a_killed_replacement_took_away_comes_back(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is there already"):
         prepare_images(source, tmp_path / "out", seed=1)
     (tmp_path / "out/fairflare.json").unlink()
-    (tmp_path / "out/counts.csv").unlink()
     with pytest.raises(DataError, match="is there already"):
         prepare_images(source, tmp_path / "out", seed=1)
     assert (tmp_path / "out/manifest.json").read_text() == before

@@ -20,7 +20,7 @@ from fairflare.base.settings import field_names
 from fairflare.data.datalist import SPLITS
 from fairflare.data.preparers import dealing, preparers
 from fairflare.data.preparers.options import Command, Preparer, option, values_of
-from fairflare.data.preparers.writing import COUNTS, MANIFEST, SITE_FILE
+from fairflare.data.preparers.writing import MANIFEST, SITE_FILE
 
 INTERRUPTED = 130
 PROG = "python -m fairflare.data.preparers"
@@ -109,7 +109,7 @@ def say(out: Path) -> None:
     for site, found in manifest["sites"].items():
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
     if any("classes" in found for found in manifest["sites"].values()):
-        print(f"\nimages of training, validation and test\n{_table(out / COUNTS)}")
+        print(f"\nimages of training, validation and test\n{_table(manifest['sites'])}")
     if asked := _silent(out, manifest):
         print(asked)
     if unknown := [site for site, found in manifest["sites"].items() if not found["patients"]]:
@@ -117,7 +117,7 @@ def say(out: Path) -> None:
             f"NOTE: no patients are known at {', '.join(unknown)}: split by image: every file counts as a patient of "
             "its own, so those of one person may be in training and in test. --group finds patients in names of files."
         )
-    print(f"In {out}: counts.csv, manifest.json with checksums, versions and the seed.")
+    print(f"In {out}: manifest.json with counts, checksums, versions and the seed.")
     for site, found in manifest.get("volumes", {}).items():
         told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
         print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
@@ -131,16 +131,15 @@ def say(out: Path) -> None:
     print(f"Next: {first}fairflare check-data {out}, then fairflare run METHOD --data {out / 'fairflare.json'}{taken}")
 
 
-def _table(counts: Path) -> str:
+def _table(sites: Mapping[str, Any]) -> str:
     """Return a table, as text, of the number of images of each class at each site, its three splits together."""
     import pandas
 
-    rows = pandas.read_csv(counts, dtype={"site": str, "class": str}, keep_default_na=False)
-    table = rows[rows["split"].isin(SPLITS)].pivot_table(
-        values="images", index="class", columns="site", aggfunc="sum", sort=False
+    table = pandas.DataFrame(
+        {site: pandas.DataFrame(found["classes"])[list(SPLITS)].sum(axis=1) for site, found in sites.items()}
     )
     table.loc["all"] = table.sum()
-    return table.rename_axis(None).rename_axis("class", axis=1).to_string(line_width=80)
+    return table.rename_axis("class", axis=1).to_string(line_width=80)
 
 
 def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
@@ -153,7 +152,7 @@ def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
     for site, found in sites.items():
         marked = manifest.get("marked", {}).get(found["name"])
         if classes:
-            told[site] = sorted({name for split in SPLITS for name in found["classes"].get(split, ())})
+            told[site] = sorted({name for split in SPLITS for name, n in found["classes"].get(split, {}).items() if n})
             listed = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
             numbers.update({name: [number] for number, name in enumerate(listed.get("class_names", ()))})
         elif marked is not None:

@@ -16,9 +16,8 @@ from typing import Any, TypeAlias, TypedDict
 from fairflare import __version__
 from fairflare.base.cases.census import KEYS
 from fairflare.base.checks import whole
-from fairflare.base.disk.files import csv_text, sha256_of
+from fairflare.base.disk.files import sha256_of
 from fairflare.base.for_types import Unpack
-from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data.datalist import SPLITS, DataError, load_datalist, write_datalist
 from fairflare.data.preparers.dealing import Dealing, corrupted_sites, deal
@@ -31,7 +30,7 @@ NO_KEY = (
     "{} of {} images have no key of a patient (lesion, examination): images of one may be in training and in test, and "
     "at two sites. {}"
 )
-SITE_FILE, MANIFEST, COUNTS = "fairflare.json", "manifest.json", "counts.csv"
+SITE_FILE, MANIFEST = "fairflare.json", "manifest.json"
 CHECKSUMS = "checksums.sha256"  # file with the checksums of a site's files, for sha256sum -c
 PACKAGES = ("numpy", "pillow", "scikit-learn", "nibabel")
 
@@ -98,7 +97,7 @@ def write_sites(
     form: Form | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
-    """Write a folder with a datalist for each site, ``fairflare.json``, a manifest and the counts: all or nothing.
+    """Write a folder with a datalist for each site, ``fairflare.json`` and a manifest: all or nothing.
 
     All files are written to a hidden folder first and then moved into place; if that fails, the result of an earlier
     call is put back.
@@ -134,7 +133,7 @@ def write_sites(
         draft.finish()
         result = _Result(draft, form, names, items)
         result.write_datalists(seed)
-        result.write_summaries({"seed": seed, **writing.get("record", {})})
+        result.write_manifest({"seed": seed, **writing.get("record", {})})
         # In images that were dealt to sites, every structure or class was looked for in all images, whatever site has
         # them.
         more = {KEYS[bool(result.classes)]: "all"} if form.dealing.partition != "site" or form.synthetic else {}
@@ -162,7 +161,7 @@ def write_sites(
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
-    files = (out / name for name in (SITE_FILE, MANIFEST, COUNTS))
+    files = (out / name for name in (SITE_FILE, MANIFEST, "counts.csv"))  # 0.2.0 wrote the last one
     named = (out / name for name in map(str, _sites_in(out / MANIFEST)) if file_name(name) == name)
     earlier = [folder for folder in named if (folder / "datalist.json").is_file()]
     paths = dict.fromkeys([*targets, *earlier, *files, *out.glob("fairflare_fold*.json")])
@@ -247,10 +246,6 @@ class _Result:
     def _counted(self, entry: Mapping[str, Any]) -> str:
         return self.classes[entry["label"]] if "label" in entry and self.classes and not self.findings else "images"
 
-    @property
-    def _counts(self) -> Sequence[str]:
-        return ["images"] if self.findings or not self.classes else self.classes
-
     def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
@@ -277,11 +272,10 @@ class _Result:
         named = {"class_names": self.classes} if self.form.class_names else {}
         return named | ({"class_groups": groups} if groups else {})
 
-    def write_summaries(self, record: Mapping[str, Any]) -> None:
-        """Write the checksums of each site, the counts and the manifest."""
-        new, form = self.draft.new, self.form
+    def write_manifest(self, record: Mapping[str, Any]) -> None:
+        """Write each site's checksums, and what the sites have, with the options, versions and notes of the call."""
+        form, new = self.form, self.draft.new
         sites = {}
-        rows: list[tuple[Any, ...]] = [("site", "split", "class", "images")]
         for site, name in self.names.items():
             own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
             own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
@@ -290,12 +284,7 @@ class _Result:
                 encoding="utf-8",
             )
             counts = self.counts[site]
-            rows += [
-                (name, split, c, own[c])
-                for split, own in counts.items()
-                for c in (["images"] if split == UNLABELLED else self._counts)
-            ]
-            classes = {split: {c: own[c] for c in self.classes if own[c]} for split, own in counts.items()}
+            classes = {split: {c: own[c] for c in self.classes} for split, own in counts.items()}
             sites[name] = {
                 "name": site, "images": {split: found.total() for split, found in counts.items()},
                 "corrupted": site in corrupted_sites(list(self.names), form.dealing),
@@ -304,13 +293,12 @@ class _Result:
                 **({"label_noise": form.label_noise[site]} if site in form.label_noise else {}),
                 **({"classes": classes} if self.classes and not self.findings else {}),
             }  # fmt: skip
-        (new / COUNTS).write_text(csv_text(rows), encoding="utf-8")
         content = {
             "kind": "classification" if self.classes else "segmentation",
             **record,
             "folds": form.dealing.folds,
             "task": {
-                **({"num_classes": len(self.classes)} if form.class_names and self._counts == self.classes else {}),
+                **({"num_classes": len(self.classes)} if form.class_names and not self.findings else {}),
                 **form.task
             },
             "notes": [*dict.fromkeys(self.notes)],

@@ -40,6 +40,7 @@ from fairflare.federation.plan.bounds import FOR_HOSPITALS, Bounds, in_words
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds, Stopped
 from fairflare.methods.base.catalog import Method, all_methods
+from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import MakesTensors, TwoPhase
 from fairflare.methods.creff import CReFF
 from fairflare.reporting.documents import RoundRecord
@@ -95,8 +96,20 @@ class Nothing(Task):
 # ------------------------------------------------------------------------------------------------ the sites' answers
 
 
-def honest(site: str, received: State, current_round: int) -> tuple[State, dict[str, Any], dict[str, Any]]:
-    """Return a site's update and reports after training and about the anchor; alike at all sites, but not equal."""
+def ordinary(declared: Field, index: int) -> float | list[float]:
+    """Return a number about a third into a field's range, or within 1 of its lower end; alike at all sites."""
+    low = declared.low if math.isfinite(declared.low) else 0.0
+    number = low + min(declared.high - low, 1.0) * (0.3 + 0.01 * index)
+    return [number] if declared.kind == "vector" else number
+
+
+def honest(
+    site: str, received: State, current_round: int, fields: Sequence[Field] = ()
+) -> tuple[State, dict[str, Any], dict[str, Any]]:
+    """Return a site's update and reports after training and about the anchor; alike at all sites, but not equal.
+
+    Numbers among ``fields`` that are not listed here are :func:`ordinary`.
+    """
     index = SITES.index(site)
     g = torch.Generator().manual_seed(100 * current_round + index)
     common = torch.Generator().manual_seed(current_round)
@@ -109,7 +122,7 @@ def honest(site: str, received: State, current_round: int) -> tuple[State, dict[
             update[name] = 0.05 * torch.randn(size, generator=common) + 0.02 * torch.randn(size, generator=g)
         else:
             update[name] = torch.tensor(12 + index)
-    report = {
+    report = {f.name: ordinary(f, index) for f in fields if f.kind in ("number", "vector")} | {
         "sharpness": 0.0125 + 0.0002 * index,
         "probe_loss": 0.7 + 0.02 * index,
         "step_norm": 10.0 + index,
@@ -216,8 +229,10 @@ def models_for(method: Method) -> list[Lie]:
 class Hospitals(Listener):
     """Run six sites that answer at once, and record what the server makes of it."""
 
-    def __init__(self, lie: Lie | None, liars: Sequence[str] = (LIAR,), always: bool = False) -> None:
-        self.lie, self.liars, self.always = lie, liars, always
+    def __init__(
+        self, lie: Lie | None, liars: Sequence[str] = (LIAR,), always: bool = False, fields: Sequence[Field] = ()
+    ) -> None:
+        self.lie, self.liars, self.always, self.fields = lie, liars, always, fields
         self.over = False
         self.records: list[RoundRecord] = []
         self.models: list[State] = []
@@ -243,7 +258,7 @@ class Hospitals(Listener):
     def _answer(self, site: str, name: str, task: Message) -> Message:
         start = self.models[0]
         received = task.params if task.params is not None and task.params.keys() == start.keys() else start
-        update, report, anchor = honest(site, received, int(task.current_round))
+        update, report, anchor = honest(site, received, int(task.current_round), self.fields)
         lie = self.lie if site in self.liars and (self.always or task.current_round == 0) else None
         meta: dict[str, Any] = {"version": __version__, "status": "ok", "stats": {}}
         if name == TASK_ANCHOR:
@@ -302,7 +317,7 @@ def run(
     always: bool = False,
 ) -> Hospitals:
     """Run rounds of a method in which the liars lie in the first round, or always."""
-    hospitals = Hospitals(lie, liars, always)
+    hospitals = Hospitals(lie, liars, always, method.rule.report_fields)
     with tempfile.TemporaryDirectory(prefix="fairflare-liar-") as name:
         place = Place(Path(name), Path(name) / "kept", "liar")
         settings = RunSettings(num_rounds=rounds, **(bounds or {}))

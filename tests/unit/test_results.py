@@ -24,7 +24,6 @@ from fairflare.base.disk.files import csv_text
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli.commands import app
 from fairflare.core.fairness import summarize
-from fairflare.federation.record.checkpoint import Checkpoint, CheckpointFolder
 from fairflare.reporting.documents import Compared
 from fairflare.reporting.results import (
     CSV_COLUMNS,
@@ -274,34 +273,6 @@ def many(number: int, sites: int = 6, layers: int = 8) -> RoundRecord:
     return record(number, sites=names, layers=values)
 
 
-def test_what_is_written_for_a_round_does_not_grow_with_the_rounds_before(store, tmp_path, monkeypatch):
-    """Check bytes that files grow by, and bytes of replaced files, in the folders of run and checkpoint."""
-    replaced: list[int] = []
-    real = os.replace
-
-    def counted(source: Any, target: Any, **kwargs: Any) -> None:
-        replaced.append(Path(source).stat().st_size)
-        real(source, target, **kwargs)
-
-    monkeypatch.setattr(os, "replace", counted)
-    store.start(INFO)
-    kept = CheckpointFolder(tmp_path / "kept")
-    written = []
-    for number in range(60):
-        before = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix in (".bz2", ".csv", ".jsonl"))
-        replaced.clear()
-        store.event("round_done", current_round=number)
-        store.add_round(many(number))
-        kept.save(Checkpoint(number + 1, {"w": torch.zeros(1)}, {}, store.state_dict(), {}, {}), store.log)
-        after = sum(p.stat().st_size for p in tmp_path.rglob("*") if p.suffix in (".bz2", ".csv", ".jsonl"))
-        written.append(after - before + sum(replaced))
-    early, late = sum(written[2:12]), sum(written[-10:])
-    assert late < 1.02 * early, (early, late)
-    store.finish("completed", {"A": {"dice": 0.5}})
-    assert not (store.folder / "rounds.jsonl.bz2").exists()  # results.json has them
-    assert len(strict(store.folder / "results.json")["rounds"]) == 60
-
-
 def test_digits_of_the_values_by_layer_and_site(store):
     store.start({})
     layers = {"conv": {"A": {"cka": 1 - 1.23456789123e-5, "dissimilarity": 1.23456789123e-5, "weight": 1 / 3}}}
@@ -384,18 +355,6 @@ def test_going_back_forgets_rounds_and_says_so(store, tmp_path):
     assert [e["current_round"] for e in read_document(store.folder)["rounds"]] == [0, 1]
 
 
-def test_start_forgets_an_earlier_run(store):
-    store.start(INFO)
-    store.add_round(record(0))
-    store.event("x")
-    store.finish("completed", {"A": {"dice": 0.5}})
-    store.start({"method": "fed_avg"})
-    document = read_document(store.folder)
-    assert (document["rounds"], document["test"], document["status"]) == ([], None, "running")
-    assert all(len(rows(store, name)) == 1 for name in CSV_COLUMNS)
-    assert (store.folder / "progress.jsonl").read_text() == ""
-
-
 def test_resume_in_another_folder(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
@@ -426,9 +385,7 @@ def test_resume_replaces_rows_that_the_checkpoint_does_not_know(store, tmp_path)
     assert snapshot(again) == files
 
 
-def test_resume_refusals(store):
-    with pytest.raises(ValueError, match="was not started"):
-        store.load_state_dict(store.state_dict(), store.log)
+def test_results_of_another_schema_are_not_resumed(store):
     store.start(INFO)
     with pytest.raises(ValueError, match="saved results have schema version 99"):
         store.load_state_dict(store.state_dict() | {"schema_version": 99}, store.log)

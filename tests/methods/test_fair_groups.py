@@ -86,6 +86,11 @@ def test_without_an_attribute_fair_fed_is_as_it_was() -> None:
     assert set(found.details) == {"accuracy_gap", "omega"}
 
 
+def test_gaps_between_groups_need_fair_feds_own_mode() -> None:
+    with pytest.raises(ValueError, match="fairfed_attribute needs fairfed_mode='original'"):
+        FairFed(fairfed_mode="fedism", fairfed_attribute="sex")
+
+
 def test_a_site_with_other_numbers_of_classes_goes_by_its_accuracy() -> None:
     odd = [[[1, 2, 3, 4]] * 3] * 2
     tables = {**TABLES, "c": odd}

@@ -430,6 +430,11 @@ def test_a_bad_site_is_refused() -> None:
         class_site(starved, 0)
 
 
+def test_a_skin_that_the_phantom_does_not_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="attribute must be one of 'light', 'dark', got 'pink'"):
+        PHANTOMS["dermoscopy"].draw(1, np.random.default_rng(0), 32, "pink")
+
+
 def test_every_declared_range_is_the_one_that_holds() -> None:
     assert refused_beyond(PhantomPlan) > 10
 

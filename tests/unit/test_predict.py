@@ -288,6 +288,17 @@ def test_slices_lie_where_the_volume_has_them(segmented: Path, kinds: Path, tmp_
     assert [int(row["pixels_class_1"]) for row in rows] == mask.sum((0, 1)).tolist()
 
 
+def test_the_screen_shows_the_first_ones_and_how_many_more(
+    classified: Path, kinds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairflare.cli.model.predict.MOST_SHOWN", 4)
+    result = fairflare(classified / "run", kinds / "volume.nii.gz", "--out", tmp_path)
+    assert "and 7 more\n" in result.stdout
+    assert "slice 3" in result.stdout.replace("\n", " ")
+    assert "slice 4" not in result.stdout.replace("\n", " ")
+    assert len(rows_of(tmp_path)) == 11
+
+
 # ------------------------------------------------------------------------------------------------ several structures
 
 NESTED = SegmentationTask(num_classes=2, labels=[[1, 2], [2]], mask_values={0: 0, 128: 1, 255: 2, 254: 2})

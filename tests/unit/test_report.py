@@ -22,6 +22,7 @@ from fairflare.federation.server.rounds import RoundFailed
 from fairflare.reporting.results import PAGE_FILE
 from fairflare_lab.page import style, write
 from fairflare_lab.page.content import MAX_ROWS, Spread, shown
+from fairflare_lab.page.material import _run_folder
 from fairflare_lab.page.write import write_report, write_run_page
 from tests.federation.network import Run, misbehave
 from tests.unit.report_runs import document, large, read, read_all, round_of, write_comparison, write_run
@@ -272,6 +273,20 @@ def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path,
     assert "a, which the others are compared with" in page_of(folder, reference="a", overwrite=True).words
     with pytest.raises(ValueError, match="--reference"):
         write_report(folder, folder / "other", reference="x")
+
+
+@pytest.mark.parametrize(
+    ("results", "shown_as"),
+    [
+        ("runs/a-seed0/server/simulate_job/fairflare/results.json", "runs/a-seed0"),
+        ("runs/a-seed0/simulator/server/simulate_job/fairflare/results.json", "runs/a-seed0"),
+        ("c1b2/workspace/fairflare/results.json", "c1b2"),
+        ("a/results.json", "a"),
+        ("server/results.json", "server"),  # a run may be called so
+    ],
+)
+def test_a_run_is_named_by_its_folder(results, shown_as):
+    assert _run_folder(Path(results)) == shown_as
 
 
 # ------------------------------------------------------------------------------------------------ what is there

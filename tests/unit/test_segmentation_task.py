@@ -366,6 +366,13 @@ def test_the_phantom_has_one_structure() -> None:
     assert "'data_root'" in str(error)
 
 
+def test_grey_phantom_for_a_colour_task() -> None:
+    data = SegmentationTask(**SMALL, in_channels=3).open_site("site-1", {"phantom_cases": 0.01})
+    inputs, _ = next(iter(data.batches("training", batch_size=2)))
+    assert inputs.shape == (2, 3, 32, 32)
+    assert torch.equal(inputs[:, 0], inputs[:, 2])
+
+
 # --- the constructor --------------------------------------------------------------------------------------
 
 

@@ -70,6 +70,15 @@ def test_check_data_counts_them(tmp_path: Path) -> None:
     assert document["sites"][0]["groups"]["sex"]["training"] == {"F": counts[0], "M": counts[1], "unknown": counts[2]}
 
 
+def test_a_group_of_nobody_unknown_is_not_printed(tmp_path: Path) -> None:
+    prepare_images(
+        table(tmp_path / "s", [("F", "1"), ("M", "2")]), tmp_path / "out", csv="all.csv", attributes={"sex": "gender"}
+    )
+    told = CliRunner().invoke(app, ["check-data", str(tmp_path / "out")])
+    assert "training by sex: F " in told.stdout
+    assert "unknown" not in told.stdout
+
+
 def test_bad_columns(tmp_path: Path) -> None:
     source = table(tmp_path / "s", [("F", "old")])
     with pytest.raises(DataError, match=r"all.csv', line 2: column 'years' must be a number, got 'old'"):

@@ -373,6 +373,12 @@ def test_grey_phantom_for_a_colour_task() -> None:
     assert torch.equal(inputs[:, 0], inputs[:, 2])
 
 
+def test_augmented_batches_need_a_seed() -> None:
+    data = SegmentationTask(**SMALL).open_site("site-1", {"phantom_cases": 0.01})
+    with pytest.raises(ValueError, match="shuffle_seed of augmented batches must be an integer >= 0, got None"):
+        data.batches("test", batch_size=2, augment=True)
+
+
 # --- the constructor --------------------------------------------------------------------------------------
 
 

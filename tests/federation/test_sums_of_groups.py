@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from fairflare.base.cases.floor import hidden_rows
+from fairflare.core.statistics.group_sums import hidden_groups, hidden_parts
 from fairflare.exchange.messages import Message
 from fairflare.federation.site.groups import KEPT, NAMES, SUMS
 from fairflare.reporting.groups import POOLED, group_notes
+from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from fairflare.tasks.base import SiteData
 
@@ -169,9 +173,60 @@ def test_a_site_that_is_lost_is_in_no_figure(tmp_path: Path) -> None:
             of[name] for of in figures(only)["groups"].values()
         ]
     assert asked(few)[-1]["table"].keys() == {"site-1", "site-2", "site-3"}
+    left = {"site": "site-4", "phase": "groups", "reason": "its process died"}
+    assert few.results["left_out"] == [left]  # of the sums alone: it has its metrics
+    assert few.results["test"].keys() == ALL.keys()
+    assert "site-4 after the last round, groups: its process died" in format_notes(few)
+    assert {"mask", "release"} <= {phase["name"] for phase in few.results["phases"]}
     whole = Run(tmp_path / "c", task=People(), **GROUPS)()
     again = Run(tmp_path / "d", twist=lost("site-2", "release", 1, first=1), task=People(), **GROUPS)()
     assert figures(again) == figures(whole)
+
+
+def format_notes(run: Run) -> str:
+    return "\n".join(run_notes(read_results(run.folder / "fairflare")))
+
+
+def test_a_site_without_a_key_at_the_end_is_in_no_figure(tmp_path: Path) -> None:
+    """Let a site lose its place in the agreement in the last round, and be silent when asked for a key again."""
+
+    def away(site: str, name: str, count: int) -> Any:
+        gone = {("mask", 0), *(("keys", number) for number in range(2, 9))}
+        return "its process died" if site == "site-4" and (name, count) in gone else None
+
+    run = Run(tmp_path, twist=away, task=People(), **GROUPS)()
+    assert [(left["site"], left["phase"]) for left in run.results["left_out"]] == [("site-4", "groups")]
+    assert asked(run)[0]["table"].keys() == {"site-1", "site-2", "site-3"}
+    assert figures(run)["groups"]["male"]["images"] > 0
+
+
+@pytest.mark.parametrize("lie", ["another key", "silence"])
+def test_a_sum_of_groups_that_cannot_be_opened_costs_the_groups_alone(
+    lie: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Spoil the sum by one site's key, or never send the key: model, tests and the reason are there."""
+    monkeypatch.setattr("fairflare.federation.server.sums.PAUSE", 0.01)
+    run, answer = Run(tmp_path, task=People(), experiment="e", **{**GROUPS, "anchor_timeout": 0.2}), Wire._answer
+
+    def other(wire: Wire, site: str, name: str, task: Message) -> Any:
+        found = answer(wire, site, name, task)
+        if (site, name) == ("site-2", "release") and task.meta["sums"]["questions"][0]["label"] == "groups":
+            found.meta["report"] = {"groups": bytes(32)}
+            return found if lie == "another key" else "its process died"
+        return found
+
+    run.wire._answer = other.__get__(run.wire)  # type: ignore[method-assign]
+    results = run().results
+    assert results["status"] == "completed"
+    assert results["test"].keys() == ALL.keys()
+    assert results["groups"]["pooled"] == {}
+    reason = results["left_out"][-1]
+    assert (reason["site"], reason["phase"]) == (POOLED, "groups")
+    said = "nobody can say which" if lie == "another key" else "site-2: its process died. Without all of"
+    assert said in reason["reason"]
+    assert f"{POOLED} after the last round, groups: round 1" in format_notes(run)
+    again = Run(tmp_path, task=People(), experiment="e", **GROUPS)()  # the same run again opens the sum
+    assert figures(again) == figures(Run(tmp_path / "whole", task=People(), experiment="e", **GROUPS)())
 
 
 def test_too_few_sites_have_no_groups_and_the_run_is_done(tmp_path: Path) -> None:
@@ -179,6 +234,19 @@ def test_too_few_sites_have_no_groups_and_the_run_is_done(tmp_path: Path) -> Non
     assert run.results["status"] == "completed"  # of four sites two have enough cases
     assert run.results["groups"]["pooled"] == {}
     assert asked(run) == []
+
+
+def test_a_run_in_which_two_sites_are_left_says_that_no_group_is_known(tmp_path: Path) -> None:
+    def away(site: str, name: str, count: int) -> Any:
+        return "its process died" if site in ("site-3", "site-4") and (name, count) == ("mask", 1) else None
+
+    run = Run(tmp_path, twist=away, task=People(), **GROUPS)()
+    assert run.results["groups"]["pooled"] == {}
+    assert [(left["site"], left["phase"]) for left in run.results["left_out"]] == [
+        ("site-3", "groups"), ("site-4", "groups")
+    ]  # fmt: skip
+    notes = " ".join(group_notes(read_results(run.folder / "fairflare")))
+    assert "fewer than three sites): all sites: sex=female, sex=male, sex=unknown" in notes
 
 
 def test_a_server_that_dies_after_the_sums_of_groups_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
@@ -310,3 +378,110 @@ def test_an_answer_about_groups_that_cannot_be_is_refused(change: Any, why: str,
     assert left["site"] == "site-4"
     assert re.search(why, left["reason"])
     assert asked(run)[0]["table"].keys() == {"site-1", "site-2", "site-3"}
+
+
+# ------------------------------------------------------------------------------------------------ what follows
+
+
+class OfTwo(Patients):
+    """Hold 60 images of two classes, each of a patient with a sex and an age."""
+
+    num_classes, attributes = 2, {"sex": ("female", "male"), "age": ("young", "old")}
+
+    def __init__(self, site: str) -> None:
+        draws = np.random.default_rng(number(site))
+        self.inputs = torch.tensor(draws.normal(size=(60, 6)), dtype=torch.float32)
+        self.targets = torch.tensor(draws.choice(2, 60))
+
+    def class_counts(self, split: str) -> torch.Tensor:
+        return torch.bincount(self.targets, minlength=2)
+
+    def group_numbers(self, split: str, attribute: str) -> list[int]:
+        return [place // (2 if attribute == "age" else 1) % 2 for place in range(60)]
+
+
+class OfTwoAttributes(People):
+    def open_site(self, site: str, settings: Any) -> SiteData:
+        return OfTwo(site)
+
+    def outcome_names(self) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def outcomes(self, model: Any, data: Any, split: str, device: Any) -> Any:
+        with torch.no_grad():
+            told = model.eval()(data.inputs).double()[:, :2]
+        return data.targets.numpy(), (told / told.std()).softmax(1).numpy()
+
+
+def linked(opened: Mapping[str, Mapping[str, Any]]) -> int:
+    """Count the images that histograms of two attributes tell apart: alone in a bin of a class in a group of both."""
+    places: Counter[tuple[int, ...]] = Counter()
+    for sums in opened.values():
+        places.update(map(tuple, np.argwhere(sums["histogram"][:, 0] == 1).tolist()))
+    return sum(count == 2 for count in places.values())
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 180), (5, 0)])
+def test_no_image_is_linked_over_two_attributes_in_opened_sums(least: int, most: int, tmp_path: Path) -> None:
+    """Count images of 3 x 60 whose class, sex, age and score the sums tell, in 100 bins, without and with a floor."""
+    options: dict[str, Any] = {**GROUPS, "groups": ["sex", "age"], "group_bins": 100, "sites": 3}
+    run = Run(tmp_path, task=OfTwoAttributes(), min_cases=least, **options)
+    opened, groups = list[Any](), run.rounds.sums.groups  # type: ignore[union-attr]
+    run.rounds.sums.groups = lambda *args: opened.append(groups(*args)) or opened[-1]  # type: ignore
+    run()
+    (found, few), *_ = opened
+    assert few == []
+    assert sum(of["histogram"].sum() for of in found.values()) == 4 * 180  # each image by sex and age, of 2 classes
+    print(f"with min_cases={least} opened sums link {linked(found)} of 180 images over two attributes")  # with -s
+    assert (linked(found) == 0) == (most == 0)
+
+
+def test_no_count_below_the_floor_follows_from_sums() -> None:
+    """Solve for each site's counts by group and class: from opened sums of 4 sites, and from totals in the clear.
+
+    Sites withhold other groups and classes, so the sums are of other sites; by their difference a group's size at a
+    site follows now and then, but no count of 1 to 4 cases.
+    """
+    draws, least, sites, groups, classes, images = np.random.default_rng(0), 5, 4, 2, 3, 60
+    found: Counter[str] = Counter()
+    for _ in range(120):
+        shares = [draws.dirichlet(np.full(count, 2.0), sites) for count in (groups, classes)]
+        of, labels = (np.array([draws.choice(len(row), images, p=row) for row in share]) for share in shares)
+        counts = np.array([[[((o == g) & (la == c)).sum() for c in range(classes)] for g in range(groups)]
+                           for o, la in zip(of, labels, strict=True)])  # fmt: skip
+        hidden = [hidden_groups(range(images), o, groups, least) for o in of]
+        parts = [
+            hidden_parts(range(images), la, o, h, least, classes) for la, o, h in zip(labels, of, hidden, strict=True)
+        ]
+        known = list[np.ndarray]()
+
+        def tells(*chosen: Any, of: list[np.ndarray] = known) -> None:
+            of.append(np.zeros(counts.shape))  # noqa: B023
+            of[-1][chosen] = 1
+
+        for site in range(sites):
+            tells(site)
+            rare = hidden_rows(dict(enumerate(counts[site].sum(0).tolist())), least)
+            for label in {*range(classes)} - rare:
+                tells(site, slice(None), label)
+        for group in range(groups):
+            own = [site for site in range(sites) if group not in hidden[site]]
+            for label in [None, *range(classes)]:
+                if len(has := [site for site in own if label is None or label not in parts[site]]) >= 3:
+                    tells(has, group)
+                    tells(has, group, slice(None) if label is None else label)
+        rows = np.stack(known).reshape(len(known), -1)
+        _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
+        basis = directions[sizes > 1e-9]
+        for place in np.ndindex(sites, groups):
+            for cells in (place, *((*place, label) for label in range(classes))):
+                one = np.zeros(counts.shape)
+                one[cells] = 1
+                left = one.reshape(-1) - basis.T @ (basis @ one.reshape(-1))
+                kind = "size" if len(cells) == 2 else "cell"
+                found[kind] += 1
+                if abs(left).max() < 1e-9:
+                    found[f"{kind} follows"] += 1
+                    found["below"] += 0 < int(counts[cells].sum()) < least
+    assert found["below"] == 0
+    assert 0 < found["size follows"] < 0.15 * found["size"]

@@ -124,7 +124,7 @@ def _left_out(results: Results) -> list[str]:
         for (site, phase, reason), numbers in sorted(left_out.items())
     ]
     done = len(results.rounds)
-    whens = {"validate": "after the last round", "check": f"before round {done}"}
+    whens = {**dict.fromkeys(("validate", "groups"), "after the last round"), "check": f"before round {done}"}
     lines += [
         f"  {left.site} {whens.get(left.phase, f'in round {done}')}, {left.phase}: {left.reason}"
         for left in results.left_out

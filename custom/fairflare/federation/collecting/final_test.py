@@ -56,6 +56,7 @@ class Tested:
         personal: gains of the models that sites fine-tuned for themselves; ``None`` if there are none.
         groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None`` if not asked for.
         footing: describes which structures of which sites are compared.
+        of_sums: sites left out of the secure sums by group alone, with the reasons.
     """
 
     phase: Phase
@@ -65,6 +66,7 @@ class Tested:
     groups: dict[str, Any] | None = None
     footing: Footing = field(default_factory=lambda: Footing({}))
     personal: dict[str, Any] | None = None
+    of_sums: list[LeftOut] = field(default_factory=list)
 
     @property
     def test(self) -> dict[str, dict[str, float]]:

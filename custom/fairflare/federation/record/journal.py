@@ -250,7 +250,7 @@ class Journal:
             test=last.test,
             fairness=self._fairness(last.test, last.suppressed),
             phases=last.phases + (of_best.phases if of_best is not None else []),
-            left_out=last.left_out,
+            left_out=[*last.left_out, *last.of_sums],
             further=further,
         )
         written = self.store.folder / RESULTS_FILE

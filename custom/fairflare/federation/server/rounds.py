@@ -60,7 +60,7 @@ from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.keys import FEWEST
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import POOLED, by_group
-from fairflare.reporting.results import PhaseRecord, RoundRecord
+from fairflare.reporting.results import LeftOut, PhaseRecord, RoundRecord
 
 T = TypeVar("T")
 
@@ -344,8 +344,14 @@ class Rounds:
             bins = self.settings.group_bins, self.settings.calibration_bins
             said, kept = last.said(BY_GROUP), last.groups_kept
             if self.sums is not None:
-                found, few = self.sums.groups(number, state, said, shapes(self.test.parts, *bins))
-                said, kept = {POOLED: found}, kept | {POOLED: few}
+                record, has, said = RoundRecord(current_round=number), said, {}
+                try:
+                    said[POOLED], kept[POOLED] = self.sums.groups(record, state, has, shapes(self.test.parts, *bins))
+                except RoundFailed as failed:  # the model and its other figures are there
+                    self.transport.say(f"groups: {failed}", warning=True)
+                    record.left_out.append(LeftOut(POOLED, "groups", str(failed)))
+                last.phases += record.phases
+                last.of_sums = [LeftOut(left.site, "groups", left.reason) for left in record.left_out]
             last.groups = by_group(said, kept, *bins)
         metric = self.metrics[self.task.primary_metric]
         undefined = last.without(metric.name)

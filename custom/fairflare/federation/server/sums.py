@@ -34,7 +34,7 @@ from fairflare.privacy.sums.exposure import Limits, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE
 from fairflare.privacy.sums.masks import CLASS_GRADIENTS, GROUPS, NORMS, Addition, Question, SumSpoiled, digest
 from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
-from fairflare.reporting.documents import RoundRecord, Warned
+from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
 
 MOST_OF_HELLO = 2**14  # bytes of one part of a hello
 PAUSE = 1.0  # seconds until sites are asked again for their own masks; doubled each time
@@ -173,7 +173,7 @@ class SecureSums:
         return found
 
     def groups(
-        self, current_round: int, asked: State, has: Mapping[str, tuple[list[str], Array]],
+        self, record: RoundRecord, asked: State, has: Mapping[str, tuple[list[str], Array]],
         form: Mapping[str, tuple[int, ...]],
     ) -> tuple[dict[str, dict[str, Array]], list[str]]:  # fmt: skip
         """Return the sums of each group of people over all sites, and the groups that too few sites have.
@@ -181,7 +181,7 @@ class SecureSums:
         What fewer than three sites have is NaN.
 
         Args:
-            current_round: number of the round that would receive the model.
+            record: of the round that would receive the model; it gets the exchanges, and the sites that are lost.
             asked: the tested model.
             has: by site the names of the groups, and what it has of each of their sums.
             form: shapes of a group's sums.
@@ -189,11 +189,11 @@ class SecureSums:
         Raises:
             RoundFailed: a site is lost while the sum is opened.
         """
-        self.record, self.model, self._anchor = RoundRecord(current_round=current_round), digest(asked), None
+        self.record, self.model, self._anchor = record, digest(asked), None
+        names, members = next((names for names, _ in has.values()), []), sorted(has)
         if len(has) < FEWEST:
             self.journal.say(f"groups: {len(has)} site(s) have sums, needed are {FEWEST}: none is opened", warning=True)
-            return {}, []
-        (names, _), members = next(iter(has.values())), sorted(has)
+            return {}, names
         told, sums = np.stack([has[site][1] for site in members]), blank(names, form)
         owners, found = (told == 2).sum(0).tolist(), {f"{place:06d}": of for place, of in enumerate(pieces(sums))}
         weights = {
@@ -201,11 +201,13 @@ class SecureSums:
             for label, of, n in zip(found, told.T == 2, owners, strict=True)
         }
         like = {f"{label}.sum": torch.zeros(len(view)) for label, view in found.items()}
-        self.agree(current_round, members)
         try:
+            if no_key := self.agree(record.current_round, members):
+                record.left_out += [LeftOut(site, TASK_KEYS, reason) for site, reason in no_key.items()]
+                raise SitesLost(no_key)
             (opened,) = self._opened([self._question(GROUPS, SUMS, like, weights, members, set())], members)
         except SitesLost as lost:
-            return self.groups(current_round, asked, {s: of for s, of in has.items() if s not in lost.args[0]}, form)
+            return self.groups(record, asked, {s: of for s, of in has.items() if s not in lost.args[0]}, form)
         for (label, view), n, of in zip(found.items(), owners, told.T, strict=True):
             view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and of.any()) else np.nan
         few = [name for name, n in zip(names, owners[:: len(found) // len(names)], strict=True) if 0 < n < FEWEST]
@@ -270,7 +272,7 @@ class SecureSums:
             return weighing
         even = dict.fromkeys(members, 1 / len(members))
         where = f"layers {listed(layers, 3)}" if weighing.layers else "this round"
-        text = f"weights of {where} made equal: the method's would show one site's update to the server"
+        text = f"weights of {where} made equal: the method's would show one site's update"
         count = len(layers) if weighing.layers else None
         self.journal.warned([Warned("", "exposure", 1.0, Limits().max_exposure, text, count)], self.record)
         if weighing.layers is None:

@@ -19,6 +19,8 @@ from fairflare.federation.privacy import page
 from fairflare.federation.record.experiment import Experiment
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.rule import Weighing
+from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
 from fairflare.privacy.sums.ring import Layout
@@ -186,6 +188,15 @@ def test_sites_with_startup_kits_sign_their_keys(tmp_path: Path) -> None:
     other.wire._arguments = kits.__get__(other.wire)  # type: ignore[method-assign]
     with pytest.raises(RoundFailed, match=r"secure sums: the certificate of site 'site-2' is .*, pinned is ab"):
         other()
+
+
+def test_no_mean_is_of_two_sites_who_would_know_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a method weigh one of three sites with 0."""
+    of_two = Weighing(sites={"site-1": 0.5, "site-2": 0.5, "site-3": 0.0})
+    monkeypatch.setattr(FedAvg, "weigh", lambda *_: of_two)
+    record = Run(tmp_path, num_rounds=1)().results["rounds"][0]
+    assert record["site_weights"] == dict.fromkeys(("site-1", "site-2", "site-3"), 1 / 3)
+    assert "weights of this round made equal" in record["warnings"][0]["text"]
 
 
 def test_a_site_without_its_whole_startup_kit_agrees_on_no_unsigned_keys(tmp_path: Path) -> None:

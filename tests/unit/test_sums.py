@@ -366,6 +366,10 @@ def table(*rows: Sequence[float]) -> dict[str, tuple[float, ...]]:
         (table([0.5], [0.6], [-0.1]), "a weight is below 0 or not finite"),
         (table([0.5], [0.5], [math.nan]), "a weight is below 0 or not finite"),
         (table([0.5], [0.5]), "it has 2 members and needs 3; wait for more sites"),
+        (table([0.5], [0.5], [0.0]), "a layer has the numbers of fewer than 3 sites, so that one could tell another's"),
+        (table([0.4, 0.5], [0.3, 0.5], [0.3, -0.0]), "a layer has the numbers of fewer than 3 sites"),
+        (table([math.inf], [0.0], [0.0]), "a weight is below 0 or not finite"),
+        (table([0.0], [0.0], [0.0]), r"sum up to 1 \+- 1, not to 1"),
         (table([0.4], [0.3], [0.2], [0.1]), r"\['d'\] have no key in this run"),
         ({"b": (0.5,), "c": (0.5,)}, r"it is no member of \['b', 'c'\]"),
     ],
@@ -449,6 +453,8 @@ def test_a_layer_that_would_expose_a_site_gets_equal_weights() -> None:
     assert (found, which) == (table([1 / 4, 0.4], [1 / 4, 0.3], [1 / 4, 0.2], [1 / 4, 0.1]), [0])
     check_table("a", question(found), Limits(), pairs_of("abcd"), opened)
     assert softened(found, opened, 0.95) == (found, [])
+    of_two = table([1 / 2, 0.4], [1 / 2, 0.3], [0.0, 0.3])  # each of two sites would know the other's update
+    assert softened(of_two, [], 0.95) == (table([1 / 3, 0.4], [1 / 3, 0.3], [1 / 3, 0.3]), [0])
 
 
 # ------------------------------------------------------------------------------------------------ keys

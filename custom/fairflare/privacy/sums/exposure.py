@@ -52,12 +52,15 @@ def exposure(tables: Sequence[Table]) -> Floats:
 def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[str, tuple[float, ...]], list[int]]:
     """Return weights made equal in each layer in which they would expose a site, and the numbers of these layers.
 
+    A mean of two sites exposes each to the other, which takes its own numbers off.
+
     Args:
         table: weights of a mean.
         opened: the tables of the round's sums of the same vectors that are open already.
         most: largest exposure that the sites allow.
     """
-    above = exposure([table, *opened]).max(1) > most
+    owners = (np.array(list(table.values())) > 0).sum(0)
+    above = (exposure([table, *opened]).max(1) > most) | ((owners > 0) & (owners < FEWEST))
     even = 1 / len(table)
     rows = {site: tuple(even if out else w for w, out in zip(row, above, strict=True)) for site, row in table.items()}
     return rows, np.flatnonzero(above).tolist()
@@ -103,6 +106,10 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
     most = float(weights.max())
     told = f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g}"
     check(most <= limits.max_weight + SLACK, f"{told} (secure_max_weight); set max_weight of the job to it at most")
+    check(
+        bool(part or owners.min() >= FEWEST),
+        f"a layer has the numbers of fewer than {FEWEST} sites, so that one could tell another's; give equal weights",
+    )
     most = float(exposure([question.table, *opened]).max())
     told = f"the sums would show a site's numbers to {most:.4f}, this site allows {limits.max_exposure:g}"
     check(most <= limits.max_exposure, f"{told} (secure_max_exposure); give that layer equal weights")

@@ -6,12 +6,16 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.verification import PolicyBuilder
 
 from fairflare.exchange.messages import Message
 from fairflare.federation.plan.plan import make_plan
@@ -22,6 +26,8 @@ from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.q_fed_avg import QFedAvg
+from fairflare.privacy.sums import keys as keys_module
+from fairflare.privacy.sums.keys import SiteKeys
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
 from fairflare.privacy.sums.ring import Layout
 from fairflare.reporting.notes import run_notes
@@ -169,25 +175,92 @@ def test_the_run_says_in_words_that_it_sums(tmp_path: Path, caplog: pytest.LogCa
     assert run_notes(read_results(run.folder / "fairflare"))[0].startswith(told)
 
 
-def test_sites_with_startup_kits_sign_their_keys(tmp_path: Path) -> None:
-    arguments = Wire._arguments
+def provisioned(run: Run, folder: Path, key_of: Mapping[str, str] | None = None) -> None:
+    """Give each site of a run a startup kit; ``key_of`` names the private key of a site that has another one now."""
+    arguments, shown = Wire._arguments, dict[str, str]()
 
     def kits(wire: Wire, site: str, experiment: str) -> dict[str, Any]:
-        folder = tmp_path / "kits" / site
-        folder.mkdir(parents=True, exist_ok=True)
-        content = {"client.crt": certificate(site), "client.key": kit(site).key, "rootCA.pem": certificate("project")}
+        own, key = folder / site, (key_of or {}).get(site, site)
+        own.mkdir(parents=True, exist_ok=True)
+        content = {
+            "client.crt": certificate(site, key=key), "client.key": kit(key).key, "rootCA.pem": certificate("project")
+        }  # fmt: skip
         for name, data in content.items():
-            (folder / name).write_bytes(data)
-        return {**arguments(wire, site, experiment), "startup": folder}
+            if not (own / name).exists() or key != shown.get(site, key):
+                (own / name).write_bytes(data)
+        shown[site] = key
+        return {**arguments(wire, site, experiment), "startup": own}
 
-    run = Run(tmp_path, num_rounds=1)
     run.wire._arguments = kits.__get__(run.wire)  # type: ignore[method-assign]
+
+
+def test_sites_with_startup_kits_sign_their_keys(tmp_path: Path) -> None:
+    run = Run(tmp_path, num_rounds=1)
+    provisioned(run, tmp_path / "kits")
     assert run().results["info"]["sums"].startswith("Secure sums of 3 sites, keys signed with certificates.")
     (tmp_path / "b").mkdir()
     other = Run(tmp_path / "b", num_rounds=1, local={"sites": {"site-1": {"secure_pins": {"site-2": "ab"}}}})
-    other.wire._arguments = kits.__get__(other.wire)  # type: ignore[method-assign]
+    provisioned(other, tmp_path / "kits")
     with pytest.raises(RoundFailed, match=r"secure sums: the certificate of site 'site-2' is .*, pinned is ab"):
         other()
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_site_that_gets_a_new_certificate_in_a_run(pinned: bool, tmp_path: Path) -> None:
+    """Let a site come late, so that all agree on keys again, after another one was provisioned anew; pins hold it."""
+    keys: dict[str, str] = {}
+
+    def renewed(site: str, name: str, count: int) -> Any:
+        if (site, name, count) == ("site-3", "train", 0):
+            keys[site] = "another key"
+        return "it is not there yet" if (site, name, count) == ("site-4", "keys", 0) else None
+
+    pins: dict[str, str] = {}
+    run = Run(tmp_path, sites=4, twist=renewed, local={"sites": {"site-1": {"secure_pins": pins}}})
+    provisioned(run, tmp_path / "kits", keys)
+    if pinned:
+        for site in SHARED:
+            run.wire._arguments(site, "")  # writes the kit
+            shown = (tmp_path / "kits" / site / "client.crt").read_bytes()
+            pins[site] = load_pem_x509_certificate(shown).fingerprint(SHA256()).hex()
+        with pytest.raises(RoundFailed, match=rf"certificate of site 'site-3' is .*, pinned is {pins['site-3']}"):
+            run()
+        return
+    first, second = run().results["rounds"]
+    assert first["site_weights"].keys() == {"site-1", "site-2", "site-3"}
+    assert second["site_weights"].keys() == {"site-1", "site-2", "site-3", "site-4"}
+
+
+def test_a_site_whose_clock_is_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a site's clock be before its partners' certificates; nobody opens a sum without it."""
+    run, answer = Run(tmp_path, sites=4, num_rounds=1), Wire._answer
+    provisioned(run, tmp_path / "kits")
+    before = datetime.now(timezone.utc) - timedelta(days=300)
+
+    def late(wire: Wire, site: str, name: str, task: Message) -> Any:
+        with monkeypatch.context() as patch:
+            if site == "site-3":
+                patch.setattr(keys_module, "PolicyBuilder", lambda: PolicyBuilder().time(before))
+            return answer(wire, site, name, task)
+
+    run.wire._answer = late.__get__(run.wire)  # type: ignore[method-assign]
+    with pytest.raises(RoundFailed, match=r"site 'site-3' says: .*'site-1' .* by this site's clock; set this clock"):
+        run()
+    assert not messages(run, "mask")
+
+
+def test_two_runs_of_one_experiment_at_a_site_at_a_time(tmp_path: Path) -> None:
+    """Let another run ask a site for keys in the middle of a round: it is left out by name, and back in the next."""
+
+    def another(site: str, name: str, count: int) -> None:
+        if (site, name, count) == ("site-4", "mask", 0):
+            SiteKeys(site, tmp_path / "state" / "run" / site).hello(b"\x07" * 32)
+
+    first, second = Run(tmp_path, sites=4, twist=another)().results["rounds"]
+    ((site, reason),) = ((x["site"], x["reason"]) for x in first["left_out"])
+    assert site == "site-4"
+    assert "of two jobs of one experiment at a time end one, as each replaces the other's keys" in reason
+    assert second["site_weights"].keys() == {"site-1", "site-2", "site-3", "site-4"}
 
 
 def test_no_mean_is_of_two_sites_who_would_know_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -611,6 +611,10 @@ def test_hellos_that_a_site_refuses(tmp_path: Path, change: Any, why: str) -> No
             "certificate of site 'c' is none of this project now",
         ),
         ({"certificate": lambda: certificate("c", days=(1, 2))}, "certificate of site 'c' is none of this project now"),
+        (
+            {"certificate": lambda: certificate("c", days=(30, 31))},
+            r"certificate of site 'c' .* now, 20\d\d-\d\d-\d\d by this site's clock; set this clock right, or",
+        ),
         ({"certificate": lambda: certificate("d", key="c")}, r"certificate that site 'c' shows is for \['d'\]"),
         ({"certificate": lambda: certificate("c", key="b")}, "signature of site 'c' is not of its hello"),
     ],

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -192,7 +193,10 @@ class SiteKeys:
             verifier = PolicyBuilder().store(Store([root])).extension_policies(**EXTENSIONS).build_client_verifier()
             verifier.verify(certificate, [])
         except (KeyError, TypeError, ValueError, VerificationError) as error:
-            self._refuse(f"the certificate of site {name!r} is none of this project now ({error}); provision it again")
+            self._refuse(
+                f"the certificate of site {name!r} is none of this project now, {datetime.now(timezone.utc):%Y-%m-%d} "
+                f"by this site's clock; set this clock right, or provision that site again ({error})"
+            )
         names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         self._need(names == [name], f"the certificate that site {name!r} shows is for {names}; it must show its own")
         found = certificate.fingerprint(hashes.SHA256()).hex()
@@ -221,7 +225,11 @@ class SiteKeys:
 
     def _of(self, run: bytes) -> dict[str, Any]:
         kept = self._kept(run)
-        self._need(kept, "it has no key of this run, and takes part again after the next agreement on keys")
+        self._need(
+            kept,
+            "it has no key of this run, and takes part again after the next agreement on keys; of two jobs of one "
+            "experiment at a time end one, as each replaces the other's keys",
+        )
         return kept
 
     def _kept(self, run: bytes) -> dict[str, Any]:

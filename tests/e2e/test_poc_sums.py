@@ -16,7 +16,7 @@ from fairflare.recipes import FairRecipe
 
 from .conftest import TINY
 from .poc_tools import SERVER, PocSystem, poc_system, wait_for
-from .test_every_job import model_of
+from .test_every_job import ALSO, CLASSES, TONES, model_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.xdist_group("poc_sums"), pytest.mark.timeout(1200)]
 
@@ -100,6 +100,29 @@ def test_three_sites(method: str, poc: PocSystem, tmp_path: Path) -> None:
     recipe = recipe_of(method, 3)
     results = same(poc, done(poc, recipe, tmp_path / "jobs"), recipe, tmp_path / "here")
     assert [r["accepted"] for r in results["rounds"]] == [SITES[:3]] * 2
+
+
+def test_norms_class_gradients_and_groups_are_sums(poc: PocSystem, tmp_path: Path) -> None:
+    """Compare all that is opened as sums with the run in one process to the bit, and with the plain run to 1e-6."""
+    few = {"partition": "iid", "phantom_samples": 240, "phantom_test": 80, "phantom_own_test": 80, "local_epochs": 1}
+    settings = {**CLASSES, **TONES, **ALSO["creff"], **few, "bootstrap": 0, "norm_statistics": "recalibrated"}
+    given = {"num_rounds": 1, "min_sites": 3, "straggler_grace": GRACE, "settings": settings, "sites": SITES}
+    recipe = FairRecipe("creff", name="creff-4", secure="sums", **given)
+    workspace = done(poc, recipe, tmp_path / "jobs")
+    results = same(poc, workspace, recipe, tmp_path / "here")
+    plain = run_local(FairRecipe("creff", name="plain", max_weight=0.5, **given).plan, tmp_path / "plain")
+    expected, found = model_of(plain.parent), model_of(workspace)
+    largest = {name: float((found[name].double() - of.double()).abs().max()) for name, of in expected.items()}
+    print(f"largest difference of sums to the plain run: {max(largest.values()):.2g}")
+    assert max(largest.values()) < 1e-6, largest
+    assert any("running_var" in name for name in largest)
+    assert all(r["values"]["classes"] >= 3 for r in results["rounds"])
+    assert all(r["details"]["norms"]["images"].keys() == {*SITES} for r in results["rounds"])
+    tones = [json.loads((run / "results.json").read_text())["groups"]["pooled"]["tone"]["groups"]
+             for run in (workspace / "fairflare", plain)]  # fmt: skip
+    for tone, of in tones[1].items():
+        assert tones[0][tone] == pytest.approx(of, abs=1e-6, nan_ok=True)
+    assert sum(of["images"] for of in tones[0].values()) > 100
 
 
 def test_a_site_killed_in_mask(poc: PocSystem, deaths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

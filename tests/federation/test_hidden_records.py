@@ -266,5 +266,6 @@ def test_no_image_is_linked_over_two_attributes(tmp_path: Path) -> None:
         found[least] = linked(reply, names, 100)
         counts = np.reshape(reply.stats["group_histogram"], (len(names), 2, 2, 100))
         assert least == 1 or np.nanmin(np.where(counts > 0, counts, np.nan)) >= LEAST
+    print(f"linked over two attributes without and with min_cases={LEAST}: {found[1]} and {found[LEAST]} of 60 images")
     assert found[1] > 10
     assert found[LEAST] == 0

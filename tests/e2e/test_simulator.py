@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fairflare.cli.commands import app
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
+from tests.tiny import document
 
 from .conftest import ROOT, run_simulator, tiny_recipe
 
@@ -118,11 +121,11 @@ class Discs(SiteData):
 
     def __init__(self, site):
         g = torch.Generator().manual_seed(int(site.split("-")[1]))
-        centre = torch.rand(12, 2, 1, 1, generator=g) * 16 + 8
+        centre = torch.rand(16, 2, 1, 1, generator=g) * 16 + 8
         y, x = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
         self.masks = (((y - centre[:, :1]) ** 2 + (x - centre[:, 1:]) ** 2) < 36).float()
-        self.images = self.masks + 0.2 * torch.randn(12, 1, 32, 32, generator=g)
-        self.parts = {"training": slice(0, 8), "validation": slice(8, 10), "test": slice(10, 12)}
+        self.images = self.masks + 0.2 * torch.randn(16, 1, 32, 32, generator=g)
+        self.parts = {"training": slice(0, 8), "validation": slice(8, 10), "test": slice(10, 16)}
 
     def num_samples(self, split):
         return len(self.images[self.parts[split]])
@@ -182,3 +185,31 @@ def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
     assert checksums[0] == checksums[1]
     carried = run.workspace / "server" / "simulate_job" / "app_server" / "custom"
     assert (carried / "monai_bundle" / "configs" / "train.json").is_file()
+
+
+@pytest.mark.long
+def test_given_models_have_the_figures_of_their_final_test(simulate, tmp_path):
+    """Two models of a task of their own, whose code the job carries; of their differences, each is paired by image."""
+    (tmp_path / "task.py").write_text(OWN_TASK)
+    runs, names = {}, ("one", "two")
+    for seed, name in enumerate(names):
+        how = {"sites": 2, "num_rounds": 1, "seed": seed, "bootstrap": 50}
+        recipe = FairRecipe("fed_avg", task_file=tmp_path / "task.py", settings={"local_epochs": 1}, **how)
+        runs[name] = document(run_local(recipe.plan, tmp_path / name))
+    options = ["--task-file", tmp_path / "task.py", "--last", "--sites", "site-1,site-2", "--set", "bootstrap=50"]
+    places = [tmp_path / name for name in names]
+    what = ["evaluate", *places, *options, "--job", tmp_path / "jobs", "--bundle"]
+    assert (made := CliRunner().invoke(app, [*map(str, what)])).exit_code == 0, made.output
+    run = simulate(tmp_path / "jobs" / "evaluate", threads=2)
+    assert run.code == 0, run.log[-3000:]
+    folders = [run.folder.parent / "evaluation" / name for name in names]
+    for name, folder in zip(names, folders, strict=True):
+        found = document(folder / "fairflare")
+        for key in ("test", "inequality", "fairness", "resampled"):
+            assert found[key] == runs[name][key]
+    assert runs["one"]["test"] != runs["two"]["test"]
+    kept = {path.parts[-4] for name in names for path in run.workspace.rglob(f"{name}.*")}
+    assert kept == {"simulate_job"}, "of the server alone"
+    shown = json.loads(CliRunner().invoke(app, ["show", *map(str, folders), "--json"]).stdout)["comparison"]
+    assert {one["measure"] for one in shown["differences"]} == {"average", "std", "worst", "site-1", "site-2"}
+    assert all(one["p"] is not None for one in shown["differences"])

@@ -128,7 +128,7 @@ def test_a_comparison_of_methods_says_it_and_has_no_worst_site_over_unlinked_one
     values = {"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}}
     runs = read_all([run(values), run(values, label="q_fed_avg")])
     text = " ".join(compare(runs).split())
-    assert "The sites annotate, or mark, different structures or classes (A: s1; B: s2)" in text
+    assert "The sites annotate, or mark, different structures, classes or findings (A: s1; B: s2)" in text
     made = comparison_of(runs)
     assert {d.measure for d in made.differences} == {"average", "A", "B"}
     assert all(row.over("worst").mean != row.over("worst").mean for row in made.rows)

@@ -242,10 +242,15 @@ def of_footing(results: Results) -> list[str]:
         else "no common one: each is adjusted, the site's part in a sum of those of site and structure (least "
         "squares). How sure that is is not known, so that there are no intervals and no test of who is behind."
     )
-    lines = [f"The sites annotate, or mark, different structures or classes ({own}). Figures of sites rest on {text}"]
+    lines = [
+        f"The sites annotate, or mark, different structures, classes or findings ({own}). Figures of sites rest "
+        f"on {text}"
+    ]
     if rows := results.info.output_rows:
         of = "; ".join(f"{name}: {', '.join(sites) or 'no site, it stays as it was'}" for name, sites in rows.items())
-        lines.append(f"The model's output row of a structure is averaged over the sites that annotate it ({of}).")
+        lines.append(
+            f"The model's output row of a structure or finding is averaged over the sites that annotate it ({of})."
+        )
     if found.bridges:
         lines.append(f"That the others can be compared rests on {' and on '.join(found.bridges)} alone.")
     for part in found.parts if len(found.parts) > 1 else ():
@@ -322,7 +327,7 @@ def _without(found: Inequality) -> list[str]:
                     "its standard error stays at home, or is not defined with so few cases of a class": (
                         site.standard_error is None
                     ),
-                    "its standard error is 0: all its cases, or all of each class, score the same": True,
+                    "its standard error is 0: all its cases, or all of each class, score or rank the same": True,
                 }
             )
             reasons.setdefault(f"No interval ({why})", []).append(name)

@@ -24,6 +24,7 @@ from fairflare.reporting.values import (
     declared_direction,
     direction_of,
     global_values,
+    in_words,
     known_metric,
     label_of,
     linked,
@@ -213,9 +214,12 @@ def _structures(results: Results) -> Table | None:
         for site, own in support.items()
     ]  # fmt: skip
     totals = [[title, *(column.totals[title] for column in columns.values())] for title in TOTALS_OF_STRUCTURES]
-    caption = f"{metric} of each structure, and number of test images that mark it; {MISSING}: not annotated there."
+    caption = (
+        f"{in_words(metric)} of each structure or finding, and number of test images that have it; {MISSING}: not "
+        "annotated there."
+    )
     heads = [["site"], *([name, f"{name} test images"] for name in names)]
-    shown = [metric, *(name[:MAX_HEADING] for name in names)]
+    shown = [in_words(metric), *(name[:MAX_HEADING] for name in names)]
     return Table("structures", caption, shown, rows, totals=totals, csv_columns=heads) if names else None
 
 

@@ -13,7 +13,7 @@ from fairflare.reporting.documents import Metrics, Results, RoundRecord
 GLOBAL = "global/"  # prefix of the global test's metrics in lists that have metrics of the sites too
 MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites choose
 
-SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD"}  # in sentences
+SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD", "pr": "PR"}
 
 
 def label_of(results: Results) -> str:

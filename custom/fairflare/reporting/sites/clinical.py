@@ -18,11 +18,15 @@ from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, nu
 COUNTS = ("tp", "fp", "fn", "tn")
 SIDES = ("sensitivity", "specificity")
 MOST_ROWS = 12  # largest number of rows of the table that a terminal shows
-CAPTION = "Clinical figures of each class against the rest on the test images, with 95 % intervals over the cases."
+CAPTION = (
+    "Clinical figures of each class against the rest, or of each finding, on the test images, with 95 % intervals over "
+    "the cases."
+)
 HOW = (
-    "Of two classes the second is looked for. Intervals of AUC are DeLong's. Behind PR-AUC stands the share of the "
-    "class, which is what guessing gets. Thresholds of the operating points are each site's own, from its validation "
-    "split; behind the semicolon stands what the test split attains of what was asked for."
+    "Of two classes the second is looked for, of findings each. Intervals of AUC are DeLong's. Behind PR-AUC stands "
+    "the share of the class, which is what guessing gets. Thresholds of the operating points are each site's own, from "
+    "its validation split; behind the semicolon stands what the test split attains of what was asked for. Brier and "
+    "ECE, in a site's first row, are over all of its classes or findings."
 )
 ENDS = ("", "_low", "_high")
 
@@ -113,8 +117,8 @@ def clinical_words(results: Results) -> list[str]:
         return []
     name, site, of = min(own, key=lambda one: (one[2]["auc_p_value"], one[0], one[2]["auc"]))
     classes = len({name for name, _, _ in own})
-    many = f", times {classes} classes" if classes > 1 else ""
+    many = f", times {classes} AUCs" if classes > 1 else ""
     return [
-        f"AUC of {name} against the rest is lowest at {site}: {_sure(of, 'auc').text}; that all sites have the same "
+        f"AUC of {name} is lowest at {site}: {_sure(of, 'auc').text}; that all sites have the same "
         f"one: p {p_value(min(1.0, of['auc_p_value'] * classes))} (Cochran's Q on DeLong's variances{many})."
     ]

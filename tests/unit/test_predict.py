@@ -384,6 +384,21 @@ def test_a_damaged_image_costs_that_image(segmented: Path, kinds: Path, tmp_path
     assert "text.png: it is damaged, or no picture\n" in result.stderr
 
 
+def test_an_image_of_one_value_gets_a_note(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    """Check pictures, and that of a volume only all slices together count."""
+    Image.fromarray(np.zeros((40, 44), np.uint8)).save(tmp_path / "black.png")
+    for name, last in (("empty", 0), ("half", 7)):
+        volume = np.zeros((40, 44, 9), np.float32)
+        volume[3:9, :, 2] = last
+        nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), tmp_path / f"{name}.nii.gz")
+    shutil.copy(kinds / "grey.png", tmp_path / "good.png")
+    result = fairflare(segmented / "run", tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    said = "all its pixels have one value; what the model finds there says nothing"
+    told = [line for line in result.stderr.splitlines() if said in line]
+    assert ["/black.png" in told[0], "/empty.nii.gz" in told[1], len(told)] == [True, True, 2]
+
+
 def test_nothing_is_replaced_unasked(segmented: Path, kinds: Path, tmp_path: Path) -> None:
     (tmp_path / "grey_mask.png").write_text("mine")
     text = refused(segmented / "run", kinds / "grey.png", kinds / "flat.nii", "--out", tmp_path)

@@ -57,6 +57,7 @@ class Predictor:
 
     Attributes:
         notes: remarks on what may differ from the training.
+        blank: whether all pixels that the network got of the last file had one value.
 
     Raises:
         ValueError: the task is of another kind, or the model does not fit the task's network (names the tensors).
@@ -77,6 +78,7 @@ class Predictor:
                 f"{type(task).__mro__[1].__name__}.read_input` when files are read as FairFlare does)"
             )
         self.task, self.model, self.device, self.notes = task, model, device, list(recalled.notes)
+        self.blank = False
         if model.personal:
             self.notes.append(PERSONAL_NOTE)
         self.network = model.network(task, "; the settings of the task are not those of its training")
@@ -98,6 +100,7 @@ class Predictor:
         Raises:
             DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
         """
+        self.blank = True
         if isinstance(self.task, VolumeSettings):
             yield Found(None, self._of_volume(file))
             return
@@ -112,6 +115,7 @@ class Predictor:
                     yield Found(number, probabilities)
 
     def _told(self, file: Path, inputs: torch.Tensor) -> torch.Tensor:
+        self.blank &= bool((inputs == inputs.flatten()[0]).all())
         with evaluating(self.network):
             outputs = self.task.probabilities(self.task.outputs(self.network, inputs.to(self.device))).cpu()
         if not bool(torch.isfinite(outputs).all()):

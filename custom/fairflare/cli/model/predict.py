@@ -252,6 +252,8 @@ def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted
             failed += 1
             say(f"{image}: {error.reason}", mark="[red]left out[/red]: ")
             continue
+        if predictor.blank:
+            note(f"{image}: all its pixels have one value; what the model finds there says nothing")
         rows += made
         lines += shown
     if rows:

@@ -254,7 +254,8 @@ def test_a_bundle_that_cannot_be_used_is_one_line(tmp_path: Path, change: Change
     ("text", "message"),
     [
         ("{", r"configs/train.json cannot be read: JSONDecodeError"),
-        ("[1]", r"configs/train.json cannot be read: AttributeError: 'list' object has no attribute 'items'"),
+        ("[1]", r"train.json must hold an object, \{key: value\}, and holds a list or a single value"),
+        ('"x"', r"train.json must hold an object, \{key: value\}, and holds a list or a single value"),
     ],
 )
 def test_a_broken_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:

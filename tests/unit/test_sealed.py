@@ -329,6 +329,19 @@ def test_the_doctor_looks_at_the_optimizer_too_and_says_what_to_write_in_full(tm
     assert len([finding for finding in sealing(folder, {"optimizer": "sgd"}) if finding.what == "not sealed"]) == 1
 
 
+def test_the_doctor_has_exit_code_1_where_a_bundle_cannot_train_with_its_code_either(tmp_path: Path) -> None:
+    """Check a bundle without a network, and that one whose own class alone is not on the list only gets warnings."""
+    config = train_config()
+    del config["network"], config["network_def"]
+    nothing = CliRunner().invoke(cli.app, ["doctor", "--monai-bundle", str(write_bundle(tmp_path / "nothing", config))])
+    assert nothing.exit_code == 1, nothing.output
+    assert "no key for network: looked for" in " ".join(nothing.output.split())
+    config = train_config()
+    config["loss"] = {"_target_": "scripts.losses.Own"}
+    own = list(sealing(write_bundle(tmp_path / "own", config), {}))
+    assert {one.state for one in own} == {"warning", "ok"}
+
+
 def parts_of(folder: Path, sealed: bool) -> BundleParts:
     return BundleParts(Bundle(folder, sealed=shipped_classes() if sealed else None))
 

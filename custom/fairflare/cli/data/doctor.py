@@ -82,8 +82,9 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
         folder: the bundle's folder; none of its code is run.
         settings: settings of the task, of which those count that say which files, keys and values are read.
     """
-    from fairflare.tasks.bundles.bundle_config import Bundle
+    from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
     from fairflare.tasks.bundles.bundle_parts import BundleParts
+    from fairflare.tasks.bundles.expressions import Refused
     from fairflare.tasks.bundles.sealed import shipped_classes
 
     configs, overrides = settings.get("bundle_configs") or ["train"], settings.get("bundle_overrides")
@@ -92,7 +93,9 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     yes = "yes: it trains at sites that permit no code (export --preinstalled)"
     no = f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
     yield Finding("sealed", "warning" if problems else "ok", no if problems else yes)
-    yield from (Finding("not sealed", "warning", str(problem)) for problem in problems)
+    for problem in problems:
+        code = isinstance(first_cause(problem), Refused)  # else it is wrong where code may run, too
+        yield Finding("not sealed", "warning" if code else "problem", str(problem))
     if own := bundle.own_code():
         yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(own)}")
     told = bundle.get("_meta_#network_data_format#inputs")

@@ -184,6 +184,8 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
     with telling(f"{name} cannot be read"):
         if any(there[part].stat().st_size > LARGEST_FILE for part in {*names, METADATA}.intersection(there)):
             raise ValueError(f"larger than {LARGEST_FILE} bytes, so no configuration")
+        if odd := [file.name for file in files if not isinstance(ConfigParser.load_config_file(file), dict)]:
+            raise ValueError(f"{odd[0]} must hold an object, {{key: value}}, and holds a list or a single value")
         config = ConfigParser.load_config_files(files)
     with telling(f"MONAI bundle {folder.name!r}, {CONFIGS}/{METADATA} cannot be read"):
         config["_meta_"] = ConfigParser.load_config_file(there[METADATA]) if METADATA in there else {}
@@ -198,11 +200,14 @@ def telling(what: str, kind: Callable[[str], Exception] = BundleError) -> Iterat
     except (BundleError, DataError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:  # a bundle's configuration is code, which raises what it likes
-        cause: BaseException = error
-        while cause.__cause__ is not None:  # MONAI wraps an error in a further one at every step
-            cause = cause.__cause__
+        cause = first_cause(error)
         said = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours in full
         raise kind(f"{what}: {said}") from error
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error from which others were raised, as MONAI wraps an error in a further one at every step."""
+    return error if error.__cause__ is None else first_cause(error.__cause__)
 
 
 @contextmanager

@@ -4,8 +4,8 @@
     python benchmarks/unlabelled.py FOLDER --out RUNS --drawn JTSC=2 CellaVision=1 [...]
 
 FOLDER is what ``fairflare prepare white-cells`` wrote, or ``fairflare prepare volumes`` of what
-``benchmarks/hippocampus_folders.py`` wrote. At the first two sites the masks of this share of the training images are
-put aside. FedAvg runs with all labels, without these images, and with them as ``unlabelled``
+``benchmarks/hippocampus_folders.py`` wrote. At the first two sites by name the masks of this share of the training
+images are put aside. FedAvg runs with all labels, without these images, and with them as ``unlabelled``
 (``unlabelled=consistency``). With ``--drawn`` the masks of these sites keep one label alone instead, without and with
 ``unlabelled=consistency``; then each structure's Dice on the complete test masks is printed, and at its worst site the
 share of that with all labels. Runs that are in RUNS are not made again. Prints Markdown.
@@ -39,7 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def lists(given: Path, local: dict[str, Any], share: float, seed: int, out: Path) -> dict[str, dict[str, Any]]:
     """Write the datalists of the three arms, and return ``fairflare.json`` of each."""
     arms: dict[str, dict[str, Any]] = {"all labels": {}, "images dropped": {}, "unlabelled": {}}
-    for number, (site, block) in enumerate(local["sites"].items()):
+    for number, (site, block) in enumerate(sorted(local["sites"].items())):
         content = json.loads((given / site / block.get("datalist", "datalist.json")).read_text(encoding="utf-8"))
         full = content["training"]
         order = np.random.default_rng([seed, number]).permutation(len(full))

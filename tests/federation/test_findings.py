@@ -49,8 +49,10 @@ def picture(folder: Path, name: str, of: list[int], seed: int) -> None:
     Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(folder / name)
 
 
-def site(folder: Path, seed: int = 0, silent: int | None = None, zero: int | None = None) -> dict[str, Any]:
-    """Write a site with 24 images; of one finding nothing is known, or one is in no image."""
+def site(
+    folder: Path, seed: int = 0, silent: int | None = None, zero: int | None = None, doubt: bool = False
+) -> dict[str, Any]:
+    """Write a site with 24 images; of one finding nothing is known, or one is in no image; ``doubt``: some lack one."""
     splits: dict[str, list[dict[str, Any]]] = {}
     rng = np.random.default_rng(seed)
     for split in ("training", "validation", "test"):
@@ -62,6 +64,8 @@ def site(folder: Path, seed: int = 0, silent: int | None = None, zero: int | Non
             picture(folder, f"{split}{k}.png", of, int(rng.integers(2**31)))
             if silent is not None:
                 of[silent] = None
+            if doubt and k < 3:
+                of[k] = None
             splits[split].append({"image": f"{split}{k}.png", "label": of})
     write_datalist(folder / "datalist.json", splits, class_names=NAMES)
     return {"data_root": str(folder)}
@@ -328,7 +332,7 @@ def test_a_method_that_needs_classes_says_so() -> None:
 def test_every_kind_of_training_learns_findings_or_is_refused(method: str, tmp_path: Path) -> None:
     if learns_findings(method):
         return
-    sites = {"A": site(tmp_path / "a", 1), "B": site(tmp_path / "b", 2, silent=2)}
+    sites = {"A": site(tmp_path / "a", 1, doubt=True), "B": site(tmp_path / "b", 2, silent=2)}
     results = run(tmp_path / "r", sites, method)
     if isinstance(results, str):  # refused before any training: the pictures have no groups of people
         assert "its data do not declare" in results

@@ -4,8 +4,8 @@ The encoder is random (seeded), each site builds it, and a head of some thousand
 ``--lora`` it is a ViT (``--network``; ``vit_l``: 302 M parameters) with LoRA of rank 8 on the layers of ``--targets``
 (needs ``peft``).
 ``processes``: FairFlare without FLARE, the server in one process and the sites in others; ``simulator``: FLARE's, where
-the server is the simulator's own process. Bytes are those of ``phases.csv`` a site in the last round; the peak is the
-largest resident size (``VmHWM``) of the server's process, and ``child`` that of the process in which the network is
+the server is the simulator's own process. Bytes are those of the last round in ``results.json``, a site; the peak is
+the largest resident size (``VmHWM``) of the server's process, and ``child`` that of the process in which the network is
 built once and which ends.
 
     python benchmarks/bench_exchange.py [--parameters 300e6] [--sites 4] [--rounds 2] [--how processes simulator]
@@ -18,7 +18,7 @@ With 300e6 parameters each site holds 1.2 GB of network and as much again while 
 from __future__ import annotations
 
 import argparse
-import csv
+import json
 import os
 import subprocess
 import sys
@@ -97,10 +97,11 @@ def run(how: str, exchange: str, args: argparse.Namespace, folder: Path) -> Foun
     started = time.monotonic()
     peaks = watched(command, how, environment)
     seconds = time.monotonic() - started
-    results = next(workspace.rglob("phases.csv"))
-    row = [row for row in csv.DictReader(results.open()) if row["phase"] == "train"][-1]
+    results = next(workspace.rglob("results.json"))
+    last = json.loads(results.read_text())["rounds"][-1]
+    row = next(phase for phase in last["phases"] if phase["name"] == "train")
     size = (results.parents[1] / "FL_global_model.pt").stat().st_size
-    return Found(peaks, int(row["bytes_out"]) / sites, int(row["bytes_in"]) / sites, size, seconds)
+    return Found(peaks, row["bytes_out"] / sites, row["bytes_in"] / sites, size, seconds)
 
 
 def main() -> None:

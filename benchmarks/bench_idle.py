@@ -6,7 +6,6 @@ python benchmarks/bench_idle.py --rounds 10
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import json
 import statistics
@@ -33,14 +32,14 @@ def main() -> None:
         events = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
         ends = [datetime.fromisoformat(e["time"]).timestamp() for e in events if e["kind"] == "round_done"]
         rounds = [b - a for a, b in itertools.pairwise(ends)]  # the first holds the workers' imports
-        with (run / "phases.csv").open() as f:
-            phases = [row for row in csv.DictReader(f) if int(row["round"]) > 0]
+        later = json.loads((run / "results.json").read_text())["rounds"][1:]
+        phases = [phase for record in later for phase in record["phases"]]
     print(f"{arguments.sites} sites, {len(rounds)} rounds after the first")
     print("| | seconds, median (least to largest) |")
     print("| --- | ---: |")
     print(f"| round | {spread(rounds)} |")
     for name in ("train", "anchor", "aggregate"):
-        print(f"| {name} | {spread([float(p['seconds']) for p in phases if p['phase'] == name])} |")
+        print(f"| {name} | {spread([p['seconds'] for p in phases if p['name'] == name])} |")
 
 
 def spread(values: list[float]) -> str:

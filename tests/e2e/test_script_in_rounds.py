@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
-import csv
 import os
 import sys
 from pathlib import Path
@@ -72,14 +70,13 @@ def check_model(run: SimulatorRun, weights: dict[str, dict[str, float]]) -> None
 
 def lwr_weights(run: SimulatorRun) -> dict[tuple[int, str], dict[str, float]]:
     """Return the weights of Eq. 5 from the reported scores, after a check of the records."""
-    with bz2.open(run.folder / "layers.csv.bz2", "rt") as file:
-        rows = list(csv.DictReader(file))
     found: dict[tuple[int, str], dict[str, float]] = {}
-    for row in rows:
-        here = [r for r in rows if (r["round"], r["layer"]) == (row["round"], row["layer"])]
-        share = float(row["dissimilarity"]) / sum(float(r["dissimilarity"]) for r in here)
-        assert float(row["weight"]) == pytest.approx(share, abs=2e-6)  # six digits are written
-        found.setdefault((int(row["round"]), row["layer"]), {})[row["site"]] = share
+    for record in run.results["rounds"]:
+        for layer, by_site in record["layers"].items():
+            total = sum(of["dissimilarity"] for of in by_site.values())
+            shares = {site: of["dissimilarity"] / total for site, of in by_site.items()}
+            assert {site: of["weight"] for site, of in by_site.items()} == pytest.approx(shares, abs=2e-6)
+            found[record["current_round"], layer] = shares
     return found
 
 

@@ -92,10 +92,6 @@ def test_figures_of_a_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             for side, count in zip(AT, (len(without), len(own) - len(without)), strict=True):
                 assert (of[f"specificity{side}"] is None) == (count == 0)
     path = find_results(tmp_path)
-    rows = list(csv.DictReader((path.parent / "sites.csv").open()))
-    of = {(row["site"], row["metric"]): row["value"] for row in rows if row["phase"] == "clinical"}
-    assert float(of["site-1", f"{names[0]}/auc"]) == pytest.approx(found["site-1"][names[0]]["auc"])
-    assert float(of["site-3", f"{ALL}/ece"]) == pytest.approx(found["site-3"][ALL]["ece"])
     read = read_results(path)
     text = fairness_table(read)
     assert len(clinical_table(read).rows) == 11 <= MOST_ROWS

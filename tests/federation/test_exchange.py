@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import os
@@ -76,9 +75,9 @@ def plan_of(method: str, exchange: str, task: type | None = None, **more: Any) -
 
 
 def bytes_of(results: Path, phase: str) -> tuple[int, int]:
-    rows = list(csv.DictReader((results / "phases.csv").open()))
-    found = next(row for row in rows if row["phase"] == phase and row["round"] == "1")
-    return int(found["bytes_out"]), int(found["bytes_in"])
+    phases = read_document(results / "results.json")["rounds"][1]["phases"]
+    found = next(row for row in phases if row["name"] == phase)
+    return found["bytes_out"], found["bytes_in"]
 
 
 def figures(results: Path) -> Any:

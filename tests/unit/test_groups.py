@@ -14,7 +14,7 @@ from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, 
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, impossible, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
 from fairflare.reporting.documents import Results
-from fairflare.reporting.groups import by_group, captions, group_notes, group_rows
+from fairflare.reporting.groups import by_group, captions, group_notes
 from fairflare.reporting.layout import interval
 from tests.unit.report_runs import read
 
@@ -194,9 +194,6 @@ def test_results_and_rows() -> None:
     assert whole["all"]["accuracy"] == pytest.approx(accuracy_score(labels, told), abs=1e-12)
     apart = [accuracy_score(labels[own], told[own]) for own in known]
     assert whole["gaps"]["accuracy_gap"] == pytest.approx(abs(apart[0] - apart[1]), abs=1e-12)  # unknown is in none
-    rows = {(row[2], row[3]): row[4] for row in group_rows(2, found)}
-    assert rows["", "sex=F/accuracy"] == whole["groups"]["F"]["accuracy"]
-    assert rows["site-1", "sex/equalised_odds"] == found["sites"]["site-1"]["sex"]["gaps"]["equalised_odds"]
 
 
 def test_what_is_in_no_figure_is_said() -> None:

@@ -77,7 +77,7 @@ def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
     sent = {job: cells[4] for job, cells in by_job.items() if cells[4] != "1 / 1"}
     parts = dict.fromkeys(("cffl", "cgsv"), "1 / up to 1")
     twice = dict.fromkeys(("fed_lwr", "fed_lwr_cosine", "fed_lwr_last_layer", "scaffold"), "1 / 2")
-    assert sent == {"solo": "0 / 1"} | parts | twice  # as phases.csv of runs counts; norms are a hundredth of a network
+    assert sent == {"solo": "0 / 1"} | parts | twice  # as the phases of runs count; norms are a hundredth of a network
     own = [name for name, row in by_job.items() if row[3] == "own"]
     assert own == ["fed_rdn", "cffl", "cgsv", "ditto", "fed_bn", "solo"]
     assert by_job["fed_ism"][5:8] == ["2", "yes", "yes"]

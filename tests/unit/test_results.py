@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import csv
 import io
 import json
@@ -26,7 +25,6 @@ from fairflare.cli.commands import app
 from fairflare.core.fairness import summarize
 from fairflare.reporting.documents import Compared
 from fairflare.reporting.results import (
-    CSV_COLUMNS,
     SCHEMA_VERSION,
     LeftOut,
     PhaseRecord,
@@ -80,14 +78,8 @@ def strict(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
 
 
-def rows(store: ResultsStore, name: str) -> list[list[str]]:
-    opened = bz2.open if name.endswith(".bz2") else open
-    with opened(store.folder / name, "rt", encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))
-
-
-def snapshot(store: ResultsStore) -> dict[str, list[list[str]]]:
-    return {name: rows(store, name) for name in CSV_COLUMNS}
+def snapshot(store: ResultsStore) -> list[dict[str, Any]]:
+    return list(read_document(store.folder)["rounds"])
 
 
 def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] = (0.9, 0.5, 0.7), **info: Any) -> Any:
@@ -146,51 +138,13 @@ def test_a_run_from_start_to_finish(store):
 FORMULAS = ["=cmd|' /C calc'!A0", "@SUM(1)", "+A1", "-A1+2", "\t=A1", " =A1"]
 
 
-def test_no_cell_of_a_csv_file_is_a_formula(store):
-    """Check names of sites, metrics and groups, reasons and labels with any beginning; numbers stay numbers."""
-    store.start(INFO)
-    left = [LeftOut(text, "train", text) for text in FORMULAS]
-    metrics = dict.fromkeys(FORMULAS, -0.5)
-    store.add_round(record(0, left_out=left, validation={FORMULAS[0]: metrics}))
-    cells = [cell for name in ("sites.csv", "left_out.csv") for row in rows(store, name)[1:] for cell in row]
-    assert not [cell for cell in cells if cell.strip()[:1] in ("=", "+", "@", "-") and cell != "-0.5"]
-    assert {f"'{text}" for text in FORMULAS} <= set(cells)
-    assert cells.count("-0.5") == len(FORMULAS)
+def test_no_cell_of_a_csv_file_is_a_formula():
+    """Check texts with any beginning, such as names of sites and metrics; numbers stay numbers."""
     assert csv_text([["a", "x\r=A1"]]) == "a,x =A1\n"  # no line of its own
     found = csv_text([[*FORMULAS, "-0.25", "+1e-3", "-", -0.25, None, "plain"]])
     assert next(csv.reader(io.StringIO(found, newline=""))) == [
         *(f"'{text}" for text in FORMULAS), "-0.25", "+1e-3", "-", "-0.25", "", "plain",
     ]  # fmt: skip
-
-
-def test_csv_rows(store):
-    store.start(INFO)
-    store.add_round(record(0, site_weights={"A": 0.25}))
-    store.finish("completed", {"A": {"dice": 0.9}}, left_out=[LeftOut("B", "validate", "no data")])
-    assert {name: tuple(rows(store, name)[0]) for name in CSV_COLUMNS} == CSV_COLUMNS
-    assert rows(store, "sites.csv")[1:] == [
-        ["0", "validation", "A", "dice", "0.5"],
-        ["0", "validation", "A", "loss", "0.1"],
-        ["0", "validation", "B", "dice", ""],
-        ["0", "validation", "B", "loss", "0.2"],
-        ["0", "train", "A", "loss", "0.3"],
-        ["0", "train", "A", "num_samples", "12"],
-        ["0", "report", "A", "n", "4"],
-        ["0", "aggregate", "A", "weight", "0.25"],
-        ["1", "test", "A", "dice", "0.9"],
-    ]
-    assert rows(store, "layers.csv.bz2")[1:] == [
-        ["0", "conv", "A", "0.9", "0.1", "1.0"],
-        ["0", "conv", "B", "", "", "0.0"],
-    ]
-    assert rows(store, "phases.csv")[1:] == [
-        ["0", "train", "1.5", "100", "200", "3", "2"],
-        ["0", "anchor", "0.25", "10", "20", "2", "2"],
-    ]
-    assert rows(store, "left_out.csv")[1:] == [
-        ["0", "train", "C", 'timed out, after "5 s"\nin all'],
-        ["1", "validate", "B", "no data"],
-    ]
 
 
 def test_a_run_that_fails_before_it_starts(store):
@@ -204,7 +158,6 @@ def test_completed_can_become_failed_but_not_the_reverse(store):
     store.finish("failed", {"A": {"dice": 0.1}}, reason="the model could not be saved")
     document = read_document(store.folder)
     assert (document["status"], document["test"]["A"]["dice"]) == ("failed", 0.5)
-    assert len(rows(store, "sites.csv")) == 2
     with pytest.raises(ValueError, match="the run is already failed"):
         store.finish("completed")
     with pytest.raises(ValueError, match="the run is already failed"):
@@ -249,13 +202,13 @@ def test_files_are_replaced_as_a_whole(store, tmp_path):
     store.start(INFO)
     store.add_round(record(0))
     state = store.state_dict()
-    before = {name: (store.folder / name).read_bytes() for name in ("results.json", *CSV_COLUMNS)}
+    before = {name: (store.folder / name).read_bytes() for name in ("results.json", "rounds.jsonl.bz2")}
     for name in before:
         os.link(store.folder / name, tmp_path / name)
     store.load_state_dict(state | {"last_round": -1}, RecordLog(tmp_path / "none"))
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert all((store.folder / name).read_bytes() != content for name, content in before.items())
-    others = {"progress.jsonl", "rounds.jsonl.bz2", ".reserve"}
+    others = {"progress.jsonl", ".reserve"}
     assert {path.name for path in store.folder.iterdir()} == {*before, *others}  # nothing half-written
 
 

@@ -308,21 +308,3 @@ def _one_rate(attribute: str, key: str, groups: Sequence[str], many: int) -> str
     if many - len(groups) < 2:
         return f"Equalised odds by {attribute} rest on {other} alone for class {label}: {listed(groups)}: {images}."
     return f"In equalised odds by {attribute}, {listed(groups)} count by {other} alone for class {label}: {images}."
-
-
-def group_rows(number_of: int, found: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the rows of ``sites.csv`` on groups of people; their phase is ``groups``.
-
-    Their metrics are named ``<attribute>=<group>/<metric>`` and ``<attribute>/<gap>``.
-    """
-    places = {"": found["pooled"], **found["sites"]}
-    rows = []
-    for site, attributes in places.items():
-        for attribute, of in attributes.items():
-            told = {f"{attribute}={group}/{name}": v for group, m in of["groups"].items() for name, v in m.items()}
-            told |= {f"{attribute}/{name}": value for name, value in of["gaps"].items()}
-            for name, ends in of.get("gap_intervals", {}).items():
-                told |= {f"{attribute}/{name}/{end}": v for end, v in zip(("low", "high"), ends, strict=True)}
-            rows += [[number_of, "groups", site, name, value] for name, value in told.items()]
-    kept = [(site, name) for site, names in found["kept"].items() for name in names]
-    return rows + [[number_of, "groups", site, name, SUPPRESSED] for site, name in kept]

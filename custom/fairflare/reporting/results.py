@@ -1,4 +1,4 @@
-"""Write and read the results of a run: ``results.json``, CSV files and an event log that grows during the run.
+"""Write and read the results of a run: ``results.json``, and an event log that grows during the run.
 
 ``docs/results_reference.md`` describes the format; a change of a key's meaning must raise ``SCHEMA_VERSION``.
 """
@@ -16,7 +16,6 @@ from typing import Any
 from fairflare.base import checks
 from fairflare.base.disk.files import private_folder, private_opener, remove_partials, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog, records
-from fairflare.reporting.csv_files import CSV_COLUMNS, CsvFiles, final_rows, table_rows
 from fairflare.reporting.documents import (
     HEAD,
     SCHEMA_VERSION,
@@ -31,7 +30,7 @@ from fairflare.reporting.documents import (
 from fairflare.reporting.layout import counted, listed
 from fairflare.reporting.reading import read_part
 
-__all__ = ["CSV_COLUMNS", "SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
+__all__ = ["SCHEMA_VERSION", "LeftOut", "PhaseRecord", "ResultsStore", "RoundRecord", "read_results"]
 
 RESULTS_FILE = "results.json"
 ROUNDS_FILE = "rounds.jsonl.bz2"  # holds the rounds during a run; after the run results.json holds them
@@ -64,7 +63,6 @@ class ResultsStore:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.log = RecordLog(self.folder / ROUNDS_FILE)
-        self._tables = CsvFiles(self.folder)
         self._lock = threading.RLock()
         self._head = dict(_EMPTY)
         self._last_round = -1
@@ -90,7 +88,6 @@ class ResultsStore:
             self.log.clear()
             (self.folder / PAGE_FILE).unlink(missing_ok=True)
             write_whole(self.folder / PROGRESS_FILE, lambda path: path.write_text(""), durable=False)
-            self._tables.rewrite(())
             # Random bytes, for which every file system must allocate space.
             write_whole(self.folder / RESERVE_FILE, lambda path: path.write_bytes(os.urandom(RESERVED)))
 
@@ -111,7 +108,7 @@ class ResultsStore:
             self._write()
 
     def add_round(self, record: RoundRecord) -> None:
-        """Record a finished round in the log, the CSV files and ``results.json``.
+        """Record a finished round in the log and in ``results.json``.
 
         Raises:
             ValueError: :meth:`start` was not called, the run is finished, or the round is not after the last
@@ -124,7 +121,6 @@ class ResultsStore:
             number = checks.whole("the next current_round", record.current_round, low=self._last_round + 1)
             self.log.append(encode(plain) + "\n")
             self._last_round = number
-            self._tables.add(table_rows(plain))
             self._write()
 
     def finish(
@@ -168,18 +164,12 @@ class ResultsStore:
             if status == "completed":
                 self._check_running()
             (self.folder / RESERVE_FILE).unlink(missing_ok=True)
-            begun, first = bool(self._head["started"]), self._head["finished"] is None
-            if not begun:
+            if not self._head["started"]:
                 self._begin_failed()
-            if first:
+            if self._head["finished"] is None:
                 self._head |= final
             self._head |= {"status": status, "reason": reason, "finished": _now()}
-            complete = self._write_end()
-            if not begun:
-                self._tables.rewrite(())
-            if first:
-                self._tables.add(final_rows(self._last_round + 1, self._head))
-            if complete:
+            if self._write_end():
                 self.log.path.unlink(missing_ok=True)
 
     def event(self, kind: str, **details: Any) -> None:
@@ -234,7 +224,6 @@ class ResultsStore:
         self.log.clear()
         self.log.take_over(rounds)
         self._last_round = int(state["last_round"])
-        self._tables.rewrite(json.loads(line) for line in self.log.read())
 
     def _check_running(self) -> None:
         if not self._head["started"]:

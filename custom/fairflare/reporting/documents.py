@@ -211,7 +211,6 @@ class Best(Part):
     by: str = ""
     value: MaybeFigure = None
     sites: list[str] = []
-    doubts: list[str] = []
 
 
 class LastRounds(Part):

@@ -152,7 +152,6 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         f"{untested if results.test_best is None else ''}": best.value is not None and not best.is_last,
     }
     notes = [text for text, holds in told.items() if holds]
-    notes += [f"In doubt: {doubt}." for doubt in best.doubts]
     notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
     notes += global_notes(results) + _unlabelled(results)
     notes += [f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []

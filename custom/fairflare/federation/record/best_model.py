@@ -7,14 +7,9 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from fairflare.base.checks import few
 from fairflare.core.fairness import summarize
-from fairflare.core.statistics.outliers import unlike_itself
 from fairflare.federation.plan.run_settings import RunSettings
 
-FAR = 0.2  # share of the metric's range; a score farther from a site's other scores is doubtful
-SELDOM = 4  # scores are doubtful only where they are fewer than one in so many models
-MOST_TOLD = 5  # largest number of rounds that a sentence of doubt names
 _UNTRAINED, _PARTLY, _WHOLLY = 0, 1, 2
 
 
@@ -89,32 +84,6 @@ class BestModel:
             "mean_minus_std": found.mean - less,
             "median": statistics.median(scores.values()),
         }[self.run.best_by]
-
-    def doubts(self, scores: Mapping[int, Mapping[str, float]], width: float) -> list[str]:
-        """Return sentences about sites whose doubtful scores make another model the best.
-
-        A score is doubtful if it is unlike the site's scores of other models.
-
-        Args:
-            scores: ``{round: {site: metric}}``: every model's validation metrics, by the round that made the model.
-            width: width of the metric's range; infinite: no score is known to be far from others.
-        """
-        found = []
-        for site, rounds in unlike_itself(scores, FAR * width).items():
-            if len(rounds) * SELDOM >= len(scores):  # so many odd scores: the metric rises, or scatters in general
-                continue
-            without = BestModel(self.run, self.higher)
-            for made in sorted(scores):
-                others = {name: value for name, value in scores[made].items() if name != site}
-                without.offer(others, made, last=made == max(scores))
-            if without.made not in (None, self.made):
-                told = [f"{scores[made][site]:.4g} in round {made}" for made in rounds]
-                usual = statistics.median(of[site] for made, of in scores.items() if site in of and made not in rounds)
-                found.append(
-                    f"{site} scored {few(told, MOST_TOLD)}, else about {usual:.4g}, which the other sites do not bear "
-                    f"out; without it the best model is that of round {without.made}"
-                )
-        return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values about the best model for the results: its round, criterion, value and sites."""

@@ -194,14 +194,13 @@ class Journal:
         for listener in self.listeners:
             listener.best_model(state, best.made)
 
-    def tested(self, last: Tested, best: BestModel, of_best: Tested | None, width: float = math.inf) -> None:
+    def tested(self, last: Tested, best: BestModel, of_best: Tested | None) -> None:
         """Record the final test: every site's metrics, how fair they are, and pictures of the run.
 
         Args:
             last, of_best: tests of the last and of the best model. ``of_best`` is ``None`` where the best model is the
                 last one, or cannot be tested because the sites' own tensors of its round are gone.
             best: describes the best model.
-            width: width of the primary metric's range.
         """
         number, self._footing = last.phase.current_round, last.footing
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
@@ -216,19 +215,9 @@ class Journal:
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)
         rounds = read_results(self.store.folder).rounds
-        # One site's odd scores can decide which model is the best: doubts about them are recorded.
-        said = {record.current_round - 1: record.validation for record in rounds}
-        said[last.phase.current_round - 1] = last.validation
-        scores = {
-            made: {site: of[self.metric] for site, of in by_site.items() if of.get(self.metric) is not None}
-            for made, by_site in said.items()
-        }
-        doubts = best.doubts(scores, width)
-        for doubt in doubts:
-            self.say(f"best model: {doubt}", warning=True)
         is_last = best.made == number - 1
         told = last if is_last else of_best
-        about = {**best.as_dict(), "is_last": is_last, "doubts": doubts, "left_out": told.left_out if told else []}
+        about = {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []}
         further = {
             "validation": last.validation,
             "best": None if best.made is None else about,  # a given model is not compared with other models

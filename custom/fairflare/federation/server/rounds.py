@@ -370,7 +370,7 @@ class Rounds:
         staging = self.collector.staging
         last.personal = own_models(self.place.site_half, self.asking, self.test, staging, metric, state, last)
         with writing("the final results", self.place.run_dir):
-            self.journal.tested(last, best, of_best, metric.high - metric.low)
+            self.journal.tested(last, best, of_best)
 
     def _of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
         """Return the common model's metrics on ``test_global``, the images that belong to no site alone.

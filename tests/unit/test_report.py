@@ -154,8 +154,7 @@ def test_every_reader_finds_their_way(big):
 def test_sections_and_files_of_a_large_comparison(big):
     out, _, read = big
     assert read.headings() == [
-        "summary", "results", "differences", "rounds", "layers", "site_weights", "mu", "influence",
-        "took_part", "settings",
+        "summary", "results", "differences", "rounds", "layers", "site_weights", "mu", "took_part", "settings",
     ]  # fmt: skip
     links = {str(a["href"]) for tag, a in read.tags if tag == "a" and not str(a["href"]).startswith("#")}
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} - {"index.html"}
@@ -305,7 +304,7 @@ def one(**more: Any) -> dict[str, Any]:
 def test_sections_of_a_plain_run(tmp_path, quick_pictures):
     read = page_of(write_run(tmp_path, one()))
     assert read.headings() == [
-        "summary", "results", "rounds", "site_weights", "influence", "took_part", "settings",
+        "summary", "results", "rounds", "site_weights", "took_part", "settings",
     ]  # fmt: skip
     assert "The run completed after 2 rounds." in read.words
     assert "how much of it is luck of the seed, it cannot say" in read.words

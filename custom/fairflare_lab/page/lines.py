@@ -63,7 +63,7 @@ def in_the_end(panel: pd.DataFrame) -> dict[str, float]:
 
 def lines(
     material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, alt: str, unit: str,
-    *, worst_first: bool = True, log: bool = False, line_at: float | None = None, final: Collection[str] = (),
+    *, worst_first: bool = True, log: bool = False, final: Collection[str] = (),
     ranks: Sequence[str] = (),
 ) -> Picture:  # fmt: skip
     """Return a picture with panels of lines over the rounds, and one legend.
@@ -77,7 +77,6 @@ def lines(
         unit: label of the vertical axis.
         worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
         log: whether the vertical axis is logarithmic.
-        line_at: value at which a horizontal line is drawn for comparison; ``None`` for no line.
         final: names of lines whose last point is the final model in place of a round; the point is marked.
         ranks: names whose order decides the looks, where lines are methods, which may differ in their rounds.
     """
@@ -98,7 +97,7 @@ def lines(
         flat = list(made.subplots(high, columns, squeeze=False).flat)
         for axes, (heading, panel) in zip(flat, drawn.items(), strict=False):
             _draw_lines(axes, panel, worst_first, final, ranks)
-            _scale(axes, figures(panel), log, line_at)
+            _scale(axes, figures(panel), log)
             axes.set(title=label(heading, 40), ylabel=label(unit))
             axes.set_xlabel("round; in the ring the final model" if final else "round")
         for axes in flat[len(drawn) :]:
@@ -132,11 +131,9 @@ def _draw_lines(
             )
 
 
-def _scale(axes: Axes, means: pd.DataFrame, log: bool, line_at: float | None) -> None:
+def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    if line_at is not None:
-        axes.axhline(line_at, color=MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     if log and (means > 0).any(axis=None):
         log_scale(axes)
     axes.grid(axis="y")
@@ -144,7 +141,7 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool, line_at: float | None) ->
     if len(means) == 1:  # a single point gives no scale
         axes.set_xlim(means.index[0] - 1, means.index[0] + 1)
     heights = {value for value in means.to_numpy().flat if math.isfinite(value)}
-    if len(heights) == 1 and min(heights) >= 0 and not log and line_at is None:  # nor does a single value
+    if len(heights) == 1 and min(heights) >= 0 and not log:  # nor does a single value
         axes.set_ylim(0, 2 * min(heights) or 1)
 
 

@@ -1,4 +1,4 @@
-"""Show how much each site counted: weights by layer and site, similarity of sites, and the largest weights."""
+"""Show how much each site counted: weights by layer and site, similarity of sites, and warnings."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import pandas as pd
 
 from fairflare.reporting.layout import number
 from fairflare.reporting.notes import worst_warnings
-from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Table, listed
-from fairflare_lab.page.lines import MAX_PANELS, by_site, figures, frame, in_the_end, lines, panels_of, site_parts
+from fairflare_lab.page.content import Cell, Picture, Section, Table, listed
+from fairflare_lab.page.lines import MAX_PANELS, by_site, figures, frame, in_the_end, site_parts
 from fairflare_lab.page.material import Material, PageRow, PageRun
 from fairflare_lab.page.style import chart, heat
 
-HALF = 0.5
 EQUAL = 1e-9  # weights that differ by less are equal
 
 
@@ -102,67 +101,12 @@ def _most_and_least(row: str, of: pd.DataFrame) -> str:
 
 
 def influence(material: Material) -> Section:
-    """Return the section with the largest weight of one site in each round, and with warnings about bounds."""
-    runs = material.runs + material.others
-    by_run = [(run, found) for run in runs if len(found := largest(run))]
-    if not by_run:
-        return NOTHING
-    tops = [(run, found.loc[found.weight.idxmax()], int((found.weight > HALF).sum()), found) for run, found in by_run]
+    """Return the section with warnings about bounds and majorities; a single run has these among its notes."""
     cells: list[list[Cell]] = [
-        [run.name, top.weight, top.site, top["round"], top.layer or "whole model", over, len(found)]
-        for run, top, over, found in tops
+        [run.name, site or "every site", kind, len(numbers), told]
+        for run in material.runs + material.others
+        for site, kind, numbers, told in worst_warnings(run.rounds)
     ]
-    majority = sum(over > 0 for _, _, over, _ in tops)
-    where = f"In {majority} of {len(cells)} runs one" if len(cells) > 1 else "One"
-    outweighs = (
-        f"{where} site had more than half of the weight, of the whole model or of a layer, in some round: there it "
-        "outweighed all others together."
-    )
-    words = outweighs if majority else "No site had more than half of the weight in any round."
-    parts: list[Picture | Table] = [
-        Table(
-            "influence",
-            "The largest weight of one site in a run, and in how many rounds one site had more than half.",
-            ["run", "largest weight", "site", "round", "layer", "rounds over one half", "rounds"],
-            cells,
-        )
-    ]
-    values = frame(
-        ("", row.label, n, weight)
-        for row in material.rows
-        for run in row.runs
-        for n, weight in largest(run)[["round", "weight"]].itertuples(index=False)
-    )
-    if len(values):
-        labels, most = [row.label for row in material.rows], values.groupby("name", sort=False).value.max()
-        picture = lines(
-            material, "influence", "The largest weight of one site in each round", panels_of(values, labels),
-            f"Of the whole model, or of the layer where it was largest{material.over_seeds}. Above the dotted line, "
-            "one half, one site outweighs all others together.",
-            f"Largest weight of one site: {listed((f'{row} up to {number(of)}' for row, of in most.items()), '; ')}.",
-            "largest weight", line_at=HALF, ranks=labels,
-        )  # fmt: skip
-        parts = [picture, *parts]
-    if material.reference:  # a single run has its warnings among its notes
-        parts.append(
-            Table(
-                "warnings",
-                "Where a bound on one site's influence was at work, and who held more than half: the worst round of "
-                "each kind.",
-                ["run", "site", "kind", "rounds", "what"],
-                [
-                    [run.name, site or "every site", kind, len(numbers), told]
-                    for run in runs
-                    for site, kind, numbers, told in worst_warnings(run.rounds)
-                ],
-            )
-        )
-    return Section("influence", "Influence of a single site", words=[words], parts=parts)
-
-
-def largest(run: PageRun) -> pd.DataFrame:
-    """Return each round's largest weight, of a whole model or a layer, with its site and layer."""
-    columns = ["round", "layer", "site", "weight"]
-    whole = [(r.current_round, "", *of) for r in run.rounds for of in (r.site_weights or {}).items()]
-    found = frame([*run.layers[columns].itertuples(index=False), *whole], columns).astype({"weight": float})
-    return found.loc[found.dropna(subset="weight").groupby("round").weight.idxmax()]
+    text = "Where a bound on one site's influence was at work, and who had more than half: the worst round of each."
+    table = Table("warnings", text, ["run", "site", "kind", "rounds", "what"], cells if material.reference else [])
+    return Section("influence", "Influence of a single site", parts=[table])

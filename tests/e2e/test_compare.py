@@ -114,9 +114,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
     for row, line in zip(found["comparison"]["rows"], table, strict=True):
         assert (row["label"], row["average"]["mean"]) == (line["method"], pytest.approx(float(line["average mean"])))
-    *_, last = found["comparison"]["rows"]
-    figure = rf"{added[0]}: completed in \d+ s, dice {last['average']['mean']:.3f} on average"
-    assert re.search(figure, done.stderr), "its figure as it came"
+    assert re.search(rf"{added[0]}: completed in \d+ s\n", done.stderr)
     # Other settings under the same name are not taken for these.
     text = compare(folder, ["fed_avg"], "--seeds", "1", "--set", "batch_size=3", code=2)
     assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text

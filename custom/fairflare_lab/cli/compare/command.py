@@ -191,7 +191,7 @@ def compare(
         if metric is not None:
             _check_metric(metric, series.runs()[0].make().task)
     with one_document(as_json) as put:
-        _go(runner, metric)
+        _go(runner)
         code, found = report(runner, series.refers_to(), metric, table, tables=not as_json)
         if as_json:
             from fairflare_lab.compare.comparison_json import comparison_json
@@ -274,7 +274,7 @@ def _series(
 # ------------------------------------------------------------------------------------------------ doing the runs
 
 
-def _go(runner: Runner, metric: str | None = None) -> None:
+def _go(runner: Runner) -> None:
     done = sum(progress.state == DONE for progress in runner.all)
     if done:
         console.print(f"{done} of {len(runner.all)} runs are done already")
@@ -290,7 +290,7 @@ def _go(runner: Runner, metric: str | None = None) -> None:
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
     with stopped_by_signals(errors) as stop:
         try:
-            runner.go(lambda progress: tell(runner, progress, metric), stop)
+            runner.go(lambda progress: tell(runner, progress), stop)
         except KeyboardInterrupt:
             say("Stopped. The same command goes on from here.")
             raise typer.Exit(stop.code) from None

@@ -1,13 +1,9 @@
-"""Print the progress of ``fairflare compare``: the runs to do, and each figure when it is known."""
+"""Print the progress of ``fairflare compare``: the runs to do, and each run that begins or ends."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fairflare.cli.screen import console, say
-from fairflare.reporting.layout import counted, number, spread
-from fairflare.reporting.results import find_results, read_results
-from fairflare.reporting.table import metrics_of, summary_of
+from fairflare.reporting.layout import counted
 from fairflare_lab.cli.compare.runs import DONE, FAILED, RUNNING, Progress, Runner
 
 
@@ -24,8 +20,8 @@ def plan_in_words(runner: Runner) -> str:
     )
 
 
-def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
-    """Print that a run began, with its log; or that it ended, with its metric, and the mean of a completed row."""
+def tell(runner: Runner, progress: Progress) -> None:
+    """Print that a run began, with its log; or that it ended, and why it failed."""
     if progress.state == RUNNING:
         say(f"{progress.run.name}: begun, log: {runner.place(progress.run) / 'run.log'}", console)
         return
@@ -34,21 +30,4 @@ def tell(runner: Runner, progress: Progress, metric: str | None = None) -> None:
     if progress.state != DONE:
         say(f"{line}: {progress.reason}")
         return
-    row = [p for p in runner.all if p.run.entry.label == progress.run.entry.label]
-    try:
-        name, figure = _figure(runner, [progress], metric)
-        say(f"{line}, {figure}", console)
-        if len(row) > 1 and all(p.state == DONE and not p.run.held_out for p in row):
-            say(f"{progress.run.entry.label}, {len(row)} seeds: {_figure(runner, row, name)[1]}", console)
-    except (ValueError, IndexError) as error:  # an unknown metric: the table reports it, with the known ones
-        say(f"{line}, no figure: {error}", console)
-
-
-def _figure(runner: Runner, runs: Sequence[Progress], metric: str | None) -> tuple[str, str]:
-    """Return the metric's name, and words with the average and the worst site over some runs of one row."""
-    found = [read_results(find_results(runner.place(one.run))) for one in runs]
-    name = metric or metrics_of(found[0])[0]
-    over = [summary_of(results, name) for results in found]
-    means, worst = (spread([getattr(of, figure) for of in over]) for figure in ("mean", "worst"))
-    where = f" ({over[0].worst_site or '-'})" if len(over) == 1 else ""
-    return name, (f"{name} {number(means.mean, means.sd)} on average, worst {number(worst.mean, worst.sd)}{where}")
+    say(line, console)

@@ -239,7 +239,7 @@ def _whole(name: str, value: Any) -> int:
 
 @settings
 class StatisticsPage(StatisticsWriter):
-    """Write the sites' statistics as ``stats.json``, ``stats.csv`` and ``stats.html`` into the run's ``fairflare``.
+    """Write the sites' statistics as ``stats.json`` and ``stats.html`` into the run's ``fairflare``.
 
     Args:
         intensities: what 0 and 1 of the intensities are, in words.

@@ -34,9 +34,9 @@ def stats(
             help="task, min_cases (default 5), intensity, window or orientation; may be repeated.",
         ),
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="For stats.html, stats.json and stats.csv.")
-    ] = Path("stats"),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For stats.html and stats.json.")] = Path(
+        "stats"
+    ),
     job: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Writes the FLARE job into this folder instead; --data is not needed."),
@@ -48,7 +48,7 @@ def stats(
     overwrite: Overwrite = False,
 ) -> None:
     """Write a page with counts, classes, intensities and sizes of the images, by site and pooled."""
-    from fairflare.reporting.sites.statistics import CSV, DOCUMENT, PAGE, write_statistics
+    from fairflare.reporting.sites.statistics import DOCUMENT, PAGE, write_statistics
 
     with user_errors(out), one_document(as_json) as put:
         given = parse_settings(settings)
@@ -62,7 +62,7 @@ def stats(
         if bundle:
             raise ValueError("--bundle goes with --job")
         if not as_json:
-            refuse_to_replace([out / name for name in (PAGE, DOCUMENT, CSV)], overwrite)
+            refuse_to_replace([out / name for name in (PAGE, DOCUMENT)], overwrite)
         document = _here(data, names, given)
         if as_json:
             put(**dict(document))

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
 from fairflare.base.cases.census import question, unexplained
-from fairflare.base.disk.files import csv_text, write_whole
+from fairflare.base.disk.files import write_whole
 from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
     ALIKE,
@@ -29,7 +29,7 @@ from fairflare.core.statistics.site_figures import (
 )
 from fairflare.reporting.layout import in_order, listed, number
 
-DOCUMENT, PAGE, CSV = "stats.json", "stats.html", "stats.csv"
+DOCUMENT, PAGE = "stats.json", "stats.html"
 APART = 0.1  # a sentence reports class mixes as different from this Jensen-Shannon distance on
 
 
@@ -338,21 +338,8 @@ def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
     )
 
 
-def csv_of(document: StatsDocument) -> str:
-    """Return the document as CSV text, a line for each figure: site (``pooled``: all sites), figure, bin, value."""
-    rows: list[list[Any]] = [["site", "figure", "low", "high", "value"]]
-    for site, of in {**document.sites, "pooled": document.pooled}.items():
-        rows += [[site, name, None, None, count] for name, count in of.counts.items()]
-        rows += [[site, f"intensity_{percent}_percent", None, None, value] for percent, value in of.quantiles.items()]
-        for axis, histogram in of.histograms.items():
-            rows += [[site, axis, one.low, one.high, one.count] for one in histogram.bins]
-    for site, distances in document.distances.items():
-        rows += [[site, name, None, None, value] for name, value in distances.model_dump().items()]
-    return csv_text(rows)
-
-
 def write_statistics(document: StatsDocument, folder: Path) -> list[str]:
-    """Write ``stats.json`` and ``stats.csv`` into a folder, and the page where a listener draws it.
+    """Write ``stats.json`` into a folder, and the page where a listener draws it.
 
     Returns:
         Lines for the log: the document's sentences, and the listeners' lines, such as where the page is.
@@ -361,6 +348,6 @@ def write_statistics(document: StatsDocument, folder: Path) -> list[str]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in ((DOCUMENT, document.model_dump_json(indent=2) + "\n"), (CSV, csv_of(document))):
-        write_whole(folder / name, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
+    text = document.model_dump_json(indent=2) + "\n"
+    write_whole(folder / DOCUMENT, partial(Path.write_text, data=text, encoding="utf-8"), shared=True)
     return [*document.sentences, *tell_listeners(folder / DOCUMENT)]

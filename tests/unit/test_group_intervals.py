@@ -16,7 +16,6 @@ from fairflare.core.statistics.group_sums import added, sums_of
 from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.layout import shown
 from fairflare_lab.compare.group_gaps import Value, gap_table, gaps_in_words, over_seeds
-from fairflare_lab.page.groups import gap_lead
 from tests.unit.report_runs import read
 from tests.unit.test_groups import made
 
@@ -238,33 +237,6 @@ def test_methods_side_by_side() -> None:
     assert float(lines[1].split(",")[4]) == pytest.approx(0.21)
 
 
-def test_the_lead_says_who_is_worst_off_and_who_has_a_smaller_gap() -> None:
-    rows = {"fed_avg": [run("fed_avg", s, 0.20 + 0.01 * s, [0.1, 0.3]) for s in range(3)]}
-    text = gap_lead(rows, "fed_avg")
-    said = (
-        'With fed_avg, across all sites tone "dark" (in 3 of 3 runs) has the lowest accuracy, 0.210 below the best (['
-    )
-    assert text.startswith(said)
-    assert "chance" not in text
-    rows["worse"] = [run("worse", s, 0.55 + 0.012 * s, [0.4, 0.7]) for s in range(3)]
-    assert gap_lead(rows, "fed_avg").endswith("; worse has a larger gap.")
-    rows["same"] = [run("same", s, 0.21 - 0.01 * s, [0.0, 0.3]) for s in range(3)]
-    rows["fair"] = [run("fair", s, 0.05 + 0.012 * s, [0.0, 0.2]) for s in range(3)]
-    assert gap_lead(rows, "fed_avg").endswith("; fair has a smaller gap, worse has a larger gap.")
-    assert gap_lead({"fed_avg": rows["fed_avg"], "same": rows["same"]}, "fed_avg").endswith(
-        "; no other method is shown to have a smaller gap."
-    )
-    one = {label: runs[:1] for label, runs in rows.items()}
-    assert gap_lead(one, "fed_avg").endswith("; with one seed nothing is said of the other methods.")
-    assert ", which may be chance" in gap_lead(one, "same")
-    nothing = run("fed_avg", 0, 0.2, [None, None])
-    assert "(how sure is not known)." in gap_lead({"fed_avg": [nothing]}, "fed_avg")
-    nothing.groups.pooled["tone"].gaps = {"accuracy_gap": None}
-    assert gap_lead({"fed_avg": [nothing]}, "fed_avg") == (
-        "With fed_avg, fewer than two groups of tone have a value across all sites."
-    )
-
-
 def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
     def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> dict[str, Any]:
         found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
@@ -330,7 +302,6 @@ def test_of_fewer_than_five_patients_there_is_no_verdict() -> None:
             "other": [run("other", s, 0.1 + 0.001 * s, [0.0, 0.4], cases=cases) for s in range(3)],
         }
         assert gap_table(rows, "fed_avg").rows[-1][8] == verdict
-        assert ("how sure differences" in gap_lead(rows, "fed_avg")) == (cases == 4)
 
 
 def test_a_run_without_groups_is_named() -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, in_words, label_of, metrics_of
-from fairflare_lab.compare.group_gaps import of_left_out
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, draws_of
 from fairflare_lab.statistics.seed_intervals import ROUNDING
@@ -71,7 +70,6 @@ class UnseenSites:
     notes: list[str]
     synthetic: bool
     runs: list[Results]
-    groups: dict[str, list[Results]]  # rows by groups of people, from :func:`.group_gaps.of_left_out`
 
 
 def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
@@ -98,7 +96,7 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
         notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
         notes += _in_words(rows[-1])
     synthetic = any(run["info"].get("synthetic") for run, _ in found)
-    return UnseenSites(chosen, higher, sites, rows, notes, synthetic, [run for run, _ in found], of_left_out(found))
+    return UnseenSites(chosen, higher, sites, rows, notes, synthetic, [run for run, _ in found])
 
 
 def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:

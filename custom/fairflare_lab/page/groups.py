@@ -8,26 +8,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fairflare.core.statistics.group_metrics import SCALED, WITHIN
-from fairflare.reporting.documents import Groups, Results
+from fairflare.core.statistics.group_metrics import SCALED
+from fairflare.reporting.documents import Groups
 from fairflare.reporting.groups import (
-    CALLED,
     OF_IMAGES,
     POOLED,
     UNKNOWN,
     captions,
     group_notes,
     group_tables,
-    how_sure,
 )
-from fairflare.reporting.layout import Shown, number, spread
+from fairflare.reporting.layout import Shown, number
 from fairflare.reporting.values import in_words
-from fairflare_lab.compare.differences import BETTER, NOT_KNOWN, ONE_SEED, WORSE, Difference
-from fairflare_lab.compare.group_gaps import Key, Values, gap_table, judged, lowest, notes_of_gaps, over_seeds
+from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
-from fairflare_lab.page.material import Material
+from fairflare_lab.page.material import Material, PageRun
 from fairflare_lab.page.style import chart, label, look
-from fairflare_lab.page.words import say
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,9 +35,14 @@ MARKS = (
 OF_GROUPS = "groups_of_"  # prefix of a picture's name, followed by the attribute
 
 
+def first_run(material: Material) -> PageRun:
+    """Return the run of the page, or the first run of a comparison's reference."""
+    return next((row for row in material.rows if row.label == material.reference), material.rows[0]).runs[0]
+
+
 def groups(material: Material) -> Section:
     """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
-    run = next((row for row in material.rows if row.label == material.reference), material.rows[0]).runs[0]
+    run = first_run(material)
     found, whose = run.groups, f"Of {run.name}. " if material.reference else ""
     if not found:
         return NOTHING
@@ -65,35 +66,6 @@ def worded(table: Table, whose: str = "") -> Table:
     return replace(table, caption=whose + table.caption, columns=columns, rows=rows, csv_columns=heads)
 
 
-def gap_lead(rows: Mapping[str, Sequence[Results]], reference: str) -> str:
-    """Return sentences on the reference's worst group, its gap and certainty, and on methods with a smaller gap."""
-    values, differ = judged(rows, reference)
-    attributes = dict.fromkeys(name for run in rows[reference] for name in run.groups.pooled)
-    told = [_between(rows[reference], reference, attribute, values, differ) for attribute in attributes]
-    return " ".join(text for one in told for text in say("between_groups", one))
-
-
-def _between(
-    runs: Sequence[Results], reference: str, attribute: str, values: Mapping[Key, Values],
-    differ: Mapping[Key, Difference],
-) -> dict[str, Any]:  # fmt: skip
-    """Return what a sentence says of the reference's gap between the groups of an attribute, and of other methods."""
-    metric = next((name for name in reversed(SCALED) if (reference, attribute, f"{name}_gap") in values), "")
-    found, inside = (
-        [*values.get((reference, attribute, f"{metric}_gap{where}"), {}).values()] for where in ("", WITHIN)
-    )
-    others = {key[0]: of.verdict for key, of in differ.items() if key[1:] == (attribute, f"{metric}_gap")}
-    words = {verdict: [label for label, of in others.items() if of == verdict] for verdict in others.values()}
-    return {
-        "reference": reference, "attribute": attribute, "metric": CALLED.get(metric, metric),
-        "lowest": lowest(runs, attribute)[1], "ends": over_seeds(found) if found else (math.nan, math.nan),
-        "unsure": how_sure(next(of for run in runs if (of := run.groups.pooled.get(attribute))), ""),
-        "gap": spread([of.value for of in found]).mean, "inside": spread([of.value for of in inside]).mean,
-        "smaller": words.get(BETTER, []), "larger": words.get(WORSE, []), "verdicts": [*words],
-        "silent": {*words} <= {ONE_SEED, NOT_KNOWN},
-    }  # fmt: skip
-
-
 def _metric(pooled: Mapping[str, Any]) -> str:
     return next((name for name in reversed(SCALED) if name in pooled["all"]), OF_IMAGES)
 
@@ -110,7 +82,7 @@ def _in_figures(found: Groups, attribute: str) -> str:
     return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
-def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, before: str = "") -> Picture:
+def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str) -> Picture:
     """Return a picture of the metric of each group of an attribute at every site.
 
     Args:
@@ -118,7 +90,6 @@ def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, befor
         attribute: name of the attribute.
         synthetic: whether the data are synthetic.
         whose: sentence before the caption.
-        before: prefix of the picture's name.
     """
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric, shown = _metric(places[POOLED]), [group for group in found["attributes"][attribute] if group != UNKNOWN]
@@ -126,7 +97,7 @@ def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str, befor
         chart, partial(_dots, places, metric, shown), 2.6, f"{in_words(metric)} of each group of {attribute}",
         synthetic, count=len(shown), grid="y", ylabel=in_words(metric),
     )  # fmt: skip
-    return Picture(f"{before}{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
+    return Picture(f"{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
 
 
 def _dots(places: Mapping[str, Any], metric: str, shown: Sequence[str], axes: Axes) -> None:

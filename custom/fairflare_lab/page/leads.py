@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fairflare.reporting.groups import captions
 from fairflare_lab.page import unseen
 from fairflare_lab.page.content import Lead, Picture, Section
-from fairflare_lab.page.groups import OF_GROUPS, gap_lead
+from fairflare_lab.page.groups import OF_GROUPS, first_run
 from fairflare_lab.page.material import Material
 from fairflare_lab.page.words import answer
 
@@ -28,8 +29,9 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
         found.append(Lead(f"Between sites: {text[0].lower()}{text[1:]}", pictures["sites"], "results"))
     people = [picture for name, picture in pictures.items() if name.startswith(OF_GROUPS)]
     if material.reference and people:
-        told = gap_lead(material.by_label, material.reference)
-        found.append(Lead(f"Between groups of people: {told}", people[0], "groups"))
+        run = first_run(material)
+        told = " ".join(captions(run))
+        found.append(Lead(f"Between groups of people, {run.name}: {told}", people[0], "groups"))
     if material.unseen is not None:
         found.append(unseen.lead(material.unseen))
     taken = [one.picture for one in found]

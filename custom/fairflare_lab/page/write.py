@@ -127,7 +127,6 @@ def build(material: Material) -> Page:
         groups.groups(material),
         outcome.differences(material),
         unseen.unseen(material.unseen),
-        unseen.of_groups(material.unseen),
         over_time.rounds(material),
         over_time.rounds(material, "test"),
         weights.layers(material),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,8 @@ from fairflare.reporting.values import title_of
 from fairflare_lab.compare.differences import (
     BETTER,
     MEASURES,
-    NOISE,
-    NOT_KNOWN,
     ONE_SEED,
-    OTHER_SITES,
-    UNSEEN,
     WORSE,
-    Difference,
 )
 from fairflare_lab.compare.group_gaps import named
 from fairflare_lab.page.material import Material, PageRow, spelt
@@ -33,8 +27,6 @@ if TYPE_CHECKING:
     import jinja2
 
 VISIBLE = 0.005  # least gap that is reported; a smaller gap would be shown as 0.00
-ENOUGH_SEEDS = 5
-CALLED = {"average": "The average", "std": "The spread (std)", "worst": "The worst site"}
 
 
 def templates(**more: Any) -> jinja2.Environment:
@@ -141,36 +133,14 @@ def _measured_on(material: Material) -> list[str]:
 
 
 def of_comparison(material: Material) -> list[str]:
-    """Return the summary of a comparison's page, as sentences on which methods differ beyond noise."""
+    """Return the summary of a comparison's page: what is compared, the reference's figures, and the number of tests."""
     found, metric = material.differences, spelt(material)
     row = next(row for row in material.rows if row.label == material.reference)
     seeds = sorted({run.info.seed for run in material.runs if run.info.seed is not None})
     compared = {row.label, *(d.label for d in found)}
-    by_measure = {measure: [d for d in found if d.measure == measure] for measure in MEASURES}
     return say(
         "of_comparison", material, metric, row, seeds, "".join(_measured_on(material)),
         bool(found) and all(d.verdict == ONE_SEED for d in found),
-        [_measure_in_words(measure, of, row.label, metric) for measure, of in by_measure.items() if of],
-        sum(math.isfinite(d.p_holm) for of in by_measure.values() for d in of),
+        sum(math.isfinite(d.p_holm) for d in found if d.measure in MEASURES),
         [other.label for other in material.rows if other.label not in compared],
     )  # fmt: skip
-
-
-def _measure_in_words(measure: str, found: list[Difference], reference: str, metric: str) -> str:
-    more = f" (use {ENOUGH_SEEDS} seeds or more)" if all(len(d.values) < ENOUGH_SEEDS for d in found) else ""
-    verdicts: dict[str, tuple[str, Callable[[Difference], str]]] = {  # words for the verdict, and words after each row
-        BETTER: (f"better than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
-        WORSE: (f"worse than {reference}", lambda d: f" ({interval(d.low, d.high, d.mean)})"),
-        NOISE: (NOISE, lambda d: f" (a difference of {number(d.smallest)} would have been seen)"),
-        UNSEEN: (f"{UNSEEN}, as only a difference larger than {metric} itself could have been detected{more}",
-                 lambda d: ""),
-        OTHER_SITES: ("not the same sites, so nothing is said", lambda d: ""),
-        ONE_SEED: ("one common seed, so nothing can be said", lambda d: ""),
-        NOT_KNOWN: ("how sure is not known", lambda d: f" ({number(d.mean, sign='+')})"),
-    }  # fmt: skip
-    parts = [
-        f"{said}: {', '.join(d.label + about(d) for d in of)}"
-        for verdict, (said, about) in verdicts.items()
-        if (of := [d for d in found if d.verdict == verdict])
-    ]
-    return f"{CALLED[measure]}: {'; '.join(parts)}."

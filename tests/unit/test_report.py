@@ -154,7 +154,7 @@ def test_every_reader_finds_their_way(big):
 def test_sections_and_files_of_a_large_comparison(big):
     out, _, read = big
     assert read.headings() == [
-        "summary", "results", "differences", "rounds", "layers", "site_weights", "mu", "took_part", "settings",
+        "summary", "results", "differences", "rounds", "layers", "site_weights", "reports", "took_part", "settings",
     ]  # fmt: skip
     links = {str(a["href"]) for tag, a in read.tags if tag == "a" and not str(a["href"]).startswith("#")}
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} - {"index.html"}
@@ -317,9 +317,9 @@ def test_sections_of_a_plain_run(tmp_path, quick_pictures):
     ("section", "more"),
     [
         ("layers", {"layers": {"conv": {s: {"weight": 0.4, "dissimilarity": 0.1} for s in SITES}}}),
-        ("rescue_factor", {"reports": {s: {"rescue_factor": 0.1 * k} for k, s in enumerate(SITES)}}),
-        ("sharpness", {"reports": {s: {"sharpness": 0.2} for s in SITES}}),
-        ("mu", {"reports": {s: {"mu": 1e-3} for s in SITES}}),
+        ("reports", {"reports": {s: {"rescue_factor": 0.1 * k} for k, s in enumerate(SITES)}}),
+        ("reports", {"reports": {s: {"sharpness": 0.2} for s in SITES}}),
+        ("reports", {"reports": {s: {"mu": 1e-3} for s in SITES}}),
         ("reports", {"reports": {s: {"own_field": 1} for s in SITES}}),
     ],
 )

@@ -32,14 +32,14 @@ def frame(values: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> 
 def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
     """Return a long table of the values by site that ``of`` returns for each round of each run, without ``None``."""
     values = (
-        (row.label, site, record["current_round"], value, run.name)
+        (row.label, site, record["current_round"], value)
         for row in material.rows
         for run in row.runs
         for record in run.rounds
         for site, value in of(record).items()
         if value is not None
     )
-    return frame(values, [*COLUMNS, "run"])
+    return frame(values)
 
 
 def panels_of(found: pd.DataFrame, order: Sequence[str]) -> dict[str, pd.DataFrame]:

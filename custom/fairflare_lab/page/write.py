@@ -131,7 +131,7 @@ def build(material: Material) -> Page:
         over_time.rounds(material, "test"),
         weights.layers(material),
         weights.site_weights(material),
-        *reports.reports(material),
+        reports.reports(material),
         weights.influence(material),
         over_time.took_part(material),
         provenance.settings(material),

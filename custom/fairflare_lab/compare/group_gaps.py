@@ -47,11 +47,7 @@ class Value:
 
 
 Values: TypeAlias = dict[int, Value]  # a measure by seed
-SEEN, ADAPTED = ", seen", ", adapted"  # endings of rows' labels, see :func:`of_left_out`
-OF_LEFT_OUT = (
-    f"Rows with '{SEEN.strip(', ')}' are of the sites that trained, the others of the left-out sites together, each "
-    f"tested by the model that was trained without it; '{ADAPTED.strip(', ')}': with norm statistics of its own images."
-)
+OF_LEFT_OUT = "The groups are of the left-out sites together, each tested by the model that was trained without it."
 EQUITY = "es_"  # prefix of the name of an equity-scaled metric
 #: Names of gaps between groups (smaller is better), then of equity-scaled metrics (larger is better).
 MEASURES = (*GAPS, *(f"{name}_gap{WITHIN}" for name in SCALED), *(EQUITY + name for name in SCALED))
@@ -110,15 +106,14 @@ def _cells(of: Difference | None) -> list[Cell]:
 
 def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
     """Return each gap or metric by seed, and its difference to the reference with a verdict after Holm's correction."""
-    each: dict[Key, dict[int, list[Value]]] = {}
+    each: dict[Key, Values] = {}
     for label, runs in rows.items():
         for run in runs:
             for attribute, of in run.groups.pooled.items():
                 for name in MEASURES:
                     by_seed = each.setdefault((label, attribute, name), {})
-                    by_seed.setdefault(run["info"]["seed"], []).append(_value(of, name))
-    means = {key: {seed: _mean(several) for seed, several in found.items()} for key, found in each.items()}
-    known = {key: {seed: of for seed, of in found.items() if math.isfinite(of.value)} for key, found in means.items()}
+                    by_seed[run["info"]["seed"]] = _value(of, name)
+    known = {key: {seed: of for seed, of in found.items() if math.isfinite(of.value)} for key, found in each.items()}
     values = {key: found for key, found in known.items() if found}
     differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
     return values, dict(zip(differ, corrected(list(differ.values())), strict=True))
@@ -131,17 +126,6 @@ def _value(of: OfGroups, name: str) -> Value:
     ends = of.gap_intervals.get(name, (None, None))
     gap, low, high = (math.nan if x is None else float(x) for x in (of.gaps.get(name), *ends))
     return Value(gap, (low, high), [x for x in of.without.get(name, ()) if x is not None], cases)
-
-
-def _mean(values: Sequence[Value]) -> Value:
-    """Return the mean of a measure over several runs of one seed."""
-    if len(values) == 1:
-        return values[0]
-    low, high = np.mean([of.ends for of in values], 0).tolist()
-    in_parts = all(len(of.without) == FOLDS for of in values)
-    without = np.mean([of.without for of in values], 0).tolist() if in_parts else []
-    fewest = float(np.min([of.cases for of in values]))
-    return Value(float(np.mean([of.value for of in values])), (low, high), without, fewest)
 
 
 def named(labels: Sequence[str]) -> str:
@@ -193,44 +177,22 @@ def gaps_in_words(
 def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     """Return groups of people at left-out sites as rows for :func:`gap_table`; empty if no run asked for groups.
 
-    A method has up to three rows, over the seeds that have all left-out sites. ``<label>, seen`` has each run's groups
-    at the sites that trained. ``<label>`` has a document for each seed with the sums of all left-out sites together,
-    each by the model that was trained without it. ``<label>, adapted`` has the same with norm statistics of the site's
-    own images.
+    A row has a document for each seed that has all left-out sites, with the sums of these sites together, each by the
+    model that was trained without it.
     """
     sites = {unseen.site for _, unseen in found}
+    rows: dict[str, list[Run]] = {}
     by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
     for run, unseen in found:
         by_seed.setdefault((label_of(run), int(run["info"]["seed"])), []).append((run, unseen))
-    endings = (SEEN, "", ADAPTED)
-    rows: dict[str, list[Run]] = {f"{label_of(run)}{end}": [] for run, _ in found for end in endings}
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
-        asked = [run["groups"] for run, _ in each if run.get("groups")]
-        if {unseen.site for _, unseen in each} != sites or len(asked) < len(each):
-            continue
-        made = [(label + SEEN, {**groups, "pooled": _nobody_worst(groups["pooled"])}) for groups in asked]
-        for name, kind in ((label, "groups"), (label + ADAPTED, "adapted_groups")):
-            sums = {unseen.site: _arrays(getattr(unseen, kind)) for _, unseen in each}
-            if all(sums.values()):
-                kept = {unseen.site: unseen.groups_kept for _, unseen in each}
-                groups = by_group(sums, kept, asked[0]["group_bins"], asked[0]["calibration_bins"])
-                made.append((name, as_json(groups, "groups")))  # as in results: undefined values are None
-        for name, groups in made:
-            rows[name].append(Results.model_validate({"info": {"seed": seed, "label": name}, "groups": groups}))
-    return {name: runs for name, runs in rows.items() if runs}
-
-
-def _nobody_worst(pooled: Mapping[str, Any]) -> dict[str, Any]:
-    """Return pooled figures without their worst groups, as the runs are over different sites."""
-    return {attribute: {**of, "worst": {}} for attribute, of in pooled.items()}
-
-
-def first_left_out(rows: Mapping[str, Sequence[Run]]) -> str:
-    """Return the reference row among those of :func:`of_left_out`: the first method's row at left-out sites.
-
-    It is empty where no method has a common model to test there.
-    """
-    return next((name for name in rows if not name.endswith(SEEN)), "")
+        sums = {unseen.site: _arrays(unseen.groups) for _, unseen in each}
+        if {*sums} == sites and all(sums.values()):
+            kept, first = {unseen.site: unseen.groups_kept for _, unseen in each}, each[0][0].groups
+            groups = as_json(by_group(sums, kept, first["group_bins"], first["calibration_bins"]), "groups")
+            info = {"seed": seed, "label": label}
+            rows.setdefault(label, []).append(Results.model_validate({"info": info, "groups": groups}))
+    return rows
 
 
 def _arrays(told: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -22,8 +22,9 @@ class Unseen(BaseModel):
         resampled, adapted_resampled: the primary metric of the model, and of the adapted model, on the same draws of
             the site's test patients; empty if no draws were made.
         unit, units: unit of the draws (``patients``, ``volumes`` or ``images``); number of such units at the site.
-        groups, adapted_groups: sums over the site's test images by ``<attribute>=<group>`` of people
-            (:mod:`fairflare.core.statistics.group_sums`), for the model and the adapted model; empty if not asked for.
+        groups: sums over the site's test images by ``<attribute>=<group>`` of people
+            (:mod:`fairflare.core.statistics.group_sums`), of the model, or of the adapted one where there is no other;
+            empty if not asked for.
         groups_kept: names of the groups that the site withholds.
         reason: reason why ``metrics`` is empty; empty if it is not.
     """
@@ -37,7 +38,6 @@ class Unseen(BaseModel):
     unit: str = ""
     units: int | None = None
     groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    adapted_groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
     groups_kept: list[str] = Field(default_factory=list)
     reason: str = ""
 

@@ -42,7 +42,6 @@ def report(
     from fairflare_lab.compare.difference_table import difference_table
     from fairflare_lab.compare.group_gaps import (
         OF_LEFT_OUT,
-        first_left_out,
         gaps_in_words,
         has_groups,
         of_left_out,
@@ -61,7 +60,7 @@ def report(
             of_runs = runner.held_out()
             put("unseen", partial(unseen_table, of_runs, metric))
             rows: Mapping[str, Sequence[Results]] = of_left_out(of_runs)
-            against, how = first_left_out(rows), [OF_LEFT_OUT]
+            against, how = next(iter(rows), ""), [OF_LEFT_OUT]
         else:
             known = reference if any(run["info"]["label"] == reference for run in runs) else None
             made = comparison_of(runs, metric, known)

@@ -159,10 +159,8 @@ def test_sections_and_files_of_a_large_comparison(big):
     links = {str(a["href"]) for tag, a in read.tags if tag == "a" and not str(a["href"]).startswith("#")}
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} - {"index.html"}
     assert links == files
-    for path in (out / "figures").glob("*.png"):
-        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-        assert ET.parse(path.with_suffix(".svg")).getroot().tag.endswith("svg")
-    assert {p.stem for p in (out / "figures").glob("*.svg")} == {p.stem for p in (out / "figures").glob("*.png")}
+    for path in (out / "figures").iterdir():
+        assert ET.parse(path).getroot().tag.endswith("svg")
     assert read.words.count("SYNTHETIC") > 15, "banner, notes, figures"
 
 
@@ -295,7 +293,7 @@ def test_a_run_is_named_by_its_folder(results, shown_as):
 @pytest.fixture
 def quick_pictures(monkeypatch):
     """Replace the drawing of figures, which takes seconds, in tests of other parts."""
-    monkeypatch.setattr(write, "drawn", lambda name, draw, files=True: style.Drawn("<svg></svg>", "<svg/>", b""))
+    monkeypatch.setattr(write, "drawn", lambda name, draw: style.Drawn("<svg></svg>", "<svg/>"))
 
 
 def one(**more: Any) -> dict[str, Any]:

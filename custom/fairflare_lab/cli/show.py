@@ -63,7 +63,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML page about a run, a FLARE download of a job, or a comparison.
 
-    Beside it lie its pictures as PNG and SVG and its tables as CSV. Exit code 2 when there is nothing to report.
+    Beside it lie its pictures as SVG and its tables as CSV. Exit code 2 when there is nothing to report.
     """
     with user_errors(out or folder):
         from fairflare_lab.page.write import write_report

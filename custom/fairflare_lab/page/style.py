@@ -1,4 +1,4 @@
-"""Define the look of the page's figures, and write figures as inline SVG, as SVG files and as PNG."""
+"""Define the look of the page's figures, and write figures as SVG, within the page and as files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)
 HATCHES = ("", "///", "xxx", "---", "\\\\\\", "|||", "//", "++")  # without round hatches, which make large files
 COLOUR_MAP = "cividis"  # even in lightness: it can be read in grey and with any colour vision
 WIDTH = 4.4  # inches; letters of 8 points are legible where the picture fills a phone of 360 pixels
-PNG_DPI = 220
 MAX_NAME = 28
 
 
@@ -77,7 +76,7 @@ def styled(name: str) -> Iterator[None]:
         "lines.markersize": 4.5, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
     }  # fmt: skip
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in other scripts, in PNG only
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied")
         yield
 
@@ -188,31 +187,25 @@ def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float
 
 @dataclass(frozen=True)
 class Drawn:
-    """Store a drawn figure in three forms: SVG within the page, an SVG file, and a PNG file."""
+    """Store a drawn figure in two forms: SVG within the page, and an SVG file."""
 
     inline: str
     svg: str
-    png: bytes
 
 
-def drawn(name: str, draw: Callable[[], Figure], *, files: bool = True) -> Drawn:
+def drawn(name: str, draw: Callable[[], Figure]) -> Drawn:
     """Draw a figure and return its forms.
 
     Args:
         name: name of the figure, unique in the page: letters, digits, ``_`` and ``-``.
         draw: function that draws the figure.
-        files: whether to make the PNG too, for files beside the page.
     """
     with styled(name):
         made = draw()
         text = io.StringIO()
         made.savefig(text, format="svg", metadata={"Date": None})
-        pixels = io.BytesIO()
-        if files:
-            made.set_layout_engine("none")  # keep the layout that the SVG has
-            made.savefig(pixels, format="png", dpi=PNG_DPI, metadata={"Software": None})
     svg = _slim(text.getvalue())
-    return Drawn(_inline(svg), svg, pixels.getvalue())
+    return Drawn(_inline(svg), svg)
 
 
 def _slim(svg: str) -> str:

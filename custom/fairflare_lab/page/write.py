@@ -38,7 +38,7 @@ def write_report(
     reference: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write ``index.html``, ``figures/*.png``, ``figures/*.svg`` and ``tables/*.csv`` about a run or a comparison.
+    """Write ``index.html``, ``figures/*.svg`` and ``tables/*.csv`` about a run or a comparison.
 
     Args:
         folder: folder of a run, a FLARE download or a comparison; or a ``results.json``.
@@ -63,7 +63,6 @@ def write_report(
     page = build(read_material(folder, metric=metric, reference=reference))
     pictures = {p.name: drawn(p.name, p.draw) for p in parts_of(page, Picture)}
     files = {f"{FIGURES}/{name}.svg": picture.svg.encode() for name, picture in pictures.items()}
-    files |= {f"{FIGURES}/{name}.png": picture.png for name, picture in pictures.items()}
     files |= {f"{TABLES}/{table.name}.csv": table.csv().encode() for table in parts_of(page, Table)}
     files[INDEX_FILE] = render(page, pictures, files=True).encode()
     _clear(out)
@@ -188,7 +187,7 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
 
 def draw_and_render(page: Page) -> str:
     """Return a page as HTML that needs no files beside it, after drawing its pictures."""
-    pictures = {part.name: drawn(part.name, part.draw, files=False) for part in parts_of(page, Picture)}
+    pictures = {part.name: drawn(part.name, part.draw) for part in parts_of(page, Picture)}
     return render(page, pictures, files=False)
 
 

@@ -12,7 +12,7 @@ from fairflare.reporting.notes import attendance
 from fairflare.reporting.values import linked
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
-from fairflare_lab.page.material import Material, PageRow, PageRun, spelt
+from fairflare_lab.page.material import Material, PageRow, spelt
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
 #: For each split: name and title of its section, and text on the model to which a round's figures belong.
@@ -99,33 +99,15 @@ def _from_to(line: pd.Series) -> str:
 
 
 def took_part(material: Material) -> Section:
-    """Return the section on how many rounds each site took part in, and on who was left out."""
+    """Return the section on sites that missed rounds, and on who was left out."""
     runs = [run for run in material.runs + material.others if run.rounds]
-    counts = [{site: sum(site in record["accepted"] for record in run.rounds) for site in _sites(run)} for run in runs]
-    gaps = [run for run, of in zip(runs, counts, strict=True) if run["left_out"] or {*of.values()} - {len(run.rounds)}]
-    which = "In every run" if len(runs) > 1 and not gaps else "In the run" if len(runs) == 1 else "In the other runs"
-    words = [f"{which} every site was in every round."] if len(gaps) < len(runs) else []
-    notes = [f"{run.name}: {line}" for run in gaps for line in attendance(run)]
-    cells: list[list[Cell]] = [
-        [run.name.partition(",")[0], run.info.seed, len(run.rounds), *map(count.get, material.sites)]
-        for run, count in zip(runs, counts, strict=True)
-    ]
+    notes = [f"{run.name}: {line}" for run in runs for line in attendance(run)]
     out: list[list[Cell]] = [
         [run.name, when, left["phase"], left["site"], left["reason"]]
         for run in runs
         for when, of in [*((r["current_round"], r["left_out"]) for r in run.rounds), ("end", run["left_out"])]
         for left in of
     ]
-    heads = ["run", "seed", "rounds", *material.sites]
-    parts = [
-        Table("took_part", "In how many rounds each site was, of how many.", heads, cells, folded=len(runs) > 8),
-        Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], out),
-    ]
-    return Section("took_part", "Who took part when", words=words, notes=notes, parts=parts)
-
-
-def _sites(run: PageRun) -> set[str]:
-    """Return the sites that a run expected, asked or left out."""
-    asked = {site for record in run.rounds for site in (*record["sites"], *record["accepted"])}
-    left = {one["site"] for record in run.rounds for one in record["left_out"]}
-    return {*run.info.sites, *asked, *left} - {""}
+    words = [] if notes or out else ["Every site was in every round."] * bool(runs)
+    table = Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], out)
+    return Section("took_part", "Who took part when", words=words, notes=notes, parts=[table])

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from fairflare.base.disk.files import write_whole
 from fairflare.core.statistics.site_figures import AXES, INTENSITY
-from fairflare.reporting.layout import Cell, Table, listed, number
+from fairflare.reporting.layout import Cell, Shown, Table, listed, number
 from fairflare.reporting.sites.statistics import PAGE, Figures, StatsDocument, others_of
 from fairflare_lab.page.content import NOTHING, Page, Picture, Section
-from fairflare_lab.page.style import COLOURS, GRID, chart, figure, label, stacked
+from fairflare_lab.page.style import COLOURS, GRID, figure, label
 from fairflare_lab.page.write import draw_and_render
 
 if TYPE_CHECKING:
@@ -124,18 +124,14 @@ def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
         return NOTHING
     having["pooled"] = document.pooled.mix()
     labels = sorted({k for mix in having.values() for k in mix})
-    rows: list[list[Cell]] = [[site, *(mix.get(k) for k in labels)] for site, mix in having.items()]
+    rows: list[list[Cell]] = [
+        [site, *(Shown(f"{mix[k]} ({mix[k] / sum(mix.values()):.0%})", [mix[k]]) if k in mix else None for k in labels)]
+        for site, mix in having.items()
+    ]
     heads = ["site", *map(document.class_name, labels)]
     what = "images by class; of masks, pixels by label (0 is the background)"
-    told = (f"{site} {max(mix.values()) / sum(mix.values()):.0%} in its largest class" for site, mix in having.items())
-    shares = {document.class_name(k): [mix.get(k, 0) / sum(mix.values()) for mix in having.values()] for k in labels}
-    draw = partial(
-        chart, partial(stacked, rows=list(having), widths=shares), 0.3 * len(having) + 1.0, "mix of classes",
-        bool(document.synthetic), count=len(labels), xlim=(0, 1), xlabel="share",
-    )  # fmt: skip
-    picture = Picture("class_mix", draw, f"Shares of {what}.", f"{listed(told)}.")
-    table = Table("classes", f"Numbers of {what}.", heads, rows, folded=len(labels) > 8)
-    return Section("classes", "Classes", parts=[picture, table])
+    table = Table("classes", f"Numbers and shares of {what}.", heads, rows, folded=len(labels) > 8)
+    return Section("classes", "Classes", parts=[table])
 
 
 def _sizes(sites: Mapping[str, Figures]) -> Section:

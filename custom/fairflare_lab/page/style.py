@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -169,17 +169,6 @@ def rows_at(axes: Axes, names: Sequence[str], above: float = 0.5, below: float =
     """Set the names of a panel's rows at its vertical axis, the first row at the top."""
     axes.set_yticks(range(len(names)), [label(name) for name in names])
     axes.set_ylim(len(names) - 1 + below, -above)
-
-
-def stacked(axes: Axes, rows: Sequence[str], widths: Mapping[str, Sequence[float]]) -> None:
-    """Draw a stacked bar for each row; ``widths``: width of each part in each row."""
-    lefts = [0.0] * len(rows)
-    for index, (name, of) in enumerate(widths.items()):
-        style = look(index)
-        axes.barh(range(len(rows)), of, 0.7, left=lefts, color=style.colour, edgecolor=INK, linewidth=0.5,
-                  hatch=style.hatch, label=label(name))  # fmt: skip
-        lefts = [left + width for left, width in zip(lefts, of, strict=True)]
-    rows_at(axes, rows)
 
 
 # ------------------------------------------------------------------------------------------------ files

@@ -22,7 +22,6 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.saved_model import read_model
 from fairflare.reporting.documents import RoundRecord
-from fairflare.reporting.layout import Table, shown
 from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
@@ -32,7 +31,6 @@ from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_of
-from fairflare_lab.page.groups import worded
 from fairflare_lab.page.lines import frame, lines, panels_of
 from fairflare_lab.page.material import of_one, of_several, page_run
 from fairflare_lab.page.unseen import unseen_page
@@ -244,14 +242,6 @@ def test_a_folder_of_runs_is_answered_with_their_names(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match=r"no results.json in .*; it holds 2 runs: .*/a, .*/b$"):
         find_results(tmp_path)
-
-
-def test_tables_of_groups_have_words_on_the_page_and_names_in_the_file() -> None:
-    table = worded(Table("gaps", "Gaps.", ["measure", "es_dice"], [["dice_gap", 0.5]]), "Whose. ")
-    assert (table.columns, table.caption) == (["measure", "equity-scaled Dice"], "Whose. Gaps.")
-    assert shown(table.rows[0][0]) == "gap in Dice"
-    assert table.csv() == "measure,es_dice\ndice_gap,0.5\n"
-    assert shown(worded(Table("t", "", ["site", "dice"], [["site_1", 0.5]])).rows[0][0]) == "site_1"
 
 
 @pytest.mark.parametrize(("value", "most"), [(0.33, 0.66), (0.0, 1.0)])

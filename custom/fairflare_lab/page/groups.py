@@ -18,7 +18,7 @@ from fairflare.reporting.groups import (
     group_notes,
     group_tables,
 )
-from fairflare.reporting.layout import Shown, number
+from fairflare.reporting.layout import number
 from fairflare.reporting.values import in_words
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
@@ -50,20 +50,11 @@ def groups(material: Material) -> Section:
     if whose:
         notes += [f"Tables by site are of {run.name}; each other run's page has its own."]
         rows = material.by_label
-        gaps = [worded(gap_table(rows, material.reference))]
+        gaps = [gap_table(rows, material.reference)]
         words, notes = [], notes + notes_of_gaps(rows, material.reference)  # the page's lead has these sentences
     pictures = [picture_of(found, attribute, material.synthetic, whose) for attribute in found["attributes"]]
-    tables = [*gaps, *(worded(table, whose) for table in group_tables(run))]
+    tables = [*gaps, *(replace(table, caption=whose + table.caption) for table in group_tables(run))]
     return Section("groups", "Groups of people", words=words, notes=notes, parts=[*pictures, *tables])
-
-
-def worded(table: Table, whose: str = "") -> Table:
-    """Return a table of groups with spelled-out metrics, except in its CSV file; ``whose``: text before the caption."""
-    rows = table.rows
-    if table.columns[0] == "measure":
-        rows = [[Shown(in_words(str(row[0])), [str(row[0])]), *row[1:]] for row in rows]
-    columns, heads = [in_words(name) for name in table.columns], table.csv_columns or [[name] for name in table.columns]
-    return replace(table, caption=whose + table.caption, columns=columns, rows=rows, csv_columns=heads)
 
 
 def _metric(pooled: Mapping[str, Any]) -> str:

@@ -51,18 +51,11 @@ def settings(material: Material) -> Section:
          len(run["resumed"]), run.place or _text(run.info.get("job_id"))]
         for run in runs
     ]  # fmt: skip
-    tables = [Table("runs", "Every run of this page.", heads, cells), _versions(runs), _settings(material.rows)]
+    tables = [Table("runs", "Every run of this page.", heads, cells), _settings(material.rows)]
+    several = len({json.dumps(run.info["versions"], sort_keys=True) for run in runs}) > 1
     words = [f"{row.label}: {row.settings}." for row in material.rows if row.settings]
+    words += ["Not all runs have the same versions of software; each one's results.json has its own."] * several
     return Section("settings", "Versions, settings, seeds", words=words, parts=[*tables, _said(runs)])
-
-
-def _versions(runs: list[PageRun]) -> Table:
-    """Return a table of versions: a row for each package, a column for each set of versions that occurs."""
-    kinds = {json.dumps(run.info["versions"], sort_keys=True): run.info["versions"] for run in runs}
-    several = len(kinds) > 1
-    heads = [f"runs of kind {k}" for k in range(1, len(kinds) + 1)] if several else ["version"]
-    text = "Versions. They are not the same in all runs." if several else "Versions."
-    return Table("versions", text, ["software", *heads], _side_by_side(list(kinds.values())))
 
 
 def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
@@ -71,7 +64,7 @@ def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
 
 
 def _settings(rows: list[PageRow]) -> Table:
-    """Return a table of all settings but the seed, by their names for ``--set``, with a column for each row."""
+    """Return a table of all settings but the seed, with a column for each row, and of its first run's versions."""
     by_row = []
     for info in (row.runs[0].info for row in rows):
         of_info = [key for key in ("min_sites", "best_by", "experiment", "model_parameters") if key in info]
@@ -79,10 +72,14 @@ def _settings(rows: list[PageRow]) -> Table:
         by_row.append(
             by_name({key: value for key, value in info.config.items() if key != "seed"})
             | {f"bounds.{name}": value for name, value in info.bounds.items()}
+            | {f"versions.{name}": version for name, version in info.versions.items()}
             | {key: info[key] for key in of_info}
             | {f"task_file.{key}": info.task_file[key] for key in of_file}
         )
-    text, heads = "Every setting; the names are those of --set.", ["setting", *(row.label for row in rows)]
+    text, heads = (
+        "Every setting, by its name for --set, bounds and versions of software.",
+        ["setting", *(row.label for row in rows)],
+    )
     return Table("settings", text, heads, _side_by_side(by_row), folded=True)
 
 

@@ -232,7 +232,6 @@ def test_digits_of_the_values_by_layer_and_site(store):
     store.add_round(record(0, layers=layers))
     values = {"cka": 0.999988, "dissimilarity": 1.2345679e-05, "weight": 0.33333333}
     assert read_document(store.folder)["rounds"][0]["layers"] == {"conv": {"A": values}}
-    assert rows(store, "layers.csv.bz2")[1] == ["0", "conv", "A", "0.999988", "1.234568e-05", "0.3333333"]
 
 
 def test_the_same_view_of_a_run_that_goes_on_was_killed_or_is_over(store):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.layout import in_order
 from fairflare.reporting.notes import run_notes
-from fairflare.reporting.results import read_results, results_in
+from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
 from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import (
     by_site_of,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LAYERS = ["round", "layer", "site", "weight", "dissimilarity"]
+#: Path names that may lie between a run's folder and its results: a simulator's workspace, or a FLARE download.
+BELOW_A_RUN = {"simulator", "server", "simulate_job", "workspace", "fairflare", RESULTS_FILE}
 
 
 class PageRun(Results):
@@ -181,7 +183,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
     for path in paths:
         try:
             if not _leaves_out(path):
-                runs.append(page_run(read_results(path), str(path.parent.relative_to(folder))))
+                runs.append(page_run(read_results(path), _run_folder(path.relative_to(folder))))
             elif Unseen.is_in(path.parent):  # not a row, where it would look like a further seed of all sites
                 left_out.append((page_run(read_results(path)), Unseen.read(path.parent)))
             else:
@@ -211,6 +213,13 @@ def _leaves_out(results: Path) -> bool:
         return Unseen.is_in(results.parent) or bool(told.get("held_out"))
     except (OSError, ValueError, AttributeError):
         return Unseen.is_in(results.parent)
+
+
+def _run_folder(results: Path) -> str:
+    """Return the run's part of a path, such as ``runs/x`` of ``runs/x/server/simulate_job/fairflare/results.json``."""
+    while results.parent != Path() and results.name in BELOW_A_RUN:
+        results = results.parent
+    return str(results)
 
 
 def of_one(run: PageRun, metric: str | None = None) -> Material:

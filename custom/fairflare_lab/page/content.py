@@ -1,4 +1,4 @@
-"""Define the parts of a page, before they become HTML, PNG, SVG or CSV."""
+"""Define the parts of a page, before they become HTML, SVG or CSV."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ unit/test_cli.py::test_show_finds_the_results unit/test_cli.py::test_prepare_han
 unit/test_cli.py::test_answers_without_tensors_import_none_of_the_large_packages
 unit/test_as_json.py::test_mistakes_print_no_document unit/test_own_images.py::test_one_hospital_is_not_several
 unit/test_own_images.py::test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own
-unit/test_site_statistics.py::test_the_command_writes_page_document_and_csv
+unit/test_site_statistics.py::test_the_command_writes_page_and_document
 flare/test_statistics.py::test_who_is_left_out_is_on_the_page
 federation/test_plan.py::test_every_site_has_its_share_and_a_test_of_its_own
 federation/test_local.py::test_fed_avg federation/test_no_flare.py::test_a_run_without_flare

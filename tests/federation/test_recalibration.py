@@ -475,10 +475,7 @@ def test_a_script_s_own_network(tmp_path: Path) -> None:
 def test_settings() -> None:
     with pytest.raises(ValueError, match="norm_statistics must be"):
         plan_of("segmentation", TINY_SEGMENTS, settings={"norm_statistics": "mean"})
-    with pytest.raises(ValueError, match="recalibration must be"):
-        plan_of("segmentation", TINY_SEGMENTS, settings={"recalibration": "two_pass"})
-    run_settings = plan_of("segmentation", TINY_SEGMENTS, settings=RECALIBRATED).run
-    assert (run_settings.norm_statistics, run_settings.recalibration) == ("recalibrated", "exact")
+    assert plan_of("segmentation", TINY_SEGMENTS, settings=RECALIBRATED).run.norm_statistics == "recalibrated"
 
 
 def test_server_and_sites_agree_on_the_statistics() -> None:

@@ -331,6 +331,14 @@ def test_no_sum_of_a_group_tells_its_sites_apart(weights: Any, why: str, tmp_pat
     assert (opened == {}) == (weights[-1] > 0)  # the fourth site, left out, refuses alone; the others open theirs
 
 
+def test_a_site_whose_file_allows_sums_only_sends_no_sums_in_the_clear(tmp_path: Path) -> None:
+    local = {"sites": {"site-4": {"secure": "sums"}}}
+    run = Run(tmp_path, **GROUPS, task=People(), secure="", min_sites=3, local=local)()
+    answers = told(run, "validate")
+    assert "its own file has secure=sums, the run has not" in answers["site-4"].meta["reason"]
+    assert not answers["site-4"].meta["stats"].keys() & answers["site-1"].meta["stats"].keys() - {"seconds"}
+
+
 def test_one_weight_for_all_groups_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, task=People(), **GROUPS)
     even = changed(lambda site, question: {**question, "table": {name: [0.25] for name in ALL}})

@@ -399,6 +399,25 @@ def test_two_sums_of_one_vector() -> None:
         check_table("a", question(table(*[[1 / 3]] * 3), "anchor"), Limits(), pairs_of("abc"))
 
 
+@pytest.mark.parametrize("more", [2e-17, 1e-13, 8.5e-13, 1e-9])
+def test_the_difference_of_two_sums_shows_a_site_however_small_it_is(more: float) -> None:
+    even = table(*[[1 / 6]] * 6)
+    nearly = even | {"b": (1 / 6 + more,)}
+    assert nearly != even
+    with pytest.raises(SumRefused, match=r"would show a site's numbers to 1.0000"):
+        check_table("a", question(nearly), Limits(), pairs_of("abcdef"), [even])
+    found, which = softened(nearly, [even], 0.95)
+    assert (found, which) == (even, [0])
+
+
+def test_a_finer_ring_than_the_vectors_is_refused() -> None:
+    thirds = table(*[[1 / 3]] * 3)
+    with pytest.raises(SumRefused, match=r"integers of Ring\(bits=64.*same version at server and sites"):
+        check_table("a", question(thirds, "params", BUFFERS), Limits(), pairs_of("abc"))
+    with pytest.raises(SumRefused, match=r"integers of Ring\(bits=32"):
+        check_table("a", question(thirds, "buffers", TRAINED), Limits(), pairs_of("abc"))
+
+
 def test_two_thirds_of_the_first_roster_take_part() -> None:
     five = question(table(*[[1 / 5]] * 5))
     check_table("a", five, Limits(), pairs_of("abcde", first=7))

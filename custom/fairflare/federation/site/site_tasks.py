@@ -193,6 +193,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
+        sums.check_asked(worker, request)
         table = groups.table_of(worker.site, of_test, model, run.data, worker.device, request)
         secure = bool(request.sums)
         reply.stats |= sums.groups_home(worker, request, store, run, table) if secure else {groups.TABLE: table}

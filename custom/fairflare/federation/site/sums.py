@@ -46,7 +46,7 @@ Most = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 def check_asked(worker: SiteWorker, request: SiteTask) -> None:
-    """Refuse to train for a run without secure sums if the site's own file allows secure sums only.
+    """Refuse to send updates or sums in a run without secure sums if the site's own file allows secure sums only.
 
     Raises:
         SiteError: the run is none of secure sums.

@@ -9,10 +9,11 @@ import numpy as np
 
 from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
-from fairflare.privacy.sums.ring import SLACK, Floats
+from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
 MOST_SITES = 100  # each site makes a stream for each other one
-SAME = 1e-12  # relative size below which a row of weights adds nothing to the rows before
+SAME = 1e-12  # relative size below which a direction of weights adds nothing to the others
+RINGS = {"params": TRAINED, GROUPS: SUMS}  # of the vectors; all others are BUFFERS
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ def exposure(tables: Sequence[Table]) -> Floats:
     """
     rows = [np.array([table[site] for site in sorted(tables[0])]).T for table in tables]
     stacked = np.stack(np.broadcast_arrays(*rows), axis=1)  # (layers, sums, sites)
-    _, sizes, directions = np.linalg.svd(stacked, full_matrices=False)
+    # A server can take one sum off another and read what is left, however little the weights differ.
+    stacked[:, 1:] -= stacked[:, :1].copy()
+    largest = np.abs(stacked).max(2, keepdims=True)
+    _, sizes, directions = np.linalg.svd(stacked / np.where(largest > 0, largest, 1), full_matrices=False)
     counted = sizes > SAME * sizes[:, :1]
     found: Floats = np.sqrt(((directions * counted[..., None]) ** 2).sum(1))
     return found
@@ -91,6 +95,9 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
     check(count <= MOST_SITES, f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites")
     check(3 * count >= 2 * pairs.first, f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more")
     check(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
+    # In a finer ring the difference of two sums with nearly the same weights would show more.
+    usual = question.ring == RINGS.get(question.vectors, BUFFERS)
+    check(usual, f"its numbers are to be integers of {question.ring}; use the same version at server and sites")
     weights = np.array([question.table[name] for name in members])  # (sites, layers)
     check(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
     owners, part = (weights > 0).sum(0), BY_PART.get(question.label)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -101,6 +102,28 @@ def test_an_absent_site_keeps_its_own_and_counts_in_the_common_one(tmp_path: Pat
     new = 0.95 + 0.95 + (1.19 - y) / 0.2
     assert float(sites.kept("site-2", "control", 0)["x"]) == pytest.approx(-2.85)
     assert float(rule.beside()["x"]) == pytest.approx(-0.95 + (new - 0.95) / 2, abs=1e-12)
+
+
+def test_the_common_one_is_the_mean_of_all_where_a_new_site_comes() -> None:
+    """Check that c is the mean of all c_k, each of which the site renews from the c that it received."""
+    rule, own = Scaffold(), dict.fromkeys("abc", 0.0)
+    for sites in ("ab", "ab", "abc", "bc"):
+        received, moves = rule.beside().get("w", torch.tensor(0.0)), {"a": 1.0, "b": -0.5, "c": 3.0}
+        rule.weigh(
+            cast(
+                "Any",
+                SimpleNamespace(
+                    asked=list(sites), sites=list(sites), reports={site: {"rate_sum": 0.5} for site in sites},
+                    states={site: {"w": torch.tensor(moves[site], dtype=torch.float64)} for site in sites},
+                    parameters={"w"}, start=lambda rule: {"w": torch.tensor(0.0, dtype=torch.float64)},
+                    moderated=lambda told, name: told,
+                ),
+            )
+        )  # fmt: skip
+        for site in sites:
+            own[site] -= float(received) + moves[site] / 0.5
+        known = 2 + ("c" in sites or own["c"] != 0)
+        assert float(rule.beside()["w"]) == pytest.approx(sum(own.values()) / known, abs=1e-12)
 
 
 def test_a_parameter_without_a_gradient_at_a_site_has_no_control_there(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ class Scaffold(SendsBeside):
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        self._sites = sorted({*self._sites, *inputs.asked, *inputs.sites})
+        old, self._sites = len(self._sites), sorted({*self._sites, *inputs.asked, *inputs.sites})
         told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
         rates, start = inputs.moderated(told, "rate_sum"), inputs.start(self)
         assert start is not None, "a stock controller is refused"
@@ -133,7 +133,8 @@ class Scaffold(SendsBeside):
             moved = torch.zeros_like(received)
             for site in inputs.sites:
                 moved -= before + (inputs.states[site][name].double() - received) / rates[site]
-            self._control[name] = (before + moved / len(self._sites)).to(start[name].dtype)
+            # A new site has c_k = 0 in the mean.
+            self._control[name] = (before * (old / len(self._sites)) + moved / len(self._sites)).to(start[name].dtype)
         return Weighing(sites=uniform_weights(inputs.sites))
 
 

@@ -1,7 +1,8 @@
 r"""Define FedMGDA+, which moves along the shortest weighted mean of the sites' changes, all scaled to one length.
 
 Hu et al., "Federated Learning Meets Multi-Objective Optimization", IEEE TNSE 2022, and the authors' code. The shortest
-mean makes a small angle with every change, so that no site's loss grows in a short step.
+mean makes an angle of at most 90 degrees with every change, so that with ``reach=1`` no site's loss grows in a short
+step.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ METHODS = [
     Method(
         name="fed_mgda",
         title="FedMGDA+",
-        summary="moves along the shortest mean of the sites' normalised changes, against none of them",
+        summary="moves along the shortest mean of the sites' normalised changes",
         rule=FedMGDA,
         training=LocalTraining,
         source="Hu et al., IEEE TNSE 2022",

@@ -56,7 +56,7 @@ class FedOpt(FedAvg):
         server_rate: eta: about how far an entry with \|D\| much above tau moves in a round.
         beta1: decay rate of m; without a value 0.9, with ``"adagrad"`` 0.
         beta2: decay rate of v.
-        server_tau: tau: entries with \|D\| far below it move by :math:`\eta D / (2 \tau)` or less.
+        server_tau: tau: entries with \|D\| far below it move by about :math:`\eta D / (2 \tau)`.
 
     Source:
         Reddi et al., Algorithm 2.

@@ -252,13 +252,13 @@ class Rounds:
         self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
         self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
         no_key = {}
+        asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
         if self.sums is not None:
-            no_key = self.sums.agree(current_round, record.sites)
+            no_key = self.sums.agree(current_round, record.sites, two=asks_again)
             record.sites = [site for site in record.sites if site in self.sums.agreed]
             makes, stay = rule.makes if isinstance(rule, MakesTensors) else (), self.at_home.tensors
             shared = {name: of for name, of in trained.items() if name not in stay and not name.startswith(makes)}
             self.sums.begin(record, shared, self.collector.parameters or frozenset())
-        asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites) | no_key
         train.good = self.collector.footing.on_one(train.good)

@@ -63,11 +63,15 @@ class SecureSums:
         ask.form["sums"] = {RUN: self.id}
         self._anchor: tuple[list[str], State] | None = None
 
-    def agree(self, current_round: int, live: Sequence[str]) -> dict[str, str]:
+    def agree(self, current_round: int, live: Sequence[str], *, two: bool = False) -> dict[str, str]:
         """Let the live sites agree on keys unless they have done so; return the reason for each site without a key.
 
+        Args:
+            current_round, live: number of the round, and its sites.
+            two: whether the round makes two sums of the same numbers, for which sites ask for one site more.
+
         Raises:
-            RoundFailed: a site refuses another site's key, or fewer than three sites have keys.
+            RoundFailed: a site refuses another site's key, or too few sites have keys.
         """
         if set(live) <= set(self.agreed):
             return {}
@@ -77,7 +81,7 @@ class SecureSums:
             hellos[site] = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
             return {}
 
-        timeout, least = self.run.check_timeout, max(FEWEST, self.run.min_sites)
+        timeout, least = self.run.check_timeout, max(FEWEST + two, self.run.min_sites)
         first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said)
         if len(first.good) >= least:
             told = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
@@ -85,10 +89,11 @@ class SecureSums:
         left = {**first.left_out, **second.left_out}
         refused = second is not first and len(second.left_out) > len(second.unheard)
         if refused or len(second.good) < least:
+            why = f"{len(second.good)} site(s) agreed on keys, needed are {least} sites, none of which refuses"
+            if second is first:  # nobody was asked to agree
+                why = f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
             raise RoundFailed(
-                f"round {current_round}, keys: {len(second.good)} site(s) agreed on keys, needed are {least} sites, "
-                f"none of which refuses. Left out: {reasons(left.items()) or 'none'}",
-                second,
+                f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second
             )
         self.agreed = sorted(second.good)
         signed = all(len(of) > 1 for of in hellos.values())

@@ -19,6 +19,7 @@ from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
 from fairflare.data.patients import on_both_sides, suggested
 from fairflare.data.preparers.__main__ import main as prepare
+from fairflare.data.preparers.__main__ import say
 from fairflare.data.preparers.listed import groups_by_site
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
@@ -259,6 +260,9 @@ def test_prepare_says_that_patients_are_unknown_and_takes_a_group_of_each_site(t
     told = prepared(tmp_path, capsys)
     assert "NOTE: no patients are known at A, B: split by image: every file counts as a patient of its own" in told
     assert "--group finds patients in names of files" in told
+    say(tmp_path / "out")  # as a command without --group does
+    assert "in test.\n" in (plain := str(capsys.readouterr().out))
+    assert "--group" not in plain
     again = prepared(tmp_path, capsys, "--group", "A=([^/]+)[-_ ]\\d+[^/]*$", "--group", r"B=^p(\d+)")
     assert "NOTE" not in again
     for name, first in (("A", "p00"), ("B", "00")):

@@ -126,6 +126,10 @@ def test_command(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "SYNTHETIC images, no patient data" in done.output
     assert "site-2 (site-2): 16 training, 4 validation, 4 test" in done.output
+    few = ["--sites", "2", "--size", "32", "--set", "num_samples=80", "--set", "num_test=40"]
+    classes = run(app, ["phantom", "fundus", "--out", str(tmp_path / "c"), *few])
+    assert classes.exit_code == 0, classes.output
+    assert "NOTE" not in classes.output  # nobody's patients are in made-up images
     again = run(app, ["phantom", "prostate", "--out", str(tmp_path / "p"), "--sites", "2"])
     assert again.exit_code == 2
     assert "is there already" in again.output

@@ -87,7 +87,7 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:
         preparer.prepare(**options, record=record, progress=progress)
-    say(Path(options["out_dir"]))
+    say(Path(options["out_dir"]), by_name="group" in options)
 
 
 @contextmanager
@@ -103,8 +103,8 @@ def counting_files() -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(line, completed=done)
 
 
-def say(out: Path) -> None:
-    """Print each site's number of images, what is not known of them, and what a run on them needs."""
+def say(out: Path, by_name: bool = False) -> None:
+    """Print each site's images and what a run needs; ``by_name``: the command finds patients by names (``--group``)."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest["sites"].items():
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
@@ -112,10 +112,13 @@ def say(out: Path) -> None:
         print(f"\nimages of training, validation and test\n{_table(manifest['sites'])}")
     if asked := _silent(out, manifest):
         print(asked)
-    if unknown := [site for site, found in manifest["sites"].items() if not found["patients"]]:
+    unknown = [site for site, found in manifest["sites"].items() if not found["patients"]]
+    if unknown and not manifest.get("synthetic"):
         print(
             f"NOTE: no patients are known at {', '.join(unknown)}: split by image: every file counts as a patient of "
-            "its own, so those of one person may be in training and in test. --group finds patients in names of files."
+            "its own, so those of one person may be in training and in test."
+            + " --group finds patients in names of files."
+            * by_name
         )
     print(f"In {out}: manifest.json with counts, checksums, versions and the seed.")
     for site, found in manifest.get("volumes", {}).items():

@@ -296,6 +296,7 @@ class _Result:
         content = {
             "kind": "classification" if self.classes else "segmentation",
             **record,
+            **({"synthetic": True} if form.synthetic else {}),
             "folds": form.dealing.folds,
             "task": {
                 **({"num_classes": len(self.classes)} if form.class_names and not self.findings else {}),

@@ -914,3 +914,11 @@ print(first.is_alive(), second.is_alive(), sys.modules["big.part"].__name__, typ
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env=env)
     assert told.stdout.split() == ["False", "False", "big.part", "module"], told.stderr
+
+
+@pytest.mark.parametrize("words", ["--set seed=1", "--set optimizer=sgd", "--monai-bundle . --set x=1"])
+def test_doctor_ignores_no_setting(words: str) -> None:
+    ran = CliRunner().invoke(cli.app, ["doctor", *words.split()])
+    assert ran.exit_code == 2
+    name = words.rpartition(" ")[2].partition("=")[0]
+    assert f"doctor has no use for --set {name}" in " ".join(ran.stderr.split())

@@ -24,6 +24,8 @@ State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
 EXTRAS = {"data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard"}
 LAY = "`fairflare policies KIT` narrows it"
+#: Settings of a bundle that say which keys and values of it are read.
+OF_BUNDLE = ("bundle_configs", "bundle_overrides", "optimizer")
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -53,6 +55,10 @@ def doctor(
     """Look at versions, GPU, disk, a start-up kit and a MONAI bundle. Exit code 1 when something cannot work."""
     with user_errors(), one_document(as_json):
         values = parse_settings(settings)
+        if odd := [name for name in values if monai_bundle is None or name not in OF_BUNDLE]:
+            raise ValueError(
+                f"doctor has no use for --set {odd[0]}; it takes {', '.join(OF_BUNDLE)} of a --monai-bundle"
+            )
         of_bundle = [] if monai_bundle is None else list(sealing(monai_bundle, values))
     with one_document(as_json) as put:
         found = [*of_bundle, *examine(kit)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
 
-from fairflare.core.priors import RunningClassMean, class_means, prior_distance, rescue_factor
+from fairflare.core.priors import RunningClassMean, prior_distance, rescue_factor
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.fed_mas import RescueTraining
 from fairflare.tasks.priors import IMAGENET_MEAN, IMAGENET_STD, PriorNetwork, build_encoder, fingerprint, load_prior
@@ -87,7 +87,9 @@ def test_running_mean_does_not_know_the_batches(seed, batch, count):
     g = torch.Generator().manual_seed(seed)
     values = 4 * torch.rand(count, generator=g)
     targets = torch.randint(0, 4, (count,), generator=g)
-    expected = class_means(values, targets, 4)
+    whole = RunningClassMean(4)
+    whole.add(values, targets)
+    expected = whole.means()
     order = torch.randperm(count, generator=g)
     running = RunningClassMean(4)
     for part in order.split(batch):
@@ -132,14 +134,16 @@ def test_means_refuse():
     with pytest.raises(ValueError, match="num_classes must be an integer >= 1, got 0"):
         RunningClassMean(0)
     with pytest.raises(ValueError, match=r"targets has shape \(3,\), values has \(2,\)"):
-        class_means(torch.ones(2), torch.zeros(3, dtype=torch.int64), 2)
+        RunningClassMean(2).add(torch.ones(2), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"targets must be in \[0, 2\), got 2"):
-        class_means(torch.ones(2), torch.tensor([0, 2]), 2)
+        RunningClassMean(2).add(torch.ones(2), torch.tensor([0, 2]))
     with pytest.raises(ValueError, match=r"targets must be in \[0, 2\), got -1"):
-        class_means(torch.ones(2), torch.tensor([0, -1]), 2)
+        RunningClassMean(2).add(torch.ones(2), torch.tensor([0, -1]))
     with pytest.raises(ValueError, match=r"values must have shape \(6,\), got \(2, 3\)"):
-        class_means(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64), 2)
-    assert class_means(torch.ones(0), torch.zeros(0, dtype=torch.int64), 2).isnan().all()  # an empty batch is none
+        RunningClassMean(2).add(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.int64))
+    empty = RunningClassMean(2)
+    empty.add(torch.ones(0), torch.zeros(0, dtype=torch.int64))  # an empty batch is none
+    assert empty.means().isnan().all()
 
 
 # ------------------------------------------------------------------------------------------------ rescue factor, Eq. 3

@@ -133,31 +133,6 @@ class RunningClassMean:
         return total
 
 
-def class_means(values: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    r"""Return the mean of the samples' values by class, Fed-MAS Eq. (2).
-
-    .. math:: w_c = \frac{1}{M_c} \sum_{i: \text{label } c} \ell_i
-
-    Args:
-        values: one value for each sample, (n,).
-        targets: class of each sample, (n,), in [0, C).
-        num_classes: number of classes C.
-
-    Returns:
-        (C,) float64 on the CPU; NaN for a class without samples.
-
-    Raises:
-        ValueError: shapes or classes out of range.
-
-    Source:
-        Elbatel et al., Eq. (2); spec MAS-2. The authors divide by the class's count also where their loader dropped
-        samples; we divide by the number of samples seen.
-    """
-    running = RunningClassMean(num_classes)
-    running.add(values, targets)
-    return running.means()
-
-
 def rescue_factor(
     before: Tensor | Sequence[float],
     during: Tensor | Sequence[float],

@@ -69,9 +69,7 @@ class CReFF(MakesTensors):
     classifier_rate: Positive = 0.01
     classifier_batch: PositiveInt = 32
 
-    @property
-    def weighs(self) -> bool:
-        return False  # the reports serve the second classifier, not the weights
+    weighs: ClassVar[bool] = False  # the reports serve the second classifier, not the weights
 
     def __post_init__(self) -> None:
         super().__post_init__()

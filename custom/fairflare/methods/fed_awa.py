@@ -64,15 +64,12 @@ class FedAWA(Rule):
     awa_steps: PositiveInt = 1
     awa_rate: Positive = 1e-3
 
+    weighs: ClassVar[bool] = True
     _outlive = ("scores",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._scores: dict[str, float] = {}
-
-    @property
-    def weighs(self) -> bool:
-        return True
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         gram = inputs.whole_gram(self, model=True)

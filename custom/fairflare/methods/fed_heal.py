@@ -86,6 +86,7 @@ class FedHEAL(Rule):
     """
 
     only_mean: ClassVar[str] = "each entry is a mean over the sites that sent it"
+    weighs: ClassVar[bool] = True
 
     reads_models: ClassVar[str] = "it needs the length of each site's update, and which entries it has"
 
@@ -98,10 +99,6 @@ class FedHEAL(Rule):
         self._weights: dict[str, float] = {}
         self._momentum: dict[str, float] = {}
         self._entries: Made | None = None  # shares of the weight behind each entry, until the model is moved
-
-    @property
-    def weighs(self) -> bool:
-        return True
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         start, states, sites = inputs.start(self), inputs.states, inputs.sites

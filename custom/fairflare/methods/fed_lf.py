@@ -40,14 +40,11 @@ class FedLF(Rule):
     report_fields = (PROBE_LOSS,)
     reads_models: ClassVar[str] = "it compares each site's update with those of the others"
     only_mean: ClassVar[str] = "it moves along a direction of its own"
+    weighs: ClassVar[bool] = False  # the losses serve the direction; the weights are those of the norms' statistics
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._direction: partial[torch.Tensor] | None = None
-
-    @property
-    def weighs(self) -> bool:
-        return False  # the losses serve the direction; the weights are those of the norms' statistics
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         told = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})

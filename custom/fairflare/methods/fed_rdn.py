@@ -110,15 +110,12 @@ class FedRDN(FedAvg):
         "tell whose they are"
     }
 
+    weighs: ClassVar[bool] = False
     _outlive = ("statistics",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._statistics: dict[str, list[list[float]]] = {}
-
-    @property
-    def weighs(self) -> bool:
-        return False
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}

@@ -149,16 +149,13 @@ class FlexFair(Rule):
     flexfair_measure: Measure = "equal_accuracy"
     flexfair_weight: NonNegative = 2.0
 
+    weighs: ClassVar[bool] = False
     _outlive = ("sites", "groups")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._sites: dict[str, list[float]] = {}  # slopes by site and class
         self._groups: list[list[float]] = []  # slopes by group and class
-
-    @property
-    def weighs(self) -> bool:
-        return False
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
         images = _rows(report[GROUP_IMAGES.name], report["rows"])

@@ -30,7 +30,8 @@ class Pair(torch.nn.Module):
 
 def begun(half: GlobalPerturbation, folder: Path, model: torch.nn.Module, current_round: int = 1) -> Any:
     folder.mkdir(exist_ok=True)
-    at = SimpleNamespace(store=SiteStore(folder), directives={}, current_round=current_round, num_rounds=3, own=None)
+    told = {"current_round": current_round, "num_rounds": 3, "directives": {}}
+    at = SimpleNamespace(site="site-1", store=SiteStore(folder), own=None, **told)
     half.begin_round(at, model)  # type: ignore[arg-type]
     return at
 

@@ -15,7 +15,7 @@ from fairflare.flare.aggregator import FairAggregator
 from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.scaffold import ControlledTraining, Scaffold
 
-from .own import SITES, Plane, Points, killed, run
+from .own import SITES, Plane, Points, Sites, killed, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"site-1": 0.0, "site-2": 4.0}
@@ -113,7 +113,8 @@ def test_the_common_one_is_the_mean_of_all_where_a_new_site_comes() -> None:
             cast(
                 "Any",
                 SimpleNamespace(
-                    asked=list(sites), sites=list(sites), reports={site: {"rate_sum": 0.5} for site in sites},
+                    current_round=0, asked=list(sites),
+                    sites=list(sites), reports={site: {"rate_sum": 0.5} for site in sites},
                     states={site: {"w": torch.tensor(moves[site], dtype=torch.float64)} for site in sites},
                     parameters={"w"}, start=lambda rule: {"w": torch.tensor(0.0, dtype=torch.float64)},
                     moderated=lambda told, name: told,
@@ -124,6 +125,24 @@ def test_the_common_one_is_the_mean_of_all_where_a_new_site_comes() -> None:
             own[site] -= float(received) + moves[site] / 0.5
         known = 2 + ("c" in sites or own["c"] != 0)
         assert float(rule.beside()["w"]) == pytest.approx(sum(own.values()) / known, abs=1e-12)
+
+
+def test_an_answer_that_is_lost_after_its_training_leaves_the_common_one_the_mean(tmp_path: Path) -> None:
+    """Check that c is the mean of all c_k and x the common optimum 2, where more answers are lost than are stored."""
+    lost = {("site-2", number) for number in (0, 2, 3, 4, 5)} | {("site-1", 8)}
+    half, task, rule = ControlledTraining(**HALF), Plain(), Scaffold()
+    trained = Sites(tmp_path / "state", half, task)
+
+    def answer(site: str, name: str, message: Message) -> Any:
+        if name != "train" or (site, message.current_round) not in lost:
+            return None
+        trained.perform(site, name, message)
+        return "gone"
+
+    made, sites = run(tmp_path, half, task=task, rule=rule, num_rounds=40, min_sites=1, answer=answer)
+    common, own = rule.beside()["x"], [sites.kept(site, "control", 39)["x"] for site in SITES]
+    assert float(common) == pytest.approx(float(sum(own)) / 2, abs=1e-9)
+    assert float(made.model()["model"]["x"]) == pytest.approx(2, abs=1e-2)
 
 
 def test_a_parameter_without_a_gradient_at_a_site_has_no_control_there(tmp_path: Path) -> None:

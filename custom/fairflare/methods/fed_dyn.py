@@ -6,7 +6,6 @@ Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,17 +16,10 @@ from fairflare.core.states import Made
 from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import fitting
-from fairflare.methods.base.rule import RoundInputs, Rule, State, Weighing
+from fairflare.methods.base.rule import RoundInputs, State, SumOfKept, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 
 DRIFT = "drift"  # name under which a site stores l_k
-
-
-@dataclass
-class _Centre:
-    """Store one task's centre x - l_k, towards which training is pulled, by name of the trained parameters."""
-
-    of: dict[str, torch.Tensor]
 
 
 @settings
@@ -50,15 +42,15 @@ class DynamicTraining(LocalTraining):
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         received = self.home.sent_parameters(model)
         drift = fitting(run, DRIFT, received)
-        run.own = _Centre({name: x - drift.get(name, 0) for name, x in received.items()})
+        run.own = {name: x - drift.get(name, 0) for name, x in received.items()}  # the centre x - l_k of the pull
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        moving = {name: p for name, p in model.named_parameters() if name in run.own.of}
-        pull = losses.proximal_term(moving, run.own.of, self.feddyn_alpha)
+        moving = {name: p for name, p in model.named_parameters() if name in run.own}
+        pull = losses.proximal_term(moving, run.own, self.feddyn_alpha)
         return criterion_loss(self, run, model(inputs), targets) + pull
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        trained, centre = dict(model.named_parameters()), run.own.of
+        trained, centre = dict(model.named_parameters()), run.own
         run.store.save(
             DRIFT, run.current_round, {name: (trained[name].detach() - centre[name]).cpu() for name in centre}
         )
@@ -66,7 +58,7 @@ class DynamicTraining(LocalTraining):
 
 
 @settings
-class FedDyn(Rule):
+class FedDyn(SumOfKept):
     r"""Average the sites' models, each site counting alike, and add the mean of all sites' corrections l_k (FedDyn).
 
     .. math:: x \leftarrow \frac{1}{|P|} \sum_P y_k - \frac h\alpha, \qquad
@@ -81,18 +73,15 @@ class FedDyn(Rule):
 
     only_mean: ClassVar[str] = "its drift is a sum of all sites' changes"
 
-    _outlive = ("drift", "sites")
+    _outlive = (*SumOfKept._outlive, "drift")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._drift: dict[str, torch.Tensor] = {}
-        self._sites: list[str] = []
-        self._old, self._present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
+        self._known, self._present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        known = sorted({*self._sites, *inputs.asked, *inputs.sites})
-        self._old, self._present = len(self._sites) / len(known), len(inputs.sites) / len(known)
-        self._sites = known
+        self._known, self._present = self.count(inputs)
         length = math.sqrt(sum(float(drift.square().sum()) for drift in self._drift.values()))
         return Weighing(sites=uniform_weights(inputs.sites), values={"drift": length})
 
@@ -100,7 +89,7 @@ class FedDyn(Rule):
         return Made(change, lambda name: self._step(name, change[name]))
 
     def _step(self, name: str, change: torch.Tensor) -> torch.Tensor:
-        self._drift[name] = self._old * self._drift.get(name, torch.zeros_like(change)) + self._present * change
+        self._drift[name] = self._known * self._drift.get(name, torch.zeros_like(change)) + self._present * change
         return change + self._drift[name]
 
 

@@ -16,7 +16,7 @@ from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.home import fitting
 from fairflare.methods.base.reports import NO_IMAGES, Field
-from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, Weighing
+from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_prox import JOB
 
@@ -84,7 +84,7 @@ class ControlledTraining(LocalTraining):
 
 
 @settings
-class Scaffold(SendsBeside):
+class Scaffold(SumOfKept, SendsBeside):
     r"""Average the sites' models, each site counting alike, and move the common control variate c (SCAFFOLD).
 
     .. math:: w \leftarrow w^r + \frac{1}{|P|} \sum_P \Delta_k, \qquad
@@ -112,18 +112,17 @@ class Scaffold(SendsBeside):
     only_mean: ClassVar[str] = "its control variate is a sum of all sites' changes"
     reads_models: ClassVar[str] = "its control variate divides each site's update by that site's rates"
 
-    _outlive = ("control", "sites")
+    _outlive = (*SumOfKept._outlive, "control")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._control: dict[str, torch.Tensor] = {}
-        self._sites: list[str] = []
 
     def beside(self) -> State:
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        old, self._sites = len(self._sites), sorted({*self._sites, *inputs.asked, *inputs.sites})
+        known, present = self.count(inputs)
         told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
         rates, start = inputs.moderated(told, "rate_sum"), inputs.start(self)
         assert start is not None, "a stock controller is refused"
@@ -133,8 +132,7 @@ class Scaffold(SendsBeside):
             moved = torch.zeros_like(received)
             for site in inputs.sites:
                 moved -= before + (inputs.states[site][name].double() - received) / rates[site]
-            # A new site has c_k = 0 in the mean.
-            self._control[name] = (before * (old / len(self._sites)) + moved / len(self._sites)).to(start[name].dtype)
+            self._control[name] = (before * known + moved / len(inputs.sites) * present).to(start[name].dtype)
         return Weighing(sites=uniform_weights(inputs.sites))
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # it received (needed where the anchor is sent as a difference to the received model).
 LOCAL_MODEL = "local_model"
 PARTS, OWN_MODEL = "parts", "own_model"
+COUNTED = "counted"  # name of the directive with the site's last round whose answer counted; -1 if none did
 DOWNLOAD = "download"  # name of the directive to the sites in methods that send each site other parts of the model
 KEEP, FINETUNE = "keep:", "finetune"  # beginnings of the setting ``personalise``
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
@@ -196,8 +197,12 @@ def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
     """Return the tensors that the site stored under ``name`` in its newest earlier round, as far as they fit ``like``.
 
     A tensor fits if ``like`` has one of its name and shape; it is returned on that one's device and with its type.
+    If the server names the site's last round that counted, what the site stored in later rounds is deleted, as in a
+    round whose answer was lost (:class:`~fairflare.methods.base.rule.SumOfKept`).
     """
-    stored = run.store.load_before(name, run.current_round) or {}
+    last = int((run.directives.get(COUNTED) or {}).get(run.site, run.current_round))
+    run.store.clear(name, but=run.current_round, after=last)
+    stored = {} if last == -1 else run.store.load_before(name, run.current_round) or {}
     return {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
 
 

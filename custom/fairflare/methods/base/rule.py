@@ -21,6 +21,8 @@ from fairflare.core.aggregation.updates import gram
 from fairflare.core.states import Made
 from fairflare.core.states import State as State
 from fairflare.core.weighting import normalise
+from fairflare.exchange.messages import BySite
+from fairflare.methods.base.home import COUNTED
 from fairflare.methods.base.reports import Field
 
 if TYPE_CHECKING:
@@ -238,10 +240,7 @@ class TwoPhase(Rule):
     """Add a second phase to a rule's rounds, in which sites measure the average of their models (the anchor)."""
 
     anchor_fields: ClassVar[tuple[Field, ...]] = ()
-
-    @property
-    def weighs(self) -> bool:
-        return True
+    weighs: ClassVar[bool] = True
 
     def asks_about_anchor(self, current_round: int) -> bool:
         """Return whether sites are asked about the anchor (the average of their models) in this round."""
@@ -302,10 +301,7 @@ class SendsParts(SeesModel):
 
     only_mean: ClassVar[str] = "every site gets a model of its own"
     reads_models: ClassVar[str] = "every site gets a model of its own, made of the others' updates"
-
-    @property
-    def weighs(self) -> bool:
-        return False  # sites differ in the tensors that they are sent, not in their weights
+    weighs: ClassVar[bool] = False  # sites differ in the tensors that they are sent, not in their weights
 
     @abstractmethod
     def each(self, state: State) -> Callable[[str], State]:
@@ -316,15 +312,41 @@ class SendsParts(SeesModel):
         """
 
 
+class SumOfKept(Rule):
+    """Let a rule keep the sum of values of which each site keeps one, and renews it in each training.
+
+    A site whose answer is lost after its training has renewed its value, and the sum has not. Each site is therefore
+    told its last round that counted, and goes on from the value of that round; see
+    :func:`fairflare.methods.base.home.fitting`.
+    """
+
+    directive_docs: ClassVar[dict[str, str]] = {COUNTED: "the site's last round whose answer counted"}
+
+    _outlive: ClassVar[tuple[str, ...]] = ("counted",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._counted: dict[str, int] = {}  # by site seen so far; -1: none of its rounds counted
+
+    def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
+        return {COUNTED: BySite({site: self._counted.get(site, -1) for site in sites})}
+
+    def count(self, inputs: RoundInputs) -> tuple[float, float]:
+        """Count a round; return the shares of the sites known before it, and of its own, in all sites seen so far.
+
+        The value of a new site is 0 in the mean over all sites.
+        """
+        known, asked = len(self._counted), dict.fromkeys([*inputs.asked, *inputs.sites], -1)
+        self._counted = {**asked, **self._counted, **dict.fromkeys(inputs.sites, inputs.current_round)}
+        return known / len(self._counted), len(inputs.sites) / len(self._counted)
+
+
 class SendsBeside(Rule):
     """Let a rule send all sites tensors of its own beside the model that they train."""
 
     #: Description of these tensors, and what they reveal about other sites; for ``docs/privacy.md``.
     beside_doc: ClassVar[str]
-
-    @property
-    def weighs(self) -> bool:
-        return False  # the reports serve these tensors, not the weights
+    weighs: ClassVar[bool] = False  # the reports serve these tensors, not the weights
 
     @abstractmethod
     def beside(self) -> State:

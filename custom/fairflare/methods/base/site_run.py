@@ -125,10 +125,10 @@ class SiteStore:
             if half_done or HALF_DONE not in path.name:
                 path.unlink(missing_ok=True)
 
-    def clear(self, name: str, *, but: int) -> None:
-        """Delete the values called ``name`` of all rounds except round ``but``."""
+    def clear(self, name: str, *, but: int, after: int = -1) -> None:
+        """Delete the values called ``name`` of all rounds later than ``after``, except round ``but``."""
         for number in self._rounds(name):
-            if number != but:
+            if number > after and number != but:
                 self._path(name, number).unlink(missing_ok=True)
 
     def progress(self, current_round: int) -> list[tuple[str, int]]:

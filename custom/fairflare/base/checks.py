@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Sized
 from typing import Any, TypeVar
 
 S = TypeVar("S", bound=Sized)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 SUM_TOLERANCE = 1e-6  # largest allowed difference between the sum of weights and 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
@@ -191,6 +193,14 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
 def first_of(problems: Mapping[str, bool]) -> str:
     """Return the text of the first problem whose condition is true; an empty text if no condition is true."""
     return next((text for text, there in problems.items() if there), "")
+
+
+def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return each key once, in the order of the pairs, with all values that it came with."""
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def different(name: str, names: Collection[Any]) -> tuple[str, ...]:

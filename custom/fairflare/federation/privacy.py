@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from fairflare.base.checks import gathered
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_MASK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
@@ -198,10 +199,7 @@ def _titles(methods: Iterable[Method]) -> str:
 
 def _gathered(pairs: Iterable[tuple[Row, str]]) -> list[Row]:
     """Return each row once, behind all words that it came with."""
-    words: dict[Row, list[str]] = {}
-    for row, word in pairs:
-        words.setdefault(row, []).append(word)
-    return [(", ".join(of_row), *row) for row, of_row in words.items()]
+    return [(", ".join(words), *row) for row, words in gathered(pairs).items()]
 
 
 def _tasks() -> list[Row]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from fairflare.base.checks import gathered
 from fairflare.base.site_data import SiteData
 from fairflare.methods.base.local_loop import Trained, check_finite, make_optimizer, rate
 from fairflare.methods.base.site_run import SiteRun
@@ -40,9 +41,7 @@ class Units:
     def of(cls, data: SiteData, split: str = "training") -> Units:
         """Return the units of a training list that privacy protects: patients wherever the data name them."""
         cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
-        members: dict[Hashable, list[int]] = {}
-        for number, case in enumerate(cases):
-            members.setdefault(case, []).append(number)
+        members = gathered((case, number) for number, case in enumerate(cases))
         kinds = {case[0] if isinstance(case, tuple) else "case" for case in cases}
         return cls(kinds.pop() if len(kinds) == 1 else "case", list(members.values()))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
+from fairflare.base.checks import gathered
 from fairflare.core.statistics.footing import OWN, structure_of
 from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
@@ -115,10 +116,11 @@ def other_models(results: Results) -> list[tuple[str, Metrics]]:
 
 def _left_out(results: Results) -> list[str]:
     """Return lines on sites that were left out, by site, phase and reason; lines on rounds come first."""
-    left_out: dict[tuple[str, str, str], list[int]] = {}
-    for record in results.rounds:
-        for left in record.left_out:
-            left_out.setdefault((left.site, left.phase, left.reason), []).append(record.current_round)
+    left_out = gathered(
+        ((left.site, left.phase, left.reason), record.current_round)
+        for record in results.rounds
+        for left in record.left_out
+    )
     lines = [
         f"  {site} in round{'' if len(numbers) == 1 else 's'} {ranges(numbers)}, {phase}: {reason}"
         for (site, phase, reason), numbers in sorted(left_out.items())

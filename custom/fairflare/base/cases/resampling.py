@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base import checks
+from fairflare.base.checks import gathered
 
 MOST = 10_000  # largest number of bootstrap draws that a site makes
 PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
@@ -57,9 +58,7 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
         num_images: number of images of the split; used where ``cases`` is ``None``.
     """
     whose = [("image", index) for index in range(num_images)] if cases is None else cases
-    members: dict[Hashable, list[int]] = {}
-    for index, key in enumerate(whose):
-        members.setdefault(key, []).append(index)
+    members = gathered((key, index) for index, key in enumerate(whose))
     kinds = {KINDS.get(key[0], CASES) if isinstance(key, tuple) and key else CASES for key in members}
     kind = kinds.pop() if len(kinds) == 1 else CASES
     return Units(kind, tuple(np.array(indices, np.int64) for indices in members.values()))

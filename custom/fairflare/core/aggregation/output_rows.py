@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fairflare.base.checks import gathered
 from fairflare.core.aggregation.tensor_mean import MEAN, Aggregate
 from fairflare.core.states import State, WeightsOf, weighted_average
 
@@ -54,9 +55,7 @@ class OutputRows:
             bounded: function that limits the annotating sites' weights, which sum to 1.
         """
         made: dict[str, dict[str, torch.Tensor]] = {site: {} for site in states}
-        rows: dict[frozenset[str], list[int]] = {}
-        for number, silent in enumerate(self.silent):
-            rows.setdefault(frozenset(states).difference(silent), []).append(number)
+        rows = gathered((frozenset(states).difference(silent), number) for number, silent in enumerate(self.silent))
         rows.pop(frozenset(states), None)
         for name in [name for name in self.tensors if name in received] if rows else ():
             own, weights = {site: state[name].clone() for site, state in states.items()}, weights_of(name)

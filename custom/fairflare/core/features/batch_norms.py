@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fairflare.base.checks import gathered
 from fairflare.base.task import evaluating
 
 if TYPE_CHECKING:
@@ -56,9 +57,7 @@ def other_running(model: nn.Module) -> list[str]:
 
 def registered_names(model: nn.Module) -> dict[str, list[str]]:
     """Return all names under which each module of :func:`running_norms` is registered; the state dict has each name."""
-    names: dict[int, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append(name)
+    names = gathered((id(module), name) for name, module in model.named_modules(remove_duplicate=False))
     return {name: names[id(module)] for name, module in running_norms(model).items()}
 
 

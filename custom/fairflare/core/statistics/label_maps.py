@@ -52,11 +52,9 @@ def features_of(picture: Array) -> Array:
     Returns:
         (channels * 128,) float32.
     """
-    found = []
-    for rows in np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1):
-        for cell in np.array_split(rows, min(_CELLS, picture.shape[2]), axis=2):
-            found += [cell.mean((1, 2)), cell.std((1, 2))]
-    return np.concatenate(found).astype(np.float32)
+    bands = np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1)
+    cells = [cell for band in bands for cell in np.array_split(band, min(_CELLS, picture.shape[2]), axis=2)]
+    return np.concatenate([of for cell in cells for of in (cell.mean((1, 2)), cell.std((1, 2)))]).astype(np.float32)
 
 
 def regions_of(target: npt.NDArray[Any]) -> dict[int, Array]:

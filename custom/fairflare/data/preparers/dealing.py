@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fairflare.base.checks import choice, first_of, number
+from fairflare.base.checks import choice, first_of, gathered, number
 from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, field_names, settings
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.data import partitions
@@ -216,9 +216,7 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
     }
     way, arguments = ways[dealing.partition]
     parts = way(labels, dealing.sites, seed=seed, **arguments)
-    by_group: dict[str, list[Item]] = {}
-    for item in items:
-        by_group.setdefault(item.group, []).append(item)
+    by_group = gathered((item.group, item) for item in items)
     sites = {
         f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]
         for number, part in enumerate(parts)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, gathered
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
 from fairflare.data.kinds import odd_masks, shown
@@ -144,14 +144,11 @@ def _labels(
 
 def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """Count the volumes of each site of the source by spacing, orientation and label."""
-    found: dict[str, list[Look]] = {}
-    for case, look in good:
-        found.setdefault(case.site or "site-1", []).append(look)
     return {
         site: {
             "volumes": len(looks), "spacing": Counter(look.stored for look in looks),
             "orientation": Counter(look.way for look in looks),
             "label": Counter(str(value) for look in looks for value in look.values),
         }
-        for site, looks in found.items()
+        for site, looks in gathered((case.site or "site-1", look) for case, look in good).items()
     }  # fmt: skip

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from fairflare.base.cases.census import question, unexplained
-from fairflare.base.checks import few, first_of
+from fairflare.base.checks import few, first_of, gathered
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
 from fairflare.exchange.messages import TASK_CHECK, Message
@@ -230,10 +230,11 @@ class Check:
     @property
     def global_lists(self) -> list[list[str]]:
         """Return groups of sites with the same list ``test_global``; a site whose list lacks a checksum is a group."""
-        found: dict[str, list[str]] = {}
-        for site, said in sorted(self.facts.items()):
-            if SPLIT_GLOBAL in said["images"]:
-                found.setdefault(said[GLOBAL_LIST] or f"of {site}", []).append(site)
+        found = gathered(
+            (said[GLOBAL_LIST] or f"of {site}", site)
+            for site, said in sorted(self.facts.items())
+            if SPLIT_GLOBAL in said["images"]
+        )
         return list(found.values())
 
     @property
@@ -455,11 +456,11 @@ class Check:
 
 
 def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
-    found: dict[Any, list[str]] = {}
-    for site, value in sorted(values.items()):
-        if value not in (None, []):
-            found.setdefault(tuple(value) if isinstance(value, list) else value, []).append(site)
-    return found
+    return gathered(
+        (tuple(value) if isinstance(value, list) else value, site)
+        for site, value in sorted(values.items())
+        if value not in (None, [])
+    )
 
 
 def _ended(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare import __version__
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, gathered
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
@@ -300,9 +300,7 @@ def is_finite(value: Any) -> bool:
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:
     """Return one line with the sites that are left out and their reasons; sites with the same reason share one."""
-    alike: dict[str, list[tuple[str, str]]] = {}
-    for site, why in sorted(left_out):
-        alike.setdefault(why.removeprefix(f"site {site!r}: "), []).append((site, why))
+    alike = gathered((why.removeprefix(f"site {site!r}: "), (site, why)) for site, why in sorted(left_out))
     texts = []
     for why, own in alike.items():
         site, said = own[0]

@@ -25,7 +25,7 @@ from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few, first_of
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.core.statistics.label_maps import features_of, in_words, label_maps, regions_of
+from fairflare.core.statistics.label_maps import exchanged, features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
 from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown
@@ -253,7 +253,7 @@ class _Looker:
                         (LINES, not any(binary_erosion(one > 0).any() for one in target)),
                     ) if so
                 ]  # fmt: skip
-                found.features = [(features, number) for number, features in regions_of(seen).items()]
+                found.features = [(features, number) for number, features in regions_of(seen, target.ndim > 3).items()]
                 # In the box that padding leaves; none where nothing counts.
                 boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
                 found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], codes[box]) for box in boxes]
@@ -294,6 +294,13 @@ class _Looker:
         notes = notes_of(note for look in self.looks for note in look.notes)
         for text in [*notes, *self._values.lines(), *odd_masks([mask for look in good for mask in look.drawn])]:
             self.say(text, grave=False)
+        masks = [look for look in good if look.drawn]
+        for first, second, at in exchanged([{number: of for of, number in look.features} for look in masks]):
+            self.say(
+                f"{len(at)} of {len(masks)} masks look as if {self.names[first - 1]} and {self.names[second - 1]} were "
+                f"exchanged in them: {named([shown(masks[n].path) for n in at])}; have all masks one list of codes?",
+                grave=False,
+            )
         return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, self._annotated(labelled))
 
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:

@@ -7,8 +7,9 @@ federation does not have them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ Array = npt.NDArray[np.floating]
 _CELLS = 8  # number of cells into which a picture is divided in each direction
 _CLEAR = 0.2  # a map must explain this much more than the labels do, mean share over the classes that it changes
 _EVIDENCE = 16.0  # least squared test statistic z of a certain map, before the term for the number of maps
+# Of :func:`exchanged`: features of a region, least number of masks of either kind, mean over standard deviation.
+_RATIOS, _LEAST, _APART = [0, 2, 5], 8, 2.5
 
 
 @dataclass(frozen=True)
@@ -57,15 +60,18 @@ def features_of(picture: Array) -> Array:
     return np.concatenate([of for cell in cells for of in (cell.mean((1, 2)), cell.std((1, 2)))]).astype(np.float32)
 
 
-def regions_of(target: npt.NDArray[Any]) -> dict[int, Array]:
+def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Array]:
     """Return size and place of the background (0) and of each structure (from 1) that a mask contains.
 
     They are the square root of the share of the picture, the share of the picture's edge, mean and spread of the
-    distance from the centre of all structures, and the share of pixels at the region's own edge: grey values are left
-    out, since they differ between stains and scanners. So a swap, a shift and an inversion show.
+    distance from the centre of all structures, the share of pixels at the region's own edge, and in the slice of a
+    volume the place along its second axis, 0.5 at that centre: grey values are left out, since they differ between
+    stains and scanners. So a swap, a shift and an inversion show.
 
     Args:
         target: (structures, height, width), above 0 inside.
+        volume: whether it is a slice of a volume; its first axis may be that of left and right, which patients differ
+            in.
     """
     inside = np.concatenate([~(target > 0).any(0, keepdims=True), target > 0])
     rim = np.ones(inside.shape[1:], bool)
@@ -79,9 +85,37 @@ def regions_of(target: npt.NDArray[Any]) -> dict[int, Array]:
             edge = region & ~binary_erosion(region, border_value=1)
             of = far[region]
             found[number] = np.array(
-                [math.sqrt(region.mean()), region[rim].mean(), of.mean(), of.std(), edge.sum() / region.sum()]
-            )
+                [math.sqrt(region.mean()), region[rim].mean(), of.mean(), of.std(), edge.sum() / region.sum(),
+                 0.5 + volume * (columns[region].mean() - middle[1])]
+            )  # fmt: skip
     return found
+
+
+def exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, list[int]]]:
+    """Yield two structures and the numbers of the masks of one site in which they look exchanged.
+
+    Exchanged codes exchange size and place: the logarithm of the ratio of the two structures' features, which otherwise
+    scatters around one value, has two values then, of which one is minus the other. A pair is yielded if such ratios
+    are on both sides of 0 in 8 masks each, with means beyond 2.5 standard deviations whose sizes differ by less than
+    two thirds, and if no other ratio that is as clear keeps its sign, as where one of two structures is at times left
+    of the other and at times right.
+
+    Args:
+        masks: the features of :func:`regions_of` by structure, of each mask.
+    """
+    for pair in combinations(sorted({number for own in masks for number in own if number}), 2):
+        at = np.array([n for n, own in enumerate(masks) if own.keys() >= {*pair}], int)
+        both = np.array([[masks[n][number][_RATIOS] for number in pair] for n in at]).reshape(-1, 2, len(_RATIOS))
+        ratios = np.diff(np.log(np.maximum(both, 1e-6)), axis=1)[:, 0]
+        for above in ratios.T > 0:
+            sides = [ratios[above], ratios[~above]]
+            if min(map(len, sides)) >= _LEAST:
+                mean, spread = (np.array([of(side, 0) for side in sides]) for of in (np.mean, np.std))
+                clear = (abs(mean) > _APART * spread).all(0)
+                opposite = (mean.prod(0) < 0) & (_APART * abs(mean.sum(0)) < abs(mean).max(0))
+                if clear.any() and opposite[clear].all():
+                    yield *pair, at[above == (2 * above.sum() < len(above))].tolist()
+                    break
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:

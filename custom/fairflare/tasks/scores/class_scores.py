@@ -140,25 +140,22 @@ class MeasuresClasses(ABC):
         from fairflare.base.cases import sampling
 
         targets, probabilities = told = self.outcomes(model, data, "test", device)
-        if self.findings:
-            error = sampling.jackknife(partial(self._primary, told), len(targets), data.cases("test"))
-            cases_of: dict[str, Any] = {"test_cases": sampling.num_cases(len(targets), data.cases("test"))}
-            return cases_of | ({"standard_error": error} if math.isfinite(error) else {})
         names, cases, metric = self.names(), data.cases("test"), self.primary_metric
-        support = np.bincount(targets, minlength=len(names))
-        right = (probabilities.argmax(1) == targets).astype(float)
-        if metric in sampling.SHARES:
-            said = sampling.of_mean(right, cases, 0.0, 1.0)
+        classes: dict[str, Any] = {}
+        if not self.findings:
+            support = np.bincount(targets, minlength=len(names))
+            right = (probabilities.argmax(1) == targets).astype(float)
+            classes = {"classes": names, "class_support": support.tolist()}
+        if classes and metric in sampling.SHARES:
+            return {**sampling.of_mean(right, cases, 0.0, 1.0), **classes}
+        if classes and metric == sampling.MEAN_RECALL:
+            recalls = np.bincount(targets, right, len(names)) / np.maximum(support, 1)
+            influence = (right - recalls[targets]) / (support[targets] * (support > 0).sum())
+            error = sampling.standard_error(influence, cases)
         else:
-            if metric == sampling.MEAN_RECALL:
-                recalls = np.bincount(targets, right, len(names)) / np.maximum(support, 1)
-                influence = (right - recalls[targets]) / (support[targets] * (support > 0).sum())
-                error = sampling.standard_error(influence, cases)
-            else:
-                error = sampling.jackknife(partial(self._primary, told), len(targets), cases)
-            said = {"test_cases": sampling.num_cases(len(targets), cases)}
-            said |= {"standard_error": error} if math.isfinite(error) else {}
-        return {**said, "classes": names, "class_support": support.tolist()}
+            error = sampling.jackknife(partial(self._primary, told), len(targets), cases)
+        said = {"test_cases": sampling.num_cases(len(targets), cases)}
+        return said | ({"standard_error": error} if math.isfinite(error) else {}) | classes
 
     @property
     def _measured(self) -> Sequence[int]:

@@ -67,8 +67,6 @@ def classification_metrics(
     Raises:
         ValueError: shapes do not fit, there is no sample, or a class number is out of range.
     """
-    from sklearn.metrics import accuracy_score, precision_recall_fscore_support
-
     if targets.ndim != 1 or probabilities.shape != (len(targets), len(class_names)):
         raise ValueError(
             f"targets (n,) and probabilities (n, {len(class_names)}) are needed, got {targets.shape} and "
@@ -78,31 +76,36 @@ def classification_metrics(
     for number in (targets.min(), targets.max()):
         checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
     found = probabilities.argmax(1)
-    present = np.unique(targets)
-    # Recalls are computed over the classes that occur: a class that is only predicted has no recall.
-    _, recalls, _, _ = precision_recall_fscore_support(targets, found, labels=present, zero_division=0)
-    precision, recall, f1, _ = precision_recall_fscore_support(targets, found, average="weighted", zero_division=0)
-    precision_macro, _, f1_macro, _ = precision_recall_fscore_support(targets, found, average="macro", zero_division=0)
-    metrics = {
-        "accuracy": float(accuracy_score(targets, found)),
-        "balanced_accuracy": float(np.mean(recalls)),
-        "precision": float(precision),
-        "recall": float(recall),
-        "f1": float(f1),
-        "precision_macro": float(precision_macro),
-        "f1_macro": float(f1_macro),
-        "f1_harmonic": float(2 * precision * recall / (precision + recall)) if precision + recall > 0 else 0.0,
+    hits, support, told = (
+        np.bincount(of, minlength=len(class_names)) for of in (targets[found == targets], targets, found)
+    )
+    present = np.flatnonzero(support)
+    # As scikit-learn, of the classes that occur or are predicted; a class that is only predicted has no recall.
+    hits, support, told = (of[support + told > 0] for of in (hits, support, told))
+    scores = {
+        "precision": hits / np.maximum(told, 1),
+        "recall": hits / np.maximum(support, 1),
+        "f1": 2 * hits / (support + told),
     }
+    recalls = scores["recall"][support > 0]
+    metrics = {
+        "accuracy": float(np.mean(found == targets)),
+        "balanced_accuracy": float(np.mean(recalls)),
+        **{name: float(np.average(of_class, weights=support)) for name, of_class in scores.items()},
+        "precision_macro": float(np.mean(scores["precision"])),
+        "f1_macro": float(np.mean(scores["f1"])),
+    }
+    precision, recall = metrics["precision"], metrics["recall"]
+    metrics["f1_harmonic"] = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
     if areas and len(present) > 1:
         metrics.update(_areas(targets, probabilities, present))
     by_class = dict(zip(present.tolist(), recalls.tolist(), strict=True))
     metrics.update({f"recall_{class_names[c]}": by_class[c] for c in by_class})
     of_groups = {group: [by_class[c] for c in members if c in by_class] for group, members in (groups or {}).items()}
     means = {group: math.fsum(values) / len(values) for group, values in of_groups.items() if values}
-    metrics |= means
     if means:
-        metrics["all"] = math.fsum(means.values()) / len(means)
-    return metrics
+        means["all"] = math.fsum(means.values()) / len(means)
+    return metrics | means
 
 
 def _areas(

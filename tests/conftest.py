@@ -7,17 +7,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
+import typer.testing
 from hypothesis import settings
 
+# Networks of tests are small, and threads of torch that wait for each other take the processor all the same.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The page at the end of a run takes two seconds, and hundreds of tests end a run; those of the page turn it on.
 os.environ.setdefault("FAIRFLARE_REPORT", "0")
 settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 settings.load_profile("untimed")
+# Typer makes all commands anew in each call of a test, which takes longer than most answers.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 
 def pytest_collection_finish() -> None:
@@ -29,6 +34,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Use one thread, as small networks are slower with two threads."""
+    import torch  # only where tests run: not in the process that hands them to others
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -52,6 +54,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Record results where all of them arrive, which with -n is not in a worker."""
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Record(config.getoption("ran_to")))
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Import FLARE once with a lean stack: each of its modules would look up the source of every frame of pytest."""
+
+    def lean() -> list[SimpleNamespace]:
+        return [SimpleNamespace(frame=frame) for frame in (None, sys._getframe(2))]
+
+    if isinstance(collector, pytest.Session):
+        with mock.patch("inspect.stack", lean):
+            import fairflare.recipes  # noqa: F401
 
 
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen

@@ -160,7 +160,9 @@ class _StagedState(LazyState):
                 header = json.loads(file.read(self._start - 8))
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
-            self.layout = {n: (getattr(torch, DTYPES[e["dtype"]]), tuple(e["shape"])) for n, e in self._entries.items()}
+            self.names = self.layout = {
+                name: (getattr(torch, DTYPES[of["dtype"]]), tuple(of["shape"])) for name, of in self._entries.items()
+            }
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata is one entry
                 raise StagingError("its header is of another site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
@@ -17,6 +17,7 @@ import torch
 
 from fairflare.base.checks import few
 from fairflare.base.disk.files import private_opener
+from fairflare.core.aggregation.movement import Lazy
 
 #: Name of each dtype in torch, by its name in the safetensors format.
 DTYPES = {
@@ -36,10 +37,10 @@ NAME_OF = {f"torch.{dtype}": name for name, dtype in DTYPES.items()}
 Layout: TypeAlias = dict[str, tuple["torch.dtype", tuple[int, ...]]]  # dtype and shape of each tensor, by its name
 
 
-class LazyState(Mapping[str, "torch.Tensor"]):
+class LazyState(Lazy):
     """Represent a state whose tensors are computed or read at access and do not stay in memory.
 
-    A subclass sets :attr:`layout` and implements ``__getitem__``.
+    A subclass sets :attr:`layout`, also as its ``names``, and implements ``__getitem__``.
 
     Attributes:
         layout: dtype and shape of every tensor, in the order of the names.
@@ -48,15 +49,6 @@ class LazyState(Mapping[str, "torch.Tensor"]):
 
     layout: Layout
     made: Mapping[str, torch.Tensor] = MappingProxyType({})
-
-    def __contains__(self, name: object) -> bool:  # the inherited method would make the tensor
-        return name in self.layout
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.layout)
-
-    def __len__(self) -> int:
-        return len(self.layout)
 
 
 def write_tensors(

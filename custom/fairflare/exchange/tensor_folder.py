@@ -7,8 +7,8 @@ vectors as long as the model, written and read tensor by tensor.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from fairflare.base.disk.files import LONGEST_NAME, private_folder, write_whole
 from fairflare.base.disk.temporary import OwnedFolder
+from fairflare.core.states import Made
 
 SUFFIX = ".safetensors"
 _KEY = "tensor"
@@ -120,7 +121,7 @@ class KeptTensors:
         folder = self._of(number)
         if not folder.is_dir():
             raise RuntimeError(f"{self.what.replace('{}', str(number))} not in {self.root}; start a new experiment")
-        return _Folder(folder)
+        return Made(names_in(folder), partial(_read, folder))
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
         """Return the tensors saved under a number, to be part of the saved state of a rule.
@@ -140,28 +141,12 @@ class KeptTensors:
         return self.root / f"{number:06d}"
 
 
-class _Folder(Mapping[str, "torch.Tensor"]):
-    """Read the tensors of a folder that holds one file for each tensor."""
+def _read(folder: Path, name: str) -> torch.Tensor:
+    """Return a tensor of a folder that holds one file for each tensor."""
+    from safetensors.torch import load_file
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        from safetensors.torch import load_file
-
-        if name not in self:
-            raise KeyError(name)
-        path = file_of(self._folder, "tensor", name)
-        try:
-            return load_file(path)[_KEY]
-        except (SafetensorError, KeyError) as error:
-            raise ValueError(f"tensor {name!r} in {path} is damaged: {error}") from error
-
-    def __contains__(self, name: object) -> bool:  # the inherited method would read the tensor
-        return isinstance(name, str) and bool(name) and file_of(self._folder, "tensor", name).is_file()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(names_in(self._folder))
-
-    def __len__(self) -> int:
-        return len(names_in(self._folder))
+    path = file_of(folder, "tensor", name)
+    try:
+        return load_file(path)[_KEY]
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(f"tensor {name!r} in {path} is damaged: {error}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import TypeAlias
 
@@ -96,22 +96,28 @@ class Movement:
         return make
 
 
-class Made(Mapping[str, "torch.Tensor"]):
+class Lazy(Mapping[str, "torch.Tensor"]):
+    """Map names to tensors that are made or read at access; a subclass gives the names, and ``__getitem__``."""
+
+    names: Collection[str]
+
+    def __contains__(self, name: object) -> bool:  # the inherited method would make the tensor
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class Made(Lazy):
     """Map names to tensors, each of which is computed anew at every access."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], torch.Tensor]) -> None:
-        self._names, self._make = dict.fromkeys(names), make
+        self.names, self._make = dict.fromkeys(names), make
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
+        if name not in self.names:
             raise KeyError(name)
         return self._make(name)
-
-    def __contains__(self, name: object) -> bool:  # the inherited method would compute the tensor
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

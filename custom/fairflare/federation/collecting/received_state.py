@@ -40,7 +40,8 @@ class Incoming(LazyState):
         made: Mapping[str, torch.Tensor] | None = None,
         moved: bool = True,
     ) -> None:
-        self.layout, self._make, self.notes, self.made, self.moved = layout, make, tuple(notes), made or {}, moved
+        self.names = self.layout = layout
+        self._make, self.notes, self.made, self.moved = make, tuple(notes), made or {}, moved
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self.layout:

@@ -519,9 +519,27 @@ def test_what_a_setting_can_mend_is_said() -> None:
     assert make_plan("fed_ism", task="segmentation").task.has_classes is False
 
 
+@pytest.mark.parametrize(
+    ("method", "task", "given", "why"),
+    [
+        ("cgsv", "segmentation", {"secure": "sums"}, "secure='sums': CGSV cannot go with it: .*; choose .* method"),
+        ("fed_ce", "segmentation", {"secure": "sums"}, "secure='sums': FedCE cannot go with it: .*"),
+        ("fed_avg", "classification", {"secure": "sums", "aggregate": "median"}, "secure='sums': aggregate=.*"),
+        ("fed_avg", "segmentation", {"crt_rounds": 1}, "crt_rounds needs a classifier; set crt_rounds=0"),
+        ("fed_avg", "classification", {"optimizer": "task"}, "optimizer='task' needs a MONAI bundle's; .*'sgd'"),
+        ("fed_avg", "segmentation", {"criterion": "fedlc"}, "criterion='fedlc' needs classes; set criterion to 'task'"),
+        ("fair_lora", "classification", {"fairlora_attribute": ""}, "fair_lora needs fairlora_attribute, .*"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_does_not_fit_is_not_blamed_on_the_task(method: str, task: str, given: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^(method '{method}': )?{why}$") as found:
+        make_plan(method, task=task, settings=given)
+    assert "choose another task" not in str(found.value)
+
+
 @pytest.mark.parametrize("method", ["fed_mas", "bsm_kd"])
 def test_a_network_without_a_projection_head_is_refused_at_once(method: str) -> None:
-    wanted = rf"method '{method}' cannot learn classification: it needs a projection head .*; set projector_dim"
+    wanted = rf"method '{method}': it needs a projection head .*; set projector_dim$"
     with pytest.raises(ValueError, match=wanted):
         make_plan(method, settings={"projector_dim": None})
 

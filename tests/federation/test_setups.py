@@ -247,7 +247,8 @@ def test_a_quick_job_is_trained_as_its_task_wants(kind: str) -> None:
         try:
             found = make_plan(name, task=kind).training
         except ValueError as error:
-            assert "cannot learn" in str(error)  # noqa: PT017
+            kinds = {kind, kind.removeprefix("volume_")} & {method.task, *method.kinds}  # else a setting is to blame
+            assert ("cannot learn" in str(error)) is not bool(kinds), error  # noqa: PT017
             continue
         learned += 1
         for field in {*field_names(LocalTraining)} - {*method.keeps}:

@@ -155,7 +155,7 @@ def test_against_a_loop(tmp_path):
 
 
 def test_networks_and_tasks_without_a_classifier_are_refused():
-    with pytest.raises(ValueError, match="cannot learn segmentation: crt_rounds needs a classifier; set crt_rounds=0"):
+    with pytest.raises(ValueError, match="method 'fed_avg': crt_rounds needs a classifier; set crt_rounds=0"):
         make_plan("fed_avg", settings={"crt_rounds": 2})
     run: Any = SimpleNamespace(site="a", directives=TOLD)
     half = ClassifierRetraining.told(LocalTraining(), TOLD)

@@ -367,9 +367,7 @@ def test_a_warm_up_that_leaves_no_round_is_refused():
 
 
 def test_a_layer_that_the_network_has_not_is_refused_before_the_run():
-    with pytest.raises(
-        ValueError, match=r"'fed_lwr_last_layer' cannot learn segmentation: only_layer='down_9' names no"
-    ):
+    with pytest.raises(ValueError, match=r"method 'fed_lwr_last_layer': only_layer='down_9' names no"):
         make_plan("fed_lwr_last_layer", settings={"only_layer": "down_9"})
 
 

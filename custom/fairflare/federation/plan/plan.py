@@ -235,8 +235,9 @@ def make_plan(
         by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}
         by_user = route_settings(by_user, chosen, task_class)[1]
         alone = build(chosen.training, {**own, **by_user, **brought, **of_rule})
-    what = f"method {chosen.name!r} cannot learn {kind}{' of several findings an image' if made.findings else ''}"
-    check = partial(_check_together, what, made, parts, of_plan, alone, shown=shown)
+    of_what = f"{kind}{' of several findings an image' if made.findings else ''}"
+    lacks = "" if can and not made.findings else f" cannot learn {of_what}"
+    check = partial(_check_together, f"method {chosen.name!r}", lacks, made, parts, of_plan, alone, shown=shown)
     if apart and of_plan.exchange != ALL:
         in_child(check, before=brings(made))
     else:
@@ -263,7 +264,8 @@ def make_plan(
 
 
 def _check_together(
-    what: str,
+    whose: str,
+    lacks: str,
     task: Task,
     halves: tuple[Rule, LocalTraining] | None,
     run: RunSettings,
@@ -274,7 +276,7 @@ def _check_together(
     """Check that the parts of a plan fit each other and the task's network, which may be built for the check.
 
     Args:
-        what: beginning of the error's text.
+        whose, lacks: beginning of the error's text; where the method is not for such tasks, ``lacks`` says so.
         task, run: the plan's task and settings.
         halves: the method's rule and training; ``None`` if the sites train with scripts, which are not checked.
         alone: the training with the method's own settings, without those of ``train_like``.
@@ -291,14 +293,15 @@ def _check_together(
             training.check_task(task)
             alone.check_task(task)
             rule.check_run(run.num_rounds, None if shown else task)
-            run.check_products(rule, task)
-            check_secure(run, rule, training, None if shown else task)
-        elif run.secure:
-            raise ValueError("secure='sums' needs FairFlare's own training at the sites, not a script; leave it out")
         if run.crt_rounds and task.has_classes is False:
             raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
     except ValueError as error:
-        raise ValueError(f"{what}: {error}; or choose another task or method") from error
+        raise ValueError(f"{whose}{lacks}: {error}{'; or choose another task or method' * bool(lacks)}") from error
+    if halves is not None:
+        run.check_products(rule, task)
+        check_secure(run, rule, training, None if shown else task)
+    elif run.secure:
+        raise ValueError("secure='sums' needs FairFlare's own training at the sites, not a script; leave it out")
 
 
 def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:

@@ -20,10 +20,12 @@ from torch import nn
 
 from fairflare.data.datalist import write_datalist
 from fairflare.exchange.messages import SiteReply, encode_reply
+from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER
 from fairflare.federation.site.replies import read_stats
 from fairflare.federation.site.worker import SiteWorker
-from fairflare.federation.transports.local import run_local
+from fairflare.federation.transports.local import RUN_DIR, run_local
 from fairflare.flare.statistics import ImageStatistics
 from fairflare.flare.stock_tasks import NotServed, metrics_of
 from fairflare.methods.base.catalog import all_methods
@@ -57,7 +59,7 @@ OWN = {"epsilon": 100.0}
 @pytest.fixture(autouse=True)
 def by_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count by a plain sum of steps, which needs no opacus and no time."""
-    monkeypatch.setattr(ledger, "epsilon", lambda history, delta: (float(sum(c[2] for c in history)), "sum"))
+    monkeypatch.setattr(ledger, "epsilon", lambda history, *_: (float(sum(c[2] for c in history)), "sum"))
 
 
 def site(
@@ -491,7 +493,7 @@ def test_nothing_but_the_update_depends_on_an_image_or_a_label(tmp_path: Path) -
         "splits": ["training", "validation", "test", "test_dark"], "images": [12, 6, 6, 4], "synthetic": False,
         "device": "cpu", "class_names": list("abcde"), "personal": False,
         "privacy": ["patient", "DP-SGD, noise 1, clip 1", "updates; reports and metrics stay at home"],
-        "budget": [100.0, 1e-5, 0.0],
+        "budget": [100.0, 1e-5, 0.0, 3.0],
     }  # fmt: skip
     assert (train["num_samples"], train["num_steps"]) == (12, 1)
     assert train["stats"].keys() == {"synthetic", "suppressed", "epsilon"}
@@ -593,3 +595,26 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert first.endswith("Updates, metrics and reports of site-2 are in the clear.")
     assert (results.info.privacy["site-1"]["epsilon"], [*results.info.privacy]) == (spent, ["site-1"])
     assert any("site-1 (suppressed: differential privacy)" in note for note in run_notes(results))
+
+
+def test_the_check_says_how_many_rounds_the_budget_lasts_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Check a budget for two of three rounds, and one for none, which ends the run before any training."""
+    settings = {**PICTURES, "image_size": [32, 32], "batch_size": 8, "local_epochs": 1}
+    plan = make_plan("fed_avg", task="classification", sites=["site-1", "site-2"], num_rounds=3, settings=settings)
+    own: dict[str, Any] = {"privacy": {"epsilon": 10, "delta": 1 / 3000}, "state_root": str(tmp_path / "root")}
+    with caplog.at_level(logging.INFO):
+        found = read_results(run_local(plan, tmp_path / "run", {"sites": {"site-1": own}}))
+    assert [record.accepted for record in found.rounds] == [["site-1", "site-2"], ["site-1", "site-2"], ["site-2"]]
+    assert found.info.privacy["site-1"]["lasts"] == 2
+    assert "the privacy budget of site 'site-1' lasts for 2 of 3 round(s)" in caplog.text
+    assert (
+        "DP-SGD, noise 1, clip 1; covers updates; reports and metrics stay at home; epsilon at most 10;" in caplog.text
+    )
+    assert "delta 0.000333;" in caplog.text
+    assert "lasts" not in caplog.text.partition("site 'site-2' has")[2].partition("\n")[0]
+    own["privacy"]["epsilon"] = 0.5
+    own["state_root"] = str(tmp_path / "other")
+    why = r"^check, before any training: .* site 'site-1': differential privacy: privacy budget too small for one round"
+    with pytest.raises(RoundFailed, match=why):
+        run_local(plan, tmp_path / "again", {"sites": {"site-1": own}})
+    assert read_results(tmp_path / "again" / RUN_DIR / RESULTS_FOLDER).rounds == []

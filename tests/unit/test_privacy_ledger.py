@@ -27,7 +27,7 @@ OF = {"job": "j", "experiment": "e", "round": 0}
 EACH = 0.5  # epsilon of a step of the accountant below
 
 
-def counted(history: Iterable[Cost], delta: float) -> tuple[float, str]:
+def counted(history: Iterable[Cost], *_: float) -> tuple[float, str]:
     return sum(EACH * steps for _, _, steps in history), "sum"
 
 
@@ -67,6 +67,37 @@ def test_rounds_add_up_over_jobs_until_the_budget_is_spent(tmp_path: Path) -> No
         reserve(tmp_path, steps=0, target=4.0)  # a lower target holds at once
     assert [line["epsilon_after"] for line in lines(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert [line["seq"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_how_many_rounds_the_budget_lasts_for_is_known_before_the_first(tmp_path: Path) -> None:
+    book = Ledger("site-1", tmp_path)
+    assert [book.lasts("abc", spending(), most) for most in (0, 3, 4, 100)] == [0, 3, 4, 4]
+    why = r"budget too small for one round: with this round epsilon is 1\.0000, the target 0\.9 .*; raise epsilon or"
+    with pytest.raises(Refused, match=why):
+        book.lasts("abc", spending(target=0.9), 5)
+    assert not [*tmp_path.rglob(ledger.LEDGER)]  # nothing was reserved
+    reserve(tmp_path)
+    assert book.lasts("cxy", spending(), 100) == 3
+    assert book.lasts("mno", spending(), 100) == 4  # no case in common
+    with pytest.raises(Refused, match=r"privacy budget spent: with this round epsilon is 2\.0000, the target 1 "):
+        book.lasts("abc", spending(target=1.0), 5)
+    assert book.lasts("abc", spending(target=1.0), 0) == 0  # no training is asked for
+    files(tmp_path)[0].unlink()
+    with pytest.raises(Refused, match=r"'ledger.jsonl' of its ledger is gone"):
+        book.lasts("abc", spending(), 5)
+
+
+@pytest.mark.many(1)
+@pytest.mark.parametrize("target", [2.6, 3.0, 4.5])
+def test_the_rough_count_of_rounds_is_that_of_the_ledger(
+    target: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    pytest.importorskip("opacus", reason="opacus is not installed: make test-dp")
+    one = Spending("train", "patient", 200, 1.0, 1 / 13, 13, 1.0, target, 1e-5)
+    found = Ledger("site-1", tmp_path).lasts("abc", one, 20)
+    fits = [ledger.epsilon([(1.0, 1 / 13, 13)] * n, 1e-5)[0] <= target for n in (found, found + 1)]
+    assert fits == [True, False]
 
 
 def test_a_list_that_shares_one_case_goes_on_with_what_was_spent(tmp_path: Path) -> None:
@@ -163,21 +194,21 @@ def test_an_older_copy_of_both_files_is_noticed_if_a_server_shows_a_later_line(t
         hashes.append(hashlib.sha256(book.read_bytes().splitlines(keepends=True)[-1]).hexdigest())
         assert here.last == hashes[-1]
     for here.shown in (None, *hashes):  # a server that missed an answer shows an earlier line
-        here.verify()
+        here.lasts("abc", spending(), 0)
     (old, old_head), _ = copies
     book.write_bytes(old)
     head.write_bytes(old_head)
     here.shown = hashes[0]
-    here.verify()
+    here.lasts("abc", spending(), 0)
     for here.shown in (hashes[1], "", 5, ["x"], "0" * 64):
-        for ask in (here.verify, lambda: here.reserve("abc", spending(), OF)):
+        for ask in (lambda: here.lasts("abc", spending(), 0), lambda: here.reserve("abc", spending(), OF)):
             with pytest.raises(Refused, match="lacks the line that the server last heard of: it is an older one"):
                 ask()
     assert book.read_bytes() == old
     book.parent.rename(tmp_path / "away")
     head.unlink()
     here.shown = hashes[1]
-    for ask in (here.verify, lambda: here.reserve("abc", spending(), OF)):
+    for ask in (lambda: here.lasts("abc", spending(), 0), lambda: here.reserve("abc", spending(), OF)):
         with pytest.raises(Refused, match=r"'ledger\.jsonl' of its ledger is gone"):
             ask()
     here.shown = None
@@ -224,7 +255,7 @@ def test_a_full_disk_leaves_a_ledger_that_goes_on(tmp_path: Path, monkeypatch: p
 KILLED = """
 import sys, pathlib
 from fairflare.privacy import ledger
-ledger.epsilon = lambda history, delta: (sum(c[2] for c in history) * 0.001, "sum")
+ledger.epsilon = lambda history, *_: (sum(c[2] for c in history) * 0.001, "sum")
 root, done = pathlib.Path(sys.argv[1]), open(sys.argv[2], "a")
 print("ready", flush=True)
 while True:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import shutil
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import __version__
+from fairflare.base.checks import first_of
 from fairflare.base.disk.files import private_folder, safe_name, to_disk, write_whole
 from fairflare.base.disk.locks import Held, locked
 from fairflare.methods.base.site_run import SiteError
@@ -46,12 +48,13 @@ class Refused(SiteError):
         super().__init__(f"site {site!r}: differential privacy: {why}", skipped=True)
 
 
-def epsilon(history: Iterable[Cost], delta: float) -> tuple[float, str]:
+def epsilon(history: Iterable[Cost], delta: float, error: float = ERROR) -> tuple[float, str]:
     """Return the epsilon that all steps so far spend together, and the name of the accountant that computed it.
 
     Args:
         history: noise multiplier z, sampling rate q and number of steps of each line.
         delta: the chance for which epsilon does not hold.
+        error: largest error by PRV, by which the result is above the estimate; a larger one takes less time.
 
     Returns:
         The epsilon by PRV; by RDP, which is 9 to 16 % above, where PRV fails.
@@ -68,7 +71,7 @@ def epsilon(history: Iterable[Cost], delta: float) -> tuple[float, str]:
     prv, rdp = PRVAccountant(), RDPAccountant()
     prv.history = rdp.history = [(noise, rate, count) for (noise, rate), count in sorted(steps.items())]
     try:
-        found = float(prv.get_epsilon(delta, eps_error=ERROR))
+        found = float(prv.get_epsilon(delta, eps_error=error))
         if math.isfinite(found):
             return found, f"PRV, opacus {version}"
     except Exception as error:
@@ -133,21 +136,11 @@ class Ledger:
             OSError: the disk is full or cannot be written.
         """
         with self._alone():
-            if not self.folder.exists() and not self.head.exists() and self.shown is None:
+            if not self._there:
                 self._begin()
             lines = self._read()
-            keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
-            past = list(map(json.loads, lines))
-            shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
-            counted = [*(line for line in past if shares[line["cases"]]), vars(spending)]
-            history = [cost for of in counted for cost in ((of["z"], of["q"], of["steps"]), *of["also"])]
-            after, accountant = epsilon(history, spending.delta)
-            if not after <= spending.target:
-                raise Refused(
-                    self.site,
-                    f"privacy budget spent: with this round epsilon is {after:.4f}, the target {spending.target:g} "
-                    f"(delta {spending.delta:g}); only the site's own file can raise it",
-                )
+            keys, past = self._past(cases, lines)
+            after, accountant = self._after(past, spending)
             content = b"".join(sorted(keys))
             digest = hashlib.sha256(content).hexdigest()
             if not (path := self.folder / LISTS / digest).exists():
@@ -163,15 +156,46 @@ class Ledger:
             self.last = _hash(lines)
             return after
 
-    def verify(self) -> None:
-        """Read the ledger if the server shows a line of it.
+    def lasts(self, cases: Iterable[Hashable], spending: Spending, most: int) -> int:
+        """Return for how many rounds like this one the budget of the ledger lasts, at most ``most``; write nothing.
 
         Raises:
-            Refused: the ledger lacks this line; or it is damaged, older than its head or gone.
+            Refused: the budget does not last for one round; or the ledger cannot be trusted.
         """
-        if self.shown is not None:
-            with self._alone():
-                self._read()
+        rough = max(ERROR, spending.target / 100)
+        with self._alone():
+            _, past = self._past(cases, self._read() if self._there else [])
+            found = bisect_right(
+                range(1, most + 1), spending.target + rough,
+                key=lambda n: epsilon([*past, *_costs(vars(spending)) * n], spending.delta, rough)[0],
+            )  # fmt: skip
+            if most > 0 and not found:
+                self._after(past, spending)
+            return found
+
+    @property
+    def _there(self) -> bool:
+        """Return whether there is a ledger, or the server knows of one."""
+        return self.folder.exists() or self.head.exists() or self.shown is not None
+
+    def _past(self, cases: Iterable[Hashable], lines: Sequence[bytes]) -> tuple[set[bytes], list[Cost]]:
+        """Return the keys of cases, and what all lines of lists that share one of them have spent."""
+        keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
+        past = list(map(json.loads, lines))
+        shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
+        return keys, [cost for line in past if shares[line["cases"]] for cost in _costs(line)]
+
+    def _after(self, past: Sequence[Cost], spending: Spending) -> tuple[float, str]:
+        """Return the epsilon after a round, and its accountant; refuse a round that would exceed the target."""
+        after, accountant = epsilon([*past, *_costs(vars(spending))], spending.delta)
+        if not after <= spending.target:
+            raise Refused(
+                self.site,
+                f"privacy budget {'spent' if past else 'too small for one round'}: with this round epsilon is "
+                f"{after:.4f}, the target {spending.target:g} (delta {spending.delta:.3g}); raise epsilon or noise in "
+                "the site's own file, or set fewer local_epochs in the job",
+            )
+        return after, accountant
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -222,12 +246,14 @@ class Ledger:
             seq, last = int(head["seq"]), head["hash"]
         except (KeyError, TypeError, ValueError):
             self._refuse("the head of its ledger is damaged")
-        if seq > len(lines):
-            self._refuse(f"its ledger has {len(lines)} lines, and its head knows of {seq}: it is an older one, or cut")
-        if seq < len(lines) - 1 or last != _hash(lines[:seq]):
-            self._refuse("its ledger and its head do not belong together")
-        if self.shown is not None and not any(self.shown == _hash([line]) for line in lines):
-            self._refuse("its ledger lacks the line that the server last heard of: it is an older one, or another")
+        if problem := first_of({
+            f"its ledger has {len(lines)} lines, and its head knows of {seq}: it is an older one, or cut":
+                seq > len(lines),
+            "its ledger and its head do not belong together": seq < len(lines) - 1 or last != _hash(lines[:seq]),
+            "its ledger lacks the line that the server last heard of: it is an older one, or another":
+                self.shown is not None and not any(self.shown == _hash([line]) for line in lines),
+        }):  # fmt: skip
+            self._refuse(problem)
         if seq < len(lines):
             self._set_head(lines)
         return lines
@@ -284,6 +310,11 @@ class Ledger:
 
     def _code(self, text: bytes, what: bytes) -> hmac.HMAC:
         return hmac.new(self._secret, what + b"\0" + text, hashlib.sha256)
+
+
+def _costs(of: Mapping[str, Any]) -> list[Cost]:
+    """Return what a line of the ledger, or a round that will be one, costs."""
+    return [(of["z"], of["q"], of["steps"]), *of["also"]]
 
 
 def _hash(lines: Sequence[bytes]) -> str:

@@ -38,7 +38,8 @@ from fairflare.privacy.training import PrivateLoop, Units
 log = logging.getLogger(__name__)
 
 PRIVACY = "privacy"  # name of the site's setting, and of the fact that a site reports
-BUDGET = "budget"  # name of the fact with target, delta, and units times epsilon of a noisy number
+#: Name of the fact with target, delta, units times epsilon of a noisy number, and rounds that the budget lasts for.
+BUDGET = "budget"
 LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are lots
 EPSILON = "epsilon"  # name of the value in the stats of a round
 LAST_LINE = "ledger"  # name of the last line's hash in a reply's stats, and of the directive in which it comes back
@@ -129,6 +130,7 @@ class Private:
         self.site, self.own = site, own
         self.ledger = Ledger(site, root)
         self._after: dict[int, float] = {}
+        self._lasts = 0
         self._public: set[str] = set()  # reasons that may leave
         self._names: dict[str, Any] = {}  # of job, experiment and round
         self._asked: dict[str, tuple[float, ...]] = {}  # what is reported: name, and distances from the received model
@@ -158,16 +160,15 @@ class Private:
     # -- what is trained
 
     def check(self, half: Any, run: SiteRun, model: torch.nn.Module) -> None:
-        """Refuse a run whose cost in privacy cannot be counted; the message names the setting and the remedy.
+        """Refuse a run whose cost in privacy cannot be counted, or whose first round the budget does not last for.
 
         Raises:
-            Refused: the training, the task, a setting, the network, or a ledger older than the one the server knows.
+            Refused: the training, the task, a setting, the network, the budget, or a ledger that cannot be trusted.
         """
+        spending = self._planned(half, run, model)
         with self._telling():
-            for problem in self._problems(half, run, model):
-                raise Refused(self.site, problem)
-            self._delta(Units.of(run.data))
-            self.ledger.verify()
+            cases, left = run.data.identities("training"), run.num_rounds - run.current_round
+            self._lasts = self.ledger.lasts(cases, spending, left)
 
     def train(self, half: LocalTraining, request: SiteTask, run: SiteRun, model: torch.nn.Module) -> Trained:
         """Reserve a round in the ledger, then train it.
@@ -175,17 +176,24 @@ class Private:
         Raises:
             Refused: what cannot be counted, a spent budget, or a ledger that cannot be trusted.
         """
-        self.check(half, run, model)
-        units, own = Units.of(run.data), self.own
-        rate, steps = units.plan(half)
-        self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
-        also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
-        # Several gradients of one batch are one with noise that is smaller by the root of their number.
-        cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
-        after = self._reserve(TASK_TRAIN, units, run.data.identities("training"), cost, own.clip, also)
+        own = self.own
+        after = self._reserve(run.data.identities("training"), self._planned(half, run, model))
         self._after[request.current_round] = after
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, own.epsilon)
-        return PrivateLoop(half, run, model, own.noise, own.clip, own.images).train(units)
+        return PrivateLoop(half, run, model, own.noise, own.clip, own.images).train(Units.of(run.data))
+
+    def _planned(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
+        """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
+        with self._telling():
+            for problem in self._problems(half, run, model):
+                raise Refused(self.site, problem)
+            units, own = Units.of(run.data), self.own
+            rate, steps = units.plan(half)
+            self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
+            also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
+            # Several gradients of one batch are one with noise that is smaller by the root of their number.
+            cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
+            return self._spending(TASK_TRAIN, units, cost, own.clip, also)
 
     def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the report of a round that was trained, with noise: mean losses, or how far apart two of them are."""
@@ -208,9 +216,8 @@ class Private:
         shown = min(means, key=lambda of: of.name != run.task.primary_metric)
         units = Units.of(run.data, split)
         try:
-            self._reserve(
-                TASK_VALIDATE, units, run.data.identities(split), (self.own.reports, 1.0, 1), 1 / len(units.members)
-            )
+            spending = self._spending(TASK_VALIDATE, units, (self.own.reports, 1.0, 1), 1 / len(units.members))
+            self._reserve(run.data.identities(split), spending)
         except Refused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
             return found
@@ -223,18 +230,14 @@ class Private:
         self._noisy.append((name, noisy))
         return noisy
 
-    def _reserve(
-        self,
-        kind: str,
-        units: Units,
-        cases: Iterable[Hashable],
-        cost: Cost,
-        sensitivity: float,
-        also: tuple[Cost, ...] = (),
-    ) -> float:
+    def _spending(
+        self, kind: str, units: Units, cost: Cost, sensitivity: float, also: tuple[Cost, ...] = ()
+    ) -> Spending:
+        many, delta = len(units.members), self._delta(units)
+        return Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
+
+    def _reserve(self, cases: Iterable[Hashable], spending: Spending) -> float:
         with self._telling():
-            delta, many = self._delta(units), len(units.members)
-            spending = Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
             return self.ledger.reserve(cases, spending, self._names)
 
     @contextmanager
@@ -325,12 +328,12 @@ class Private:
     def facts(self, units: Units) -> dict[str, Any]:
         """Return the guarantee of differential privacy, for the results.
 
-        It has unit, mechanism and what it covers; then target, delta, and the number of units times the epsilon of one
-        noisy number, which is 0 where none leaves.
+        It has unit, mechanism and what it covers; then target, delta, the number of units times the epsilon of one
+        noisy number, which is 0 where none leaves, and for how many rounds of the job the budget lasts.
         """
         own, delta = self.own, self._delta(units)
         worth = 0.0 if own.reports is None else len(units.members) * one_release(own.reports, delta)
         covers = "updates; reports and metrics stay at home" if own.reports is None else "updates, reports and metrics"
         how = f"DP-SGD, noise {own.noise:g}, clip {own.clip:g}"
         how += f"; Gaussian, noise {own.reports:g}" if own.reports else ""
-        return {PRIVACY: [units.kind, how, covers], BUDGET: [own.epsilon, delta, worth]}
+        return {PRIVACY: [units.kind, how, covers], BUDGET: [own.epsilon, delta, worth, self._lasts]}

@@ -69,7 +69,7 @@ def without_notes(results: Results) -> list[str]:
 def private_notes(results: Results) -> list[str]:
     """Return a sentence on the sites with differential privacy: target epsilon, spent epsilon, and what it covers."""
     told = [
-        f"{site} (epsilon {number(of.get('epsilon'))} of at most {of['target']:g}, delta {of['delta']:g}, "
+        f"{site} (epsilon {number(of.get('epsilon'))} of at most {of['target']:g}, delta {of['delta']:.3g}, "
         f"unit {of['unit']}; {of['mechanism']}; covers {of['covers']})"
         for site, of in sorted(results.info.privacy.items())
     ]

@@ -33,6 +33,13 @@ from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.standing import NOWHERE, standing
 from fairflare.reporting.table import fairness_table
 
+#: Words for what a site says of its differential privacy.
+PRIVATE = {
+    "unit": "unit %s", "mechanism": "%s", "covers": "covers %s", "target": "epsilon at most %.4g",
+    "delta": "delta %.3g", "worth": "patients times epsilon of a noisy report %.4g",
+    "lasts": "rounds that the budget lasts for %g",
+}  # fmt: skip
+
 
 class Journal:
     """Write the results and the logs of one run.
@@ -296,6 +303,7 @@ class Journal:
 def _data_in_words(found: Mapping[str, Any]) -> str:
     """Return a site's report about its data as a sentence."""
     lists, home = ", ".join(f"{count} {split}" for split, count in found["images"].items()), found["suppressed"] or ()
+    private = [PRIVATE[name] % of for name, of in found.get(PRIVACY, {}).items()]
     told = {
         f"{lists} images": lists,
         "said nothing about its data": not lists and not home,
@@ -303,7 +311,7 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
         "SYNTHETIC": found["synthetic"],
         f"{found['num_classes']} classes": found["num_classes"] is not None,
         f"prior {found['prior']}": found["prior"],
-        f"differential privacy ({', '.join(f'{k} {v}' for k, v in found.get(PRIVACY, {}).items())})": PRIVACY in found,
+        f"differential privacy ({'; '.join(private)})": private,
         **{str(found[key]): found[key] for key in ("device", "computing")},
     }
     return ", ".join(text for text, there in told.items() if there)

@@ -108,9 +108,10 @@ FIELDS = (
         doc=f"where the site's file has `{PRIVACY}`: unit, mechanism, and what it covers", of=NO_IMAGES,
     ),
     Field(
-        BUDGET, "vector", low=0, same_length_as=PRIVACY, required=False,
-        doc="beside it: target epsilon, delta, and the number of units times the epsilon of one noisy report (0: none)",
-        reveals="the number of patients", of=NO_IMAGES,
+        BUDGET, "vector", low=0, required=False,
+        doc="beside it: target epsilon, delta, the number of units times the epsilon of one noisy report (0: none), "
+        "and how many of the job's rounds the budget lasts for",
+        reveals="the number of patients, and what earlier jobs have spent", of=NO_IMAGES,
     ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
@@ -135,8 +136,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
             lists > MAX_LISTS or max(map(len, of_classes)) > MOST_CLASSES,
         f"the names in its report have {size} characters, more than {MAX_WORDS}": size > MAX_WORDS,
-        f"{PRIVACY!r} and {BUDGET!r} have three parts each":
-            found[PRIVACY] is not None and (found[BUDGET] is None or len(found[PRIVACY]) != 3),
+        f"{PRIVACY!r} has three parts and {BUDGET!r} four":
+            found[PRIVACY] is not None and (len(found[PRIVACY]), len(found[BUDGET] or ())) != (3, 4),
     })  # fmt: skip
     for field in FIELDS:
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
@@ -147,8 +148,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
     if PRIVACY in found:
-        parts = ("unit", "mechanism", "covers", "target", "delta", "worth")
-        found[PRIVACY] = dict(zip(parts, [*found[PRIVACY], *(found.pop(BUDGET) or ())], strict=False))
+        parts = ("unit", "mechanism", "covers", "target", "delta", "worth", "lasts")
+        found[PRIVACY] = dict(zip(parts, [*found[PRIVACY], *found.pop(BUDGET)], strict=True))
     images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
     return {"images": images, **found}
 
@@ -221,6 +222,14 @@ class Check:
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
+        left = run.num_rounds - current_round
+        for site, found in sorted(self.facts.items()):
+            if (lasts := found.get(PRIVACY, {}).get("lasts", left)) < left:
+                self.journal.say(
+                    f"check: the privacy budget of site {site!r} lasts for {lasts:g} of {left} round(s), then it skips "
+                    "them; run fewer rounds, or let its own file have a larger epsilon or noise",
+                    warning=True,
+                )
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         if problems := [*problems, *self._unready(phase)]:
             words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]

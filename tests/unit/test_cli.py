@@ -99,6 +99,23 @@ def test_list_names_every_method_in_full_at_80_columns() -> None:
     assert found.index("bsm_fl") > lines.index("Long tails (fair to rare classes)") > found.index("fed_lwr")
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_list_says_which_methods_work_with_secure_sums_and_with_privacy(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairflare.cli.methods.console", shown := Console(file=io.StringIO(), width=width))
+    fairflare("list")
+    lines = shown.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert max(map(len, lines)) <= width
+    for method in overview():
+        (line,) = (line for line in lines if line.startswith(f"{method.name} "))
+        found = re.search(r" (SS? D|SS?| D)(?= |$)", line)
+        assert (found[1] if found else "").strip() == (
+            "S" * method.secure_sums * method.phases + " D" * method.private
+        ).strip()
+    assert any("S: secure sums (SS: two a round), D: differential privacy" in line for line in lines) or width == 80
+
+
 def test_no_command_shows_the_help() -> None:
     result = fairflare()
     assert "describe" in result.output

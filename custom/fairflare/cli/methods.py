@@ -53,17 +53,20 @@ def _print_methods() -> None:
         table.add_column(min_width=names, no_wrap=True)
         table.add_column(width=titles)
         table.add_column(ratio=1)
+        table.add_column(no_wrap=True)
         if console.width >= WIDE:
             table.add_column(width=min(sources, WIDEST_SOURCE))
         for m in (method for method in members if method.group == group):
             only = f" ({m.learns[0]} only)" if len(m.learns) == 1 else ""
-            cells = (m.name, m.title + ("*" if m.phases > 1 else ""), m.summary + only, m.source)
+            marks = "S" * m.secure_sums * m.phases + " D" * m.private
+            cells = (m.name, m.title + ("*" if m.phases > 1 else ""), m.summary + only, marks, m.source)
             table.add_row(*map(escape, cells[: len(table.columns)]))
         console.print(Padding(table, (0, 0, 1, 0)))
-    console.print("* asks every site twice a round", markup=False, highlight=False)
     console.print(
-        "Settings: fairflare describe JOB. Costs, secure sums, privacy: fairflare list --markdown", highlight=False
-    )
+        "* asks every site twice a round. Works with: S: secure sums (SS: two a round), D: differential privacy\n"
+        "Settings: fairflare describe JOB. Costs: fairflare list --markdown",
+        markup=False, highlight=False,
+    )  # fmt: skip
 
 
 def describe(

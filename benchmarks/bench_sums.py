@@ -69,7 +69,7 @@ def measure(num_sites: int, megabytes: float, bits: int, repeat: int, folder: Pa
     table = {site: (weight,) for site, weight in weights.items()}
     asked, layout = Question(0, 0, "params", Ring.fitting(bits, 8.0), model, table), Layout.of(updates[sites[0]])
     logs = {site: SumLog(site, folder / site, "bench") for site in sites}
-    sent = {site: logs[site].masked(asked, pairs[site], layout, updates[site]).vector for site in sites}
+    sent = {site: logs[site].masked(asked, pairs[site], layout, updates[site])[0] for site in sites}
     at_site, _ = best(repeat, lambda: logs[sites[0]].masked(asked, pairs[sites[0]], layout, updates[sites[0]]))
     own = {site: logs[site].release(asked, pairs[site], sites) for site in sites}
 

@@ -98,7 +98,10 @@ def test_only_the_kind_of_an_error_leaves_the_site(tmp_path: Path) -> None:
 def test_a_message_that_is_none(tmp_path: Path) -> None:
     reply = Site(tmp_path).reply(message=Message(params={"w": torch.ones(1)}, meta={}, current_round=1))
     assert reply.meta["status"] == "failed"
-    assert reply.meta["reason"] == "site 'site-1': train failed with KeyError (details in the site's log)"
+    assert reply.meta["reason"] == (
+        "site 'site-1': field 'current_round' of the server's task 'train' cannot be used: None; use the same version "
+        "at server and sites"
+    )
 
 
 def test_a_bad_site_file_costs_the_task(tmp_path: Path) -> None:

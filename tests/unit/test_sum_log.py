@@ -45,7 +45,7 @@ class Network:
     def sends(self, question: Question, site: str) -> torch.Tensor:
         """Return what a site sends, asked by a message."""
         read = Question.read(site, question.plain())
-        return self.logs[site].masked(read, self.pairs[site], Layout.of(LIKE), self.updates[site]).vector
+        return self.logs[site].masked(read, self.pairs[site], Layout.of(LIKE), self.updates[site])[0]
 
     def opens(self, question: Question, site: str, present: Sequence[str] = ()) -> bytes:
         """Return the key of a site's own mask."""
@@ -105,7 +105,7 @@ def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
     question = replace(ask(), table=table)
     total = Addition(question, layout)
     for site in SITES:
-        total.add(site, net.logs[site].masked(question, net.pairs[site], layout, net.updates[site]).vector)
+        total.add(site, net.logs[site].masked(question, net.pairs[site], layout, net.updates[site])[0])
     opened = total.opened({site: net.opens(question, site) for site in SITES})
     by_layer = {layer: {s: table[s][k] for s in SITES} for k, layer in enumerate(layout.layers)}
     for name, tensor in layerwise_average(net.updates, by_layer, owner, updates=True).items():
@@ -117,7 +117,7 @@ def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
 def test_clipped_numbers_are_counted(net: Network) -> None:
     net.updates["a"]["w"] = torch.tensor([[1.0, -1.0, 0.0], [1.1, -7.0, 0.5]])
     sent = net.logs["a"].masked(ask(), net.pairs["a"], Layout.of(LIKE), net.updates["a"])
-    assert (sent.saturated, sent.vector.dtype, sent.vector.shape) == (2, torch.int32, (9,))
+    assert (sent[1], sent[0].dtype, sent[0].shape) == (2, torch.int32, (9,))
 
 
 def test_large_tensors_go_by_blocks(net: Network, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 
 from fairflare import __version__
+from fairflare.base.cases.resampling import MOST
+from fairflare.base.checks import number
 from fairflare.exchange.sent_tensors import ALL
 
 TASK_CHECK = "check"  # this task sends no model
@@ -45,7 +47,12 @@ class NotSendable(TypeError):
 
 
 class VersionError(ValueError):
-    """Signal that server and site run versions of FairFlare that do not understand each other."""
+    """Signal that server and site run versions of FairFlare that do not understand each other.
+
+    The text names nothing of the site's own, and is also sent to the server.
+    """
+
+    public = property(str)
 
 
 @dataclass
@@ -178,36 +185,52 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
     """Return the server's request from a message that a site received.
 
     Raises:
-        VersionError: the server runs another version of FairFlare.
+        VersionError: the server runs another version of FairFlare, or a field cannot be read.
     """
-    meta = message.meta
+    meta = message.meta if isinstance(message.meta, Mapping) else {}
     server_version = str(meta.get("version"))
     if not same_version(server_version):
         raise VersionError(
             f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
         )
-    came = clean_state(message.params or {})
+
+    def told(field: str, of: Callable[[Any], Any], usual: Any = None, all_of: Mapping[str, Any] = meta) -> Any:
+        """Return a field of the message, converted; ``usual`` where it is empty."""
+        value = all_of.get(field)
+        try:
+            return of(value if value or usual is None else usual)
+        except (AttributeError, OverflowError, TypeError, ValueError) as error:
+            raise VersionError(
+                f"site {site!r}: field {field!r} of the server's task {name!r} cannot be used: {value!r:.80}; use the "
+                "same version at server and sites"
+            ) from error
+
+    came = told("params", clean_state, {}, vars(message))
     return SiteTask(
         name=name,
         state={key: tensor for key, tensor in came.items() if not key.startswith(BESIDE)},
         beside={key.removeprefix(BESIDE): tensor for key, tensor in came.items() if key.startswith(BESIDE)},
-        current_round=int(meta["current_round"]),
-        num_rounds=int(meta["num_rounds"]),
-        seed=int(meta["seed"]),
-        directives=dict(meta.get("directives") or {}),
-        experiment=str(meta.get("experiment") or ""),
-        run=str(meta.get("run") or ""),
-        measure=tuple(str(split) for split in meta.get("measure") or (SPLIT_TEST,)),
-        resample=int(meta.get("resample") or 0),
-        min_cases=int(meta.get("min_cases") or 1),
-        exchange=str(meta.get("exchange") or ALL),
-        makes=tuple(str(name) for name in meta.get("makes") or ()),
-        rest=str(meta.get("rest") or ""),
-        groups=tuple(str(name) for name in meta.get("groups") or ()),
-        group_bins=int(meta.get("group_bins") or 0),
-        calibration_bins=int(meta.get("calibration_bins") or 0),
-        sums=dict(meta.get("sums") or {}),
+        current_round=told("current_round", int),
+        num_rounds=told("num_rounds", int),
+        seed=told("seed", int),
+        directives=told("directives", dict, {}),
+        experiment=told("experiment", str, ""),
+        run=told("run", str, ""),
+        measure=told("measure", _texts, (SPLIT_TEST,)),
+        resample=told("resample", lambda n: number("resample", n, low=0, high=MOST, whole=True), 0),
+        min_cases=told("min_cases", int, 1),
+        exchange=told("exchange", str, ALL),
+        makes=told("makes", _texts, ()),
+        rest=told("rest", str, ""),
+        groups=told("groups", _texts, ()),
+        group_bins=told("group_bins", int, 0),
+        calibration_bins=told("calibration_bins", int, 0),
+        sums=told("sums", dict, {}),
     )
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values))
 
 
 def encode_reply(reply: SiteReply, current_round: int | None) -> Message:

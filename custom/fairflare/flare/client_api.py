@@ -28,11 +28,9 @@ from fairflare.base.checks import whole
 from fairflare.base.disk.files import safe_name
 from fairflare.core.sharpness import search_distance, sharpness
 from fairflare.exchange.messages import (
-    STATUS_FAILED,
     STATUS_OK,
     SiteReply,
     SiteTask,
-    VersionError,
     clean_meta,
     decode_task,
     encode_reply,
@@ -145,8 +143,6 @@ class Site:
                     self._round = request.current_round
                     return True
                 reply = answer
-            except VersionError as error:
-                reply = SiteReply(STATUS_FAILED, reason=str(error))
             except Exception as error:
                 reply = refusal(self.name, task, error)
             self._answer(reply, message.current_round)

@@ -19,13 +19,11 @@ from fairflare.base.disk.files import safe_name
 from fairflare.base.settings import Flag, settings
 from fairflare.base.task import Task
 from fairflare.exchange.messages import (
-    STATUS_FAILED,
     STATUS_OK,
     TASK_TRAIN,
     TASKS,
     SiteReply,
     SiteTask,
-    VersionError,
     clean_state,
     decode_task,
     encode_reply,
@@ -36,7 +34,7 @@ from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.federation.transports.isolation import perform_isolated
 from fairflare.flare.messages.wire import from_model, to_model
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
-from fairflare.methods.base.training import LocalTraining, SiteError
+from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.sums.keys import SiteKeys
 
 
@@ -95,9 +93,6 @@ class SiteExecutor(Executor):
             reply = self._perform(request, site, fl_ctx, abort_signal)
             if task_name == TASK_TRAIN:
                 self._trained = request.current_round if reply.status == STATUS_OK else None
-        except (SiteError, VersionError) as e:
-            self.log_warning(fl_ctx, str(e))
-            reply = SiteReply(STATUS_FAILED, reason=getattr(e, "public", str(e)))
         except Exception as e:
             # If the exception left this method, the server would get a code without a reason, and the exception's text
             # would reach the error log that FLARE uploads.

@@ -108,7 +108,10 @@ class SiteNetwork:
                 f"site {self.site!r}: its network cannot be built: {lacking or in_one_line(error)}",
                 public=f"site {self.site!r}: {f'its network cannot be built: {lacking}' if lacking else partly}",
             ) from error
-        self.sent = SentTensors(model, exchange, makes)
+        try:
+            self.sent = SentTensors(model, exchange, makes)
+        except ValueError as error:
+            raise SiteError(f"site {self.site!r}: {error}; run the same job at server and sites") from error
         own = fingerprint(self.sent.rest(model.state_dict()))
         if own != rest:
             raise SiteError(

@@ -135,10 +135,10 @@ def groups_home(
 
 def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``keys``: send the site's public key, or check those of all sites and agree on a key with each site."""
-    own, asked = _keys(worker), request.sums
-    if HELLOS not in asked:
-        return SiteReply(STATUS_OK, report=own.hello(asked[RUN]))
-    own.agree(asked[RUN], asked[HELLOS])
+    own, run = _keys(worker), request.sums.get(RUN)
+    if HELLOS not in request.sums:
+        return SiteReply(STATUS_OK, report=own.hello(run))
+    own.agree(run, _listed(worker, request, HELLOS, Mapping))
     return SiteReply(STATUS_OK)
 
 
@@ -165,14 +165,14 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
         # Parts always have weights of their own; one for all would open a class that a single site has.
         layout = Layout.of(update := kept[question.vectors], layers_of(update) if part or len(row) > 1 else None)
-        found = log.masked(question, pairs, layout, update)
-        vectors[question.label], saturated = found.vector, saturated + found.saturated
+        vectors[question.label], clipped = log.masked(question, pairs, layout, update)
+        saturated += clipped
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})
 
 
 def release(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``release``: send the keys of the site's own masks, after the vectors of all members have arrived."""
-    present = request.sums[PRESENT]
+    present = _listed(worker, request, PRESENT, str)
     asked = _asked(worker, request)
     return SiteReply(STATUS_OK, report={of.label: log.release(of, pairs, present) for log, of, pairs in asked})
 
@@ -197,12 +197,23 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Ques
         _own(worker, "secure_max_exposure", Limits().max_exposure, Most),
     )
     log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits)
-    pairs = _keys(worker).pairs(request.sums[RUN])
-    for plain in request.sums[QUESTIONS]:
+    pairs = _keys(worker).pairs(request.sums.get(RUN))
+    for plain in _listed(worker, request, QUESTIONS, Mapping):
         question = Question.read(worker.site, plain)
         why = f"field 'round' is {question.round} in round {request.current_round}"
         need(question.round == request.current_round, SumRefused(worker.site, why))
         yield log, question, pairs
+
+
+def _listed(worker: SiteWorker, request: SiteTask, name: str, kind: type) -> list[Any]:
+    """Return a list in the server's task; refuse another value, and an empty list."""
+    value = request.sums.get(name)
+    if not (isinstance(value, list) and value and all(isinstance(one, kind) for one in value)):
+        why = (
+            f"field {name!r} of the server's task {request.name!r} must be a list of {kind.__name__}, got {value!r:.80}"
+        )
+        raise SumRefused(worker.site, f"{why}; use the same version at server and sites")
+    return value
 
 
 def _own(worker: SiteWorker, name: str, usual: Any, kind: Any) -> Any:

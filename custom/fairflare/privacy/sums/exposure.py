@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused, need
+from fairflare.base.checks import first_of
+from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused
 from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
@@ -84,39 +85,43 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         SumRefused: the text names the rule, the value and what to do.
     """
 
-    def check(good: bool, why: str) -> None:
-        need(good, SumRefused(site, f"sum {question.label!r} of round {question.round}: {why}"))
-
     members, known, count = question.members, {pairs.site, *pairs.keys}, len(question.table)
-    check(site in members, f"it is no member of {members}; ask members only")
-    check(known >= set(members), f"{sorted(set(members) - known)} have no key in this run; agree on keys again")
     least = FEWEST + (question.label in FIRST_OF_TWO or bool(opened))
-    check(count >= least, f"it has {count} members and needs {least}; wait for more sites")
-    check(count <= MOST_SITES, f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites")
-    check(3 * count >= 2 * pairs.first, f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more")
-    check(all(set(table) == set(members) for table in opened), f"another sum of these numbers is not of {members}")
-    # In a finer ring the difference of two sums with nearly the same weights would show more.
-    usual = question.ring == RINGS.get(question.vectors, BUFFERS)
-    check(usual, f"its numbers are to be integers of {question.ring}; use the same version at server and sites")
-    weights = np.array([question.table[name] for name in members])  # (sites, layers)
-    check(bool((np.isfinite(weights) & (weights >= 0)).all()), "a weight is below 0 or not finite; mend the method")
-    owners, part = (weights > 0).sum(0), BY_PART.get(question.label)
-    few = part and bool(((owners > 0) & (owners < FEWEST)).any())  # else it is hardly a sum; 0: not asked for
-    check(not few, f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out")
-    # Counts can be told apart in a sum of unequal weights, or in several of a group that each have other weights.
-    check(
-        question.label != GROUPS or bool((weights == (weights > 0) / np.maximum(owners, 1)).all()),
-        "sites of a group have unequal weights; give each the same",
-    )
+    problem = first_of({
+        f"it is no member of {members}; ask members only": site not in members,
+        f"{sorted(set(members) - known)} have no key in this run; agree on keys again": not known >= set(members),
+        f"it has {count} members and needs {least}; wait for more sites": count < least,
+        f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites": count > MOST_SITES,
+        f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more": 3 * count < 2 * pairs.first,
+        f"another sum of these numbers is not of {members}": any(set(table) != set(members) for table in opened),
+        # In a finer ring the difference of two sums with nearly the same weights would show more.
+        f"its numbers are to be integers of {question.ring}; use the same version at server and sites":
+            question.ring != RINGS.get(question.vectors, BUFFERS),
+    }) or _shown(question, limits, opened)  # fmt: skip
+    if problem:
+        raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {problem}")
+
+
+def _shown(question: Question, limits: Limits, opened: Sequence[Table]) -> str:
+    """Return why weights would show too much of a site's numbers, and what to do; an empty text if they do not."""
+    weights = np.array([question.table[name] for name in question.members])  # (sites, layers)
+    if not (np.isfinite(weights) & (weights >= 0)).all():
+        return "a weight is below 0 or not finite; mend the method"
+    owners, part, most = (weights > 0).sum(0), BY_PART.get(question.label), float(weights.max())
     off = float(abs(weights.sum(0) - (owners > 0 if part else 1)).max())
-    check(off <= SLACK, f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method")
-    most = float(weights.max())
-    told = f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g}"
-    check(most <= limits.max_weight + SLACK, f"{told} (secure_max_weight); set max_weight of the job to it at most")
-    check(
-        bool(part or owners.min() >= FEWEST),
-        f"a layer has the numbers of fewer than {FEWEST} sites, so that one could tell another's; give equal weights",
-    )
-    most = float(exposure([question.table, *opened]).max())
-    told = f"the sums would show a site's numbers to {most:.4f}, this site allows {limits.max_exposure:g}"
-    check(most <= limits.max_exposure, f"{told} (secure_max_exposure); give that layer equal weights")
+    revealed = float(exposure([question.table, *opened]).max())
+    return first_of({
+        # Else it is hardly a sum; 0: not asked for.
+        f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out":
+            bool(part and ((owners > 0) & (owners < FEWEST)).any()),
+        # Counts can be told apart in a sum of unequal weights, or in several of a group that each have other weights.
+        "sites of a group have unequal weights; give each the same":
+            question.label == GROUPS and bool((weights != (weights > 0) / np.maximum(owners, 1)).any()),
+        f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method": off > SLACK,
+        f"a site has the weight {most:.4g} in a layer, this site allows {limits.max_weight:g} (secure_max_weight); "
+        "set max_weight of the job to it at most": most > limits.max_weight + SLACK,
+        f"a layer has the numbers of fewer than {FEWEST} sites, so that one could tell another's; give equal weights":
+            not part and bool(owners.min() < FEWEST),
+        f"the sums would show a site's numbers to {revealed:.4f}, this site allows {limits.max_exposure:g} "
+        "(secure_max_exposure); give that layer equal weights": revealed > limits.max_exposure,
+    })  # fmt: skip

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -26,14 +25,6 @@ DEFAULTS = Limits()
 Line = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Masked:
-    """Hold the masked vector that a site sends, and how many of its numbers were clipped."""
-
-    vector: torch.Tensor
-    saturated: int
-
-
 class SumLog:
     """Answer the server's requests for secure sums at a site, which opens its own mask only once for each sum.
 
@@ -50,8 +41,10 @@ class SumLog:
     def __init__(self, site: str, folder: Path, experiment: str, limits: Limits = DEFAULTS) -> None:
         self.site, self.experiment, self.limits, self.file = site, experiment, limits, folder / LOG
 
-    def masked(self, question: Question, pairs: Pairs, layout: Layout, update: Mapping[str, torch.Tensor]) -> Masked:
-        """Return the site's masked numbers; a repeated request gets the same numbers, bit for bit.
+    def masked(
+        self, question: Question, pairs: Pairs, layout: Layout, update: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, int]:
+        """Return the site's masked numbers, and how many of them were clipped; a repeated request gets the same bits.
 
         Args:
             question: the sum that the server asks for.
@@ -90,7 +83,7 @@ class SumLog:
                 "vectors": question.vectors, "context": question.context().hex(), "model": question.model.hex(),
                 "vector": content.hexdigest(), "day": datetime.now(timezone.utc).date().isoformat(),
             })  # fmt: skip
-        return Masked(torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated)
+        return torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated
 
     def release(self, question: Question, pairs: Pairs, present: Iterable[str]) -> bytes:
         """Return the key of the site's own mask, after the log on disk says that the site gives it away.

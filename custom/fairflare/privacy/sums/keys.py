@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 from cryptography.x509.verification import ExtensionPolicy, PolicyBuilder, Store, VerificationError
 
+from fairflare.base.checks import first_of
 from fairflare.base.disk.files import private_folder, write_whole
 from fairflare.methods.base.site_run import SiteError
 
@@ -83,7 +84,6 @@ class Pairs:
         keys: the key that the site shares with each other site.
         own: secret that the keys of the site's own masks are made of.
         first: number of sites at the run's first agreement.
-        signed: whether certificates vouch for the names.
     """
 
     site: str
@@ -92,7 +92,6 @@ class Pairs:
     keys: Mapping[str, bytes] = field(repr=False)
     own: bytes = field(repr=False)
     first: int
-    signed: bool
 
 
 class SiteKeys:
@@ -107,7 +106,7 @@ class SiteKeys:
     def __init__(self, site: str, folder: Path, kit: Kit | None = None) -> None:
         self.site, self.kit, self.file = site, kit, folder / KEY
 
-    def hello(self, run: bytes) -> dict[str, bytes]:
+    def hello(self, run: Any) -> dict[str, bytes]:
         """Return a site's hello to other sites: name and public key; with a startup kit also certificate and signature.
 
         Args:
@@ -116,8 +115,6 @@ class SiteKeys:
         Raises:
             SumRefused: ``run`` is not 32 bytes.
         """
-        why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
-        self._need(isinstance(run, bytes) and len(run) == SIZE, why)
         if not (kept := self._kept(run)):
             private = X25519PrivateKey.generate()
             hello = _hello(run, self.site, os.urandom(SIZE), private.public_key().public_bytes_raw())
@@ -130,7 +127,7 @@ class SiteKeys:
         key: Any = serialization.load_pem_private_key(self.kit.key, None)  # an RSA key, as FLARE provisions them
         return {"hello": hello, "certificate": self.kit.certificate, "signature": key.sign(hello, PSS, hashes.SHA256())}
 
-    def agree(self, run: bytes, told: Sequence[Mapping[str, Any]]) -> Pairs:
+    def agree(self, run: Any, told: Sequence[Mapping[str, Any]]) -> Pairs:
         """Check and save the hello of every site, and return the keys that this site shares with the others.
 
         Args:
@@ -149,20 +146,23 @@ class SiteKeys:
             if self.kit is not None:
                 self._check_signature(self.kit, name, one)
             hellos[name] = one["hello"].hex()
-        why = "field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged"
-        self._need(hellos.get(self.site) == kept["hello"], why)
-        why = f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more"
-        self._need(len(hellos) >= FEWEST, why)
+        problem = first_of({
+            "field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged":
+                hellos.get(self.site) != kept["hello"],
+            f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more":
+                len(hellos) < FEWEST,
+        })  # fmt: skip
+        self._need(not problem, problem)
         kept |= {"first": max(kept["first"], len(hellos)), "hellos": hellos}
         pairs = self._pairs(kept)
         self._keep(kept)
         return pairs
 
-    def pairs(self, run: bytes) -> Pairs:
+    def pairs(self, run: Any) -> Pairs:
         """Return the pair keys of an earlier agreement of this site, perhaps in another process.
 
         Raises:
-            SumRefused: the site has no key of this run, or there was no agreement.
+            SumRefused: ``run`` is not 32 bytes, the site has no key of it, or there was no agreement.
         """
         kept = self._of(run)
         self._need(kept["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first")
@@ -221,9 +221,9 @@ class SiteKeys:
             except ValueError:
                 self._refuse(f"the public key of site {name!r} is none; ask that site for a new one")
             keys[name] = derived(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
-        return Pairs(self.site, run, roster, keys, bytes.fromhex(kept["own"]), kept["first"], self.kit is not None)
+        return Pairs(self.site, run, roster, keys, bytes.fromhex(kept["own"]), kept["first"])
 
-    def _of(self, run: bytes) -> dict[str, Any]:
+    def _of(self, run: Any) -> dict[str, Any]:
         kept = self._kept(run)
         self._need(
             kept,
@@ -232,8 +232,10 @@ class SiteKeys:
         )
         return kept
 
-    def _kept(self, run: bytes) -> dict[str, Any]:
+    def _kept(self, run: Any) -> dict[str, Any]:
         """Return what the key's file holds of a run; nothing, if it is of another one. Old keys of all runs go."""
+        why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
+        self._need(isinstance(run, bytes) and len(run) == SIZE, why)
         for path in self.file.parents[2].glob(f"*/*/{self.file.name}"):
             with suppress(OSError):  # a run that ends just now removes its own
                 if time.time() - path.stat().st_mtime > LIFE:

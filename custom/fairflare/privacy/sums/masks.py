@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+from fairflare.core.states import Made
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields, need
 from fairflare.privacy.sums.ring import BLOCK, Layout, Ring, Words
@@ -95,13 +96,15 @@ class Question:
         Raises:
             SumRefused: a part is missing, or is nothing that could be asked; the text names it.
         """
+        told, field = dict[str, Any](), "ring"
         try:
-            told = dict(plain)
-            told["ring"] = Ring(*told["ring"])
-            told["table"] = {name: tuple(row) for name, row in told["table"].items()}
+            told |= plain
+            told[field] = Ring(*told.get(field, ()))
+            field = "table"
+            told[field] = {name: tuple(row) for name, row in told.get(field, ()).items()}
             return cls(**told)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            why = f"the server's question cannot be read ({error!s:.200})"
+        except (AttributeError, TypeError, ValueError) as error:
+            why = f"the server's question cannot be read ({error!s:.200}; field {field!r}: {told.get(field)!r:.80})"
             raise SumRefused(site, f"{why}; use the same version at server and sites") from error
 
     def context(self) -> bytes:
@@ -160,26 +163,6 @@ def masks_of(question: Question, pairs: Pairs) -> Masks:
     return Masks(added, [key for name, key in keys.items() if pairs.site > name])
 
 
-class Opened(Mapping[str, "torch.Tensor"]):
-    """Hold an opened sum, whose tensors are computed in float64 at access."""
-
-    def __init__(self, total: Words, ring: Ring, layout: Layout) -> None:
-        self._total, self._ring, self._layout = total, ring, layout
-        starts = np.cumsum([0, *map(math.prod, layout.shapes.values())]).tolist()
-        self._starts = dict(zip(layout.shapes, starts, strict=False))
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        shape, start = self._layout.shapes[name], self._starts[name]
-        part = self._total[start : start + math.prod(shape)].view(f"<i{self._ring.bits // 8}")
-        return torch.from_numpy(part * 2.0**-self._ring.fraction).reshape(shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layout.shapes)
-
-    def __len__(self) -> int:
-        return len(self._layout.shapes)
-
-
 class Addition:
     """Add up the masked vectors that the sites send for a sum, at the server; one vector is in memory at a time.
 
@@ -210,21 +193,18 @@ class Addition:
             self._total[start : start + BLOCK] += words[start : start + BLOCK]
         self.missing.remove(site)
 
-    def opened(self, own: Mapping[str, bytes]) -> Opened:
-        """Remove the sites' own masks, and return the opened sum; call this once.
+    def opened(self, own: Mapping[str, bytes]) -> Made:
+        """Remove the sites' own masks, and return the opened sum, made in float64 at access; call this once.
 
         Args:
             own: the key of every member's own mask.
 
         Raises:
-            ValueError: a vector or a key is missing, or a key has the wrong length; the text names the site.
+            ValueError: a vector is missing; the text names the site.
             SumSpoiled: a number lies outside the range that such a sum can have.
         """
         ring, limit, label = self.question.ring, self.question.limit, self.question.label
         need(not self.missing, ValueError(f"no vector from {sorted(self.missing)} for {label!r}; ask them, or anew"))
-        for site in self.question.members:
-            why = f"site {site!r}: the key of its own mask must be {SIZE} bytes, got {own.get(site)!r:.80}"
-            need(isinstance(key := own.get(site), bytes) and len(key) == SIZE, ValueError(why))
         masks, outside = Masks([], [own[site] for site in self.question.members]), 0
         for start in range(0, len(self._total), BLOCK):
             part = self._total[start : start + BLOCK]
@@ -237,4 +217,11 @@ class Addition:
             "which; ask for keys again"
         )
         need(not outside, SumSpoiled(why))
-        return Opened(self._total, ring, self.layout)
+        shapes = self.layout.shapes
+        starts = dict(zip(shapes, np.cumsum([0, *map(math.prod, shapes.values())]).tolist(), strict=False))
+
+        def make(name: str) -> torch.Tensor:
+            part = self._total[starts[name] : starts[name] + math.prod(shapes[name])]
+            return torch.from_numpy(part.view(f"<i{ring.bits // 8}") * 2.0**-ring.fraction).reshape(shapes[name])
+
+        return Made(shapes, make)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,12 +18,16 @@ import torch
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.verification import PolicyBuilder
+from rich.console import Console
 
+from fairflare.cli.run.view import RunView
 from fairflare.exchange.messages import Message
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.privacy import page
 from fairflare.federation.record.experiment import Experiment
 from fairflare.federation.server.rounds import RoundFailed
+from fairflare.federation.server.sums import SecureSums
+from fairflare.federation.transports.calls import LocalTransport
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.fed_avg import FedAvg
@@ -167,8 +173,16 @@ def test_a_site_whose_file_allows_sums_only_trains_for_nothing_else(tmp_path: Pa
 
 
 def test_the_run_says_in_words_that_it_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        run = Run(tmp_path, num_rounds=1)()
+    shown = io.StringIO()
+    with caplog.at_level("INFO"), RunView(Console(file=shown, width=200)) as view:
+        run = Run(tmp_path, num_rounds=1)
+        run.rounds.journal.listeners.append(view)
+        run()
+    first, second, *_ = shown.getvalue().splitlines()
+    assert (first[:6], second) == (
+        "check:",
+        "Secure sums of 3 sites, keys unsigned: protects from a curious server only",
+    )
     told = "Secure sums of 3 sites, keys unsigned: protects from a curious server only. No site's model leaves it"
     assert run.results["info"]["sums"].startswith(told)
     assert told in caplog.text
@@ -270,6 +284,25 @@ def test_no_mean_is_of_two_sites_who_would_know_each_other(tmp_path: Path, monke
     record = Run(tmp_path, num_rounds=1)().results["rounds"][0]
     assert record["site_weights"] == dict.fromkeys(("site-1", "site-2", "site-3"), 1 / 3)
     assert "weights of this round made equal" in record["warnings"][0]["text"]
+
+
+@pytest.mark.parametrize("which", ["trained tensors", "buffers"])
+def test_only_the_weights_that_were_made_equal_are_recorded_so(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let a method weigh one of three sites with 0 in the trained tensors, or in the buffers."""
+    own, of_two = ({f"site-{k + 1}": w for k, w in enumerate(row)} for row in ((0.5, 0.3, 0.2), (0.5, 0.5, 0.0)))
+    rows = (of_two, own) if which == "trained tensors" else (own, of_two)
+    monkeypatch.setattr(FedAvg, "weigh", lambda *_: Weighing(sites=rows[0], buffers=rows[1]))
+    used, mean = list[Weighing](), SecureSums.mean
+    monkeypatch.setattr(SecureSums, "mean", lambda *args: used.append((found := mean(*args))[0]) or found)
+    run = Run(tmp_path, num_rounds=1)()
+    wanted = [own if row is own else dict.fromkeys(own, 1 / 3) for row in rows]
+    assert [used[0].sites, used[0].buffers] == wanted
+    told = {q["label"]: q["table"] for _, n, m in run.wire.asked if n == "mask" for q in m.meta["sums"]["questions"]}
+    assert [{site: row[0] for site, row in told[label].items()} for label in ("params", "buffers")] == wanted
+    assert run.results["rounds"][0]["site_weights"] == wanted[0]
+    assert f"this round ({which} alone) made equal" in run.results["rounds"][0]["warnings"][0]["text"]
 
 
 def test_a_site_without_its_whole_startup_kit_agrees_on_no_unsigned_keys(tmp_path: Path) -> None:
@@ -726,3 +759,68 @@ def test_what_needs_models_is_refused_before_the_run(method: str, settings: Any,
 def test_a_job_that_was_edited_by_hand_is_refused_at_its_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="secure='sums': FedCE cannot go with it"):
         Run(tmp_path, "fed_ce")()
+
+
+ODD: list[Any] = [
+    "gone",
+    None,
+    5,
+    -1,
+    math.nan,
+    math.inf,
+    "x",
+    b"x",
+    [],
+    {},
+    [5],
+    ["x"],
+    [{}],
+    [5, "x"],
+    {"x": 5},
+    {"x": [0.5]},
+]
+
+
+def oddly(value: Any, where: str = "meta") -> Iterator[tuple[str, Any]]:
+    """Yield copies of a message's content in each of which one field, at any depth, is another thing or gone."""
+    fields = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, own in fields:
+        for odd in ODD:
+            changed = copy.copy(value)
+            changed[key] = odd
+            if odd == "gone":
+                del changed[key]
+            yield f"{where}.{key} = {odd!r}", changed
+        for place, inner in oddly(own, f"{where}.{key}"):
+            changed = copy.copy(value)
+            changed[key] = inner
+            yield place, changed
+
+
+@pytest.mark.parametrize("method", ["fed_avg", "fed_lwr"])
+@pytest.mark.timeout(300)
+def test_odd_questions_of_a_server_are_refused_in_words(method: str, tmp_path: Path) -> None:
+    """Send a site each of its messages with each field changed or gone, before the right message."""
+    run, answer = Run(tmp_path, method, 5, num_rounds=1), Wire._answer
+    refused, unnamed = set[str](), dict[str, str]()
+
+    def asked_oddly(wire: Wire, site: str, name: str, task: Message) -> Any:
+        for where, meta in oddly(task.meta) if site == "site-1" else ():
+            # A site takes part in another attempt, round or run, and repeats its answer about the same model.
+            other = where.endswith((".attempt = 5", "current_round = 5")) or "meta.run " in where
+            if not other and not where.startswith("meta.directives"):
+                reply = LocalTransport._answer(wire, site, name, replace(task, meta=meta)).meta
+                if reply["status"] != "ok":
+                    refused.add(f"{name} {where}")
+                    if "failed with" in reply["reason"] or "site 'site-1'" not in reply["reason"]:
+                        unnamed[f"{name} {where}"] = reply["reason"]
+        return answer(wire, site, name, task)
+
+    run.wire._answer = asked_oddly.__get__(run.wire)  # type: ignore[method-assign]
+    assert run().results["status"] == "completed"
+    assert [left["reason"] for left in run.results["rounds"][0]["left_out"]] == []
+    assert not unnamed, "\n".join(f"{k}: {v}" for k, v in list(unnamed.items())[:40])
+    wanted = [f"{name} meta.sums.{field} = 'gone'" for name, field in (
+        ("keys", "run"), ("mask", "run"), ("mask", "questions"), ("release", "present"), ("release", "questions"),
+    )]  # fmt: skip
+    assert {*wanted, "train meta.seed = 'gone'", "keys meta.current_round = None"} - refused == set()

@@ -97,11 +97,15 @@ class SecureSums:
             )
         self.agreed = sorted(second.good)
         signed = all(len(of) > 1 for of in hellos.values())
-        text = (
+        brief = (
             f"Secure sums of {len(self.agreed)} sites, keys "
-            f"{'signed with certificates' if signed else 'unsigned: protects from a curious server only'}. No site's "
-            "model leaves it; the server learns reports and metrics of each, the weights, the sums, and who took part"
+            f"{'signed with certificates' if signed else 'unsigned: protects from a curious server only'}"
         )
+        text = (
+            f"{brief}. No site's model leaves it; the server learns reports and metrics of each, the weights, the "
+            "sums, and who took part"
+        )
+        self.journal.tell("sums", text=brief)
         self.journal.say(text)
         self.journal.store.update_info(sums=text)
         return left
@@ -171,7 +175,7 @@ class SecureSums:
         self.model, self._anchor = digest(asked), None
         even, members = set[str](), sorted(next(iter(weights.values())))
         question = self._question(NORMS, BUFFERS, like, weights, members, even)
-        self._evened(Weighing(layers=weights), sorted(even), members)
+        self._evened(Weighing(layers=weights), (even, set()), members)
         found = dict(self._opened([question], members)[0])
         for name in weights:  # the sites send the mean square, as variances cannot be averaged
             found[f"{name}.{VARIANCE}"] = (found[f"{name}.{VARIANCE}"] - found[f"{name}.{MEAN}"] ** 2).clamp_min(0)
@@ -234,17 +238,17 @@ class SecureSums:
         layers = weighing.layers
         members = sorted(weighing.sites or next(iter((layers or {}).values())))
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
-        asked, even = list[tuple[Question, Layout]](), set[str]()
-        parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, strict=True)
-        for label, names, ring, of_sites in parts:
+        asked, even = list[tuple[Question, Layout]](), (set[str](), set[str]())
+        parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, even, strict=True)
+        for label, names, ring, of_sites, of_part in parts:
             if names:
                 like = {name: self.received[name] for name in names}
-                asked.append(self._question(label, ring, like, layers or {"": of_sites}, members, even))
-        weighing = self._evened(weighing, sorted(even), members)
+                asked.append(self._question(label, ring, like, layers or {"": of_sites}, members, of_part))
+        weighing = self._evened(weighing, even, members)
         if by_class := weighing.by_class:
             few = [label for label, of in by_class.items() if sum(map(bool, of.values())) < FEWEST]
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
-            asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, even))
+            asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
             why = f"fewer than {FEWEST} sites have one, or the run's bounds forbid equal weights"
             text = f"gradients of classes {listed(few, 5)} are not summed: {why}"
             self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
@@ -271,17 +275,25 @@ class SecureSums:
         even |= {layout.layers[column] for column in columns}
         return Question(self.record.current_round, self.attempt, label, ring, self.model, table), layout
 
-    def _evened(self, weighing: Weighing, layers: Sequence[str], members: Sequence[str]) -> Weighing:
-        """Return the rule's weights, made equal in layers in which they would show a single site's update."""
-        if not layers:
+    def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
+        """Return the rule's weights, made equal in layers in which they would show a single site's update.
+
+        Args:
+            weighing: the rule's weights.
+            parts: layers of the trained tensors, and of the buffers; one that is called ``""`` stands for all.
+            members: the sites.
+        """
+        if not (layers := sorted(parts[0] | parts[1])):
             return weighing
         even = dict.fromkeys(members, 1 / len(members))
-        where = f"layers {listed(layers, 3)}" if weighing.layers else "this round"
+        of_part = "this round" if all(parts) else f"this round ({'trained tensors' if parts[0] else 'buffers'} alone)"
+        where = f"layers {listed(layers, 3)}" if weighing.layers else of_part
         text = f"weights of {where} made equal: the method's would show one site's update"
         count = len(layers) if weighing.layers else None
         self.journal.warned([Warned("", "exposure", 1.0, Limits().max_exposure, text, count)], self.record)
         if weighing.layers is None:
-            return replace(weighing, sites=even, buffers=None)
+            buffers = weighing.buffers or weighing.sites
+            return replace(weighing, sites=even if parts[0] else weighing.sites, buffers=even if parts[1] else buffers)
         record = {
             layer: {site: {**told, "weight": even[site]} for site, told in by.items()} if layer in layers else by
             for layer, by in weighing.record.items()
@@ -362,6 +374,8 @@ def _bytes_of(
         had = listed([str(name)[:40] for name in told], 5)
         raise ReportError(f"site {site!r}: the report must have {listed(known)}, got {had or 'nothing'}")
     for name, value in told.items():
-        if not isinstance(value, bytes) or not 0 < len(value) <= most:
-            raise ReportError(f"site {site!r}: field {name!r} must be 1 to {most} bytes, got {value!r:.80}")
+        if not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most:
+            raise ReportError(
+                f"site {site!r}: field {name!r} must be {'' if all_of else '1 to '}{most} bytes, got {value!r:.80}"
+            )
     return told

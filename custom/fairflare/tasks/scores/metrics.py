@@ -67,6 +67,8 @@ def classification_metrics(
     Raises:
         ValueError: shapes do not fit, there is no sample, or a class number is out of range.
     """
+    from sklearn.metrics import precision_recall_fscore_support
+
     if targets.ndim != 1 or probabilities.shape != (len(targets), len(class_names)):
         raise ValueError(
             f"targets (n,) and probabilities (n, {len(class_names)}) are needed, got {targets.shape} and "
@@ -76,18 +78,11 @@ def classification_metrics(
     for number in (targets.min(), targets.max()):
         checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
     found = probabilities.argmax(1)
-    hits, support, told = (
-        np.bincount(of, minlength=len(class_names)) for of in (targets[found == targets], targets, found)
-    )
-    present = np.flatnonzero(support)
-    # As scikit-learn, of the classes that occur or are predicted; a class that is only predicted has no recall.
-    hits, support, told = (of[support + told > 0] for of in (hits, support, told))
-    scores = {
-        "precision": hits / np.maximum(told, 1),
-        "recall": hits / np.maximum(support, 1),
-        "f1": 2 * hits / (support + told),
-    }
-    recalls = scores["recall"][support > 0]
+    named = np.union1d(targets, found)
+    # One call of the three that the averages would need: a bootstrap makes thousands.
+    *of_classes, support = precision_recall_fscore_support(targets, found, labels=named, zero_division=0)
+    scores = dict(zip(("precision", "recall", "f1"), of_classes, strict=True))
+    present, recalls = (of[support > 0] for of in (named, scores["recall"]))  # what is only predicted has no recall
     metrics = {
         "accuracy": float(np.mean(found == targets)),
         "balanced_accuracy": float(np.mean(recalls)),

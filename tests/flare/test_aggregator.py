@@ -33,7 +33,7 @@ from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.rule import MakesTensors, SendsBeside, SendsParts, TwoPhase
+from fairflare.methods.base.rule import MakesTensors, SendsBeside, SendsParts, SumOfKept, TwoPhase
 from fairflare.methods.cffl import CFFL
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_ism import FedISM
@@ -150,7 +150,11 @@ def test_updates_of_a_variance_may_be_negative() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors | SendsBeside | SendsParts)],
+    [
+        m
+        for m in all_methods().values()
+        if not issubclass(m.rule, TwoPhase | MakesTensors | SendsBeside | SendsParts | SumOfKept)
+    ],
     ids=lambda m: m.name,
 )
 def test_every_single_phase_method_over_several_rounds(method: Any, tmp_path: Path) -> None:
@@ -376,7 +380,11 @@ def test_a_whole_model_is_refused_where_nobody_knows_what_it_started_from() -> N
 
 @pytest.mark.parametrize(
     "method",
-    [m for m in all_methods().values() if not issubclass(m.rule, TwoPhase | MakesTensors | SendsBeside | SendsParts)],
+    [
+        m
+        for m in all_methods().values()
+        if not issubclass(m.rule, TwoPhase | MakesTensors | SendsBeside | SendsParts | SumOfKept)
+    ],
     ids=lambda m: m.name,
 )
 def test_every_single_phase_method_with_bounds(method: Any, tmp_path: Path) -> None:

@@ -31,7 +31,17 @@ from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model
 from fairflare.methods.base.reports import SENT_BACK, ReportError
-from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, Steps, TwoPhase, Weighing
+from fairflare.methods.base.rule import (
+    MakesTensors,
+    Rule,
+    SendsBeside,
+    SendsParts,
+    State,
+    Steps,
+    SumOfKept,
+    TwoPhase,
+    Weighing,
+)
 
 log = logging.getLogger(__name__)
 Signature = tuple[Any, ...]
@@ -151,6 +161,7 @@ class FairAggregator(Bounds, ModelAggregator):
             MakesTensors: "makes a part of the model itself",
             SendsParts: "sends every site something of its own",
             SendsBeside: "sends the sites more than the model",
+            SumOfKept: "tells each site which of its rounds counted",
         }
         for does in (does for kind, does in kinds.items() if isinstance(self.rule, kind)):
             raise ValueError(

@@ -13,7 +13,7 @@ from fairflare.exchange.messages import Message
 from fairflare.methods.fed_dyn import DynamicTraining, FedDyn
 
 from .own import SITES, Plane, Sites, killed, run
-from .test_scaffold import Plain
+from .test_scaffold import TARGETS, Plain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 #: One step of 0.5 is exact: the loss (y - t)^2 / 2 with a pull of strength 1 has the second derivative 2.
@@ -33,7 +33,7 @@ def test_worked_numbers(rounds: int, drifts: Any, common: float, tmp_path: Path)
     assert float(made.model()["model"]["x"]) == pytest.approx(2, abs=1e-12)
     for site, drift in zip(SITES, drifts, strict=True):
         kept = sites.kept(site, "drift", rounds - 1)
-        assert list(kept) == ["x"]  # none of what is frozen
+        assert list(kept) == ["x", "before/x"]  # none of what is frozen
         assert float(kept["x"]) == pytest.approx(drift, abs=1e-12)
     (kept,) = rule.state_dict()["drift"].values()
     assert float(kept) == pytest.approx(common, abs=1e-12)
@@ -75,10 +75,29 @@ def test_an_answer_that_is_lost_after_its_training_leaves_the_common_one_the_mea
     assert float(rule.state_dict()["drift"]["x"]) == pytest.approx(float(sum(own)) / 2, abs=1e-9)
 
 
+def test_what_is_clipped_counts_at_the_site_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that -h/alpha is the mean of all l_k where the update of a site far off is clipped."""
+    sites = ["site-1", "site-2", "site-3"]
+    for site, target in zip(sites, (0.9, 1.1, 13.0), strict=True):
+        monkeypatch.setitem(TARGETS, site, target)
+    rule = FedDyn()
+    made, they = run(
+        tmp_path, DynamicTraining(**HALF), task=Plain(), rule=rule, sites=sites, num_rounds=40, max_update_norm=1.5
+    )
+    assert any("max_update_norm" in str(record) for record in made.results["rounds"])
+    total = 0.0
+    for site in sites:
+        kept, (number, share) = they.kept(site, "drift", 39), rule.state_dict()["counted"][site]
+        assert number == 39
+        total += float(kept["before/x"].lerp(kept["x"], share))
+    assert rule.state_dict()["counted"]["site-3"][1] < 1
+    assert float(rule.state_dict()["drift"]["x"]) == pytest.approx(total / 3, abs=1e-9)
+
+
 def test_a_new_site_counts_in_the_common_one_with_nothing() -> None:
     rule, found = FedDyn(), []
     for sites in (["a", "b"], ["a", "b"], ["a", "b", "c"]):
-        rule.weigh(cast("Any", SimpleNamespace(asked=sites, sites=sites, current_round=0)))
+        rule.weigh(cast("Any", SimpleNamespace(asked=sites, sites=sites, current_round=0, shares={})))
         found.append(float(rule.move({"w": torch.tensor(3.0, dtype=torch.float64)})["w"]))
     assert found == pytest.approx([3 + 3, 3 + 6, 3 + 6 * 2 / 3 + 3])
 
@@ -86,7 +105,7 @@ def test_a_new_site_counts_in_the_common_one_with_nothing() -> None:
 def test_what_stays_at_a_site_is_not_pulled(tmp_path: Path) -> None:
     half = DynamicTraining(**HALF, personalise="keep:^3")
     _, sites = run(tmp_path, half, task=Plane(), rule=FedDyn(), num_rounds=2)
-    assert {name.split(".")[0] for name in sites.kept("site-1", "drift", 1)} == {"0", "1"}
+    assert {name.split(".")[0] for name in sites.kept("site-1", "drift", 1) if "before" not in name} == {"0", "1"}
 
 
 def test_only_what_is_trained_has_a_drift_and_no_byte_is_added(tmp_path: Path) -> None:

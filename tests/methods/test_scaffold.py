@@ -13,6 +13,7 @@ import torch
 from fairflare.exchange.messages import BESIDE, Message
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.methods.base.local_loop import LocalLoop
+from fairflare.methods.base.training import SiteError
 from fairflare.methods.scaffold import ControlledTraining, Scaffold
 
 from .own import SITES, Plane, Points, Sites, killed, run
@@ -82,7 +83,7 @@ def test_worked_numbers(tmp_path: Path) -> None:
         assert float(made.model()["model"]["x"]) == pytest.approx(x, abs=1e-12)
         for site, control in zip(SITES, controls, strict=True):
             kept = sites.kept(site, "control", rounds - 1)
-            assert list(kept) == ["x"]  # none of what is frozen
+            assert list(kept) == ["x", "before/x"]  # none of what is frozen
             assert float(kept["x"]) == pytest.approx(control, abs=1e-12)
         assert float(rule.beside()["x"]) == pytest.approx(common, abs=1e-12)
 
@@ -115,8 +116,8 @@ def test_the_common_one_is_the_mean_of_all_where_a_new_site_comes() -> None:
                 SimpleNamespace(
                     current_round=0, asked=list(sites),
                     sites=list(sites), reports={site: {"rate_sum": 0.5} for site in sites},
-                    states={site: {"w": torch.tensor(moves[site], dtype=torch.float64)} for site in sites},
-                    parameters={"w"}, start=lambda rule: {"w": torch.tensor(0.0, dtype=torch.float64)},
+                    shares={}, states={site: {"w": torch.tensor(moves[site], dtype=torch.float64)} for site in sites},
+                    parameters={"w"}, received={"w": torch.tensor(0.0, dtype=torch.float64)},
                     moderated=lambda told, name: told,
                 ),
             )
@@ -145,6 +146,19 @@ def test_an_answer_that_is_lost_after_its_training_leaves_the_common_one_the_mea
     assert float(made.model()["model"]["x"]) == pytest.approx(2, abs=1e-2)
 
 
+def test_what_is_clipped_counts_at_the_site_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that c is the mean of all c_k, and x the optimum 5, where the update of a site far off is clipped."""
+    sites = ["site-1", "site-2", "site-3"]
+    for site, target in zip(sites, (0.9, 1.1, 13.0), strict=True):
+        monkeypatch.setitem(TARGETS, site, target)
+    half, rule = ControlledTraining(**HALF), Scaffold()
+    made, they = run(tmp_path, half, task=Plain(), rule=rule, sites=sites, num_rounds=40, max_update_norm=1.5)
+    assert any("max_update_norm" in str(record) for record in made.results["rounds"])
+    assert float(made.model()["model"]["x"]) == pytest.approx(5, abs=0.05)
+    own = [float(they.kept(site, "control", 39)["x"]) for site in sites]
+    assert float(rule.beside()["x"]) == pytest.approx(sum(own) / 3, abs=1e-6)
+
+
 def test_a_parameter_without_a_gradient_at_a_site_has_no_control_there(tmp_path: Path) -> None:
     _, sites = run(tmp_path, ControlledTraining(**HALF), task=Quadratic(), rule=Scaffold(), num_rounds=3)
     for current_round in range(3):
@@ -165,7 +179,7 @@ def test_the_common_control_travels_in_training_alone(tmp_path: Path) -> None:
 def test_what_stays_at_a_site_has_no_control(tmp_path: Path) -> None:
     half = ControlledTraining(**HALF, personalise="keep:^3")
     _, sites = run(tmp_path, half, task=Plane(), rule=Scaffold(), num_rounds=2)
-    assert {name.split(".")[0] for name in sites.kept("site-1", "control", 1)} == {"0", "1"}
+    assert {name.split(".")[0] for name in sites.kept("site-1", "control", 1) if "before" not in name} == {"0", "1"}
 
 
 def test_steps_of_hidden_records_leave_the_common_control_the_mean_of_the_own(
@@ -206,3 +220,11 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
     assert [name for name, _ in rest.net.asked] == ["train", "train", "validate"]
     found = whole.model()["model"]
     assert all(torch.equal(tensor, found[name]) for name, tensor in rest.model()["model"].items())
+
+
+def test_a_script_with_another_optimizer_is_refused() -> None:
+    half, model = ControlledTraining(**HALF), Mover()
+    at = cast("Any", SimpleNamespace(site="site-1", own=None, untold=False))
+    for optimizer in (torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)):
+        with pytest.raises(SiteError, match=f"is not with {type(optimizer).__name__}; let the script use"):
+            half.step(at, model, optimizer, lambda: model.x)

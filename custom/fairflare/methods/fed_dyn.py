@@ -15,7 +15,7 @@ from fairflare.core import losses
 from fairflare.core.states import Made
 from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.home import fitting
+from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.rule import RoundInputs, State, SumOfKept, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteRun, criterion_loss
 
@@ -42,18 +42,16 @@ class DynamicTraining(LocalTraining):
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         received = self.home.sent_parameters(model)
         drift = fitting(run, DRIFT, received)
-        run.own = {name: x - drift.get(name, 0) for name, x in received.items()}  # the centre x - l_k of the pull
+        run.own = {name: x - drift.get(name, 0) for name, x in received.items()}, drift  # centre x - l_k, and l_k
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        moving = {name: p for name, p in model.named_parameters() if name in run.own}
-        pull = losses.proximal_term(moving, run.own, self.feddyn_alpha)
+        moving = {name: p for name, p in model.named_parameters() if name in run.own[0]}
+        pull = losses.proximal_term(moving, run.own[0], self.feddyn_alpha)
         return criterion_loss(self, run, model(inputs), targets) + pull
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        trained, centre = dict(model.named_parameters()), run.own
-        run.store.save(
-            DRIFT, run.current_round, {name: (trained[name].detach() - centre[name]).cpu() for name in centre}
-        )
+        trained, (centre, drift) = dict(model.named_parameters()), run.own
+        keep(run, DRIFT, drift, {name: (trained[name].detach() - x).cpu() for name, x in centre.items()})
         return {}
 
 
@@ -81,7 +79,7 @@ class FedDyn(SumOfKept):
         self._known, self._present = 0.0, 1.0  # shares of all sites: those known before, and those of the round
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        self._known, self._present = self.count(inputs)
+        self._known, self._present = self.count(inputs, inputs.shares)
         length = math.sqrt(sum(float(drift.square().sum()) for drift in self._drift.values()))
         return Weighing(sites=uniform_weights(inputs.sites), values={"drift": length})
 

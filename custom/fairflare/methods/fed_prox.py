@@ -49,10 +49,8 @@ class ProximalTraining(LocalTraining):
 
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
         """Return the strength and the centre of this round's proximal term."""
-        told = (run.directives.get("mu") or {}).get(run.site)
-        mu = self.mu
-        if told is not None:
-            mu = float(told) if math.isfinite(told) and told >= 0 else FALLBACK_MU
+        told = (run.directives.get("mu") or {}).get(run.site, self.mu)
+        mu = float(told) if math.isfinite(told) and told >= 0 else FALLBACK_MU
         return Pull(mu, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

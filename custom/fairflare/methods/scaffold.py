@@ -14,10 +14,10 @@ import torch
 from fairflare.base.settings import settings
 from fairflare.core.weighting import uniform_weights
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.home import fitting
+from fairflare.methods.base.home import fitting, keep
 from fairflare.methods.base.reports import NO_IMAGES, Field
 from fairflare.methods.base.rule import RoundInputs, SendsBeside, State, SumOfKept, Weighing
-from fairflare.methods.base.training import LocalTraining, SiteRun
+from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 from fairflare.methods.fed_prox import JOB
 
 CONTROL = "control"  # name under which a site stores its control variate
@@ -25,11 +25,12 @@ CONTROL = "control"  # name under which a site stores its control variate
 
 @dataclass
 class _Controls:
-    """Store one task's received parameters, c - c_k by name, and the sum of the learning rates of its steps."""
+    """Store one task's received parameters, c - c_k and c_k by name, and the sum of its steps' learning rates."""
 
     moving: ClassVar = ("rate_sum",)
     received: dict[str, torch.Tensor]
     push: dict[str, torch.Tensor]
+    kept: dict[str, torch.Tensor]
     rate_sum: float = 0.0
 
 
@@ -56,7 +57,7 @@ class ControlledTraining(LocalTraining):
         received = self.home.sent_parameters(model)
         kept = fitting(run, CONTROL, received)
         push = {n: run.beside[n].to(x) - kept.get(n, 0) for n, x in received.items() if n in run.beside}
-        run.own = _Controls(received, push)
+        run.own = _Controls(received, push, kept)
 
     def step(
         self,
@@ -66,6 +67,11 @@ class ControlledTraining(LocalTraining):
         closure: Callable[[], torch.Tensor],
     ) -> torch.Tensor:
         loss, own = closure(), run.own
+        if any(group.get("momentum", True) for group in optimizer.param_groups):
+            raise SiteError(
+                f"site {run.site!r}: SCAFFOLD takes the update over the learning rates for a mean gradient, which it "
+                f"is not with {type(optimizer).__name__}; let the script use torch.optim.SGD without momentum"
+            )
         if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
             for name, push in own.push.items():
                 parameter = model.get_parameter(name)  # also one without a gradient here, whose c_k would else drift
@@ -79,7 +85,7 @@ class ControlledTraining(LocalTraining):
         if own.rate_sum:  # without a step c_k stays what it was
             slopes = {name: (x - trained[name].detach()) / own.rate_sum for name, x in own.received.items()}
             control = {name: (slope - own.push.get(name, 0)).cpu() for name, slope in slopes.items()}
-            run.store.save(CONTROL, run.current_round, control)
+            keep(run, CONTROL, own.kept, control)
         return {"rate_sum": own.rate_sum}
 
 
@@ -122,16 +128,17 @@ class Scaffold(SumOfKept, SendsBeside):
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        known, present = self.count(inputs)
         told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
-        rates, start = inputs.moderated(told, "rate_sum"), inputs.start(self)
-        assert start is not None, "a stock controller is refused"
+        # A sum that is said to be small would make the change of c large; a large one makes it small.
+        rates = {site: max(rate, told[site]) for site, rate in inputs.moderated(told, "rate_sum").items()}
+        shares = {site: inputs.shares.get(site, 1.0) * told[site] / rate for site, rate in rates.items()}
+        (known, present), start = self.count(inputs, shares), inputs.received or {}  # stock controllers are refused
         for name in (n for n in inputs.states[inputs.sites[0]] if n in inputs.parameters):
             received = start[name].double()
             before = self._control.get(name, torch.zeros_like(received)).double()
             moved = torch.zeros_like(received)
             for site in inputs.sites:
-                moved -= before + (inputs.states[site][name].double() - received) / rates[site]
+                moved -= shares[site] * before + (inputs.states[site][name].double() - received) / rates[site]
             self._control[name] = (before * known + moved / len(inputs.sites) * present).to(start[name].dtype)
         return Weighing(sites=uniform_weights(inputs.sites))
 

@@ -448,6 +448,7 @@ class Collector:
             reports=self.footing.reports({site: trained[site].report for site in sites}, kinds, metrics),
             anchor_reports=self._round.anchor_reports,
             states={} if self.sums is not None else self._states(sites),
+            shares=self._influence.shares,  # known once the states are bounded
             owner=owner,
             asked=[site for site in self._round.asked if site in sites or site not in every] or sites,
             received=self._round.received,

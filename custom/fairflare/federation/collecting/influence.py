@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fairflare.core.aggregation.clipping import COUNTERS, VARIANCES, Clip, clipped_states
+from fairflare.core.aggregation.clipping import COUNTERS, PARAMETERS, VARIANCES, Clip, clipped_states
 from fairflare.core.weighting import CAP_TOLERANCE, capped_weights, excess_of, feasible_bound, tempered_weights
 from fairflare.federation.plan.bounds import AUTO, Bounds, auto_share
 from fairflare.federation.plan.bounds import FOR_HOSPITALS as FOR_HOSPITALS  # for scripts that import it from here
@@ -30,6 +30,7 @@ class Influence:
         known: number of training images by site, for the sites that reported it before the first round.
 
     Attributes:
+        shares: share of its parameters' change that counts, by site whose change :meth:`states` clipped.
         warnings: a warning for each value that a bound changed, and for a site with more than half of the weight.
     """
 
@@ -37,6 +38,7 @@ class Influence:
         self.bounds, self.known = bounds, known or {}
         self.num_sites = num_sites or 0
         self.warnings: list[Warned] = []
+        self.shares: dict[str, float] = {}
         self._states: tuple[list[str], dict[str, State]] | None = None
 
     def samples(self, claimed: Mapping[str, float]) -> dict[str, float]:
@@ -63,6 +65,7 @@ class Influence:
         if self._states is None or self._states[0] != sorted(states):
             bounded, clips = clipped_states(states, received, factor)
             self._states = sorted(states), bounded
+            self.shares = {clip.site: clip.used / clip.value for clip in clips if clip.what == PARAMETERS}
             for clip in clips:
                 self._warn(clip.site, f"max_update_norm, {clip.what}", clip.value, clip.used, _in_words(clip, factor))
         return self._states[1]

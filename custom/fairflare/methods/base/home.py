@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 # it received (needed where the anchor is sent as a difference to the received model).
 LOCAL_MODEL = "local_model"
 PARTS, OWN_MODEL = "parts", "own_model"
-COUNTED = "counted"  # name of the directive with the site's last round whose answer counted; -1 if none did
+#: Name of the directive with a site's last round whose answer counted (-1: none did), and the share of it that did.
+COUNTED = "counted"
+BEFORE = "before/"  # beginning of the names of the values before a round, beside those that the round made
 DOWNLOAD = "download"  # name of the directive to the sites in methods that send each site other parts of the model
 KEEP, FINETUNE = "keep:", "finetune"  # beginnings of the setting ``personalise``
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
@@ -198,12 +200,20 @@ def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
 
     A tensor fits if ``like`` has one of its name and shape; it is returned on that one's device and with its type.
     If the server names the site's last round that counted, what the site stored in later rounds is deleted, as in a
-    round whose answer was lost (:class:`~fairflare.methods.base.rule.SumOfKept`).
+    round whose answer was lost (:class:`~fairflare.methods.base.rule.SumOfKept`); and where a share of the update
+    counted, as it was clipped, so does this share of what the round changed.
     """
-    last = int((run.directives.get(COUNTED) or {}).get(run.site, run.current_round))
-    run.store.clear(name, but=run.current_round, after=last)
+    last, share = (run.directives.get(COUNTED) or {}).get(run.site, (run.current_round, 1.0))
+    run.store.clear(name, but=run.current_round, after=int(last))
     stored = {} if last == -1 else run.store.load_before(name, run.current_round) or {}
-    return {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
+    kept = {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
+    return kept if share == 1 else {n: stored[BEFORE + n].to(x).lerp(x, float(share)) for n, x in kept.items()}
+
+
+def keep(run: SiteRun, name: str, before: State, after: State) -> None:
+    """Store tensors for :func:`fitting`, beside those of the same names before the round; a missing one was 0."""
+    earlier = {BEFORE + n: before[n].cpu() if n in before else torch.zeros_like(x) for n, x in after.items()}
+    run.store.save(name, run.current_round, {**after, **earlier})
 
 
 def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:

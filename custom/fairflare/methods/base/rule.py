@@ -57,6 +57,8 @@ class RoundInputs:
     #: median, and at least the median divided by it. Arguments: the numbers by site; their name for the warning ("": no
     #: warning); and ``among``, further numbers for the median if fewer than three sites report one.
     moderated: Callable[..., dict[str, float]] = lambda values, name, among=(): dict(values)
+    #: Share of its update that counts, by site whose update was clipped to ``max_update_norm``.
+    shares: Mapping[str, float] = field(default_factory=dict)
     #: Function that limits weights with which a rule itself averages tensors to the run's bounds on models' weights.
     bounded: Callable[[SiteWeights], SiteWeights] = dict
     #: Names of the tensors that are trained; all other floating-point tensors are buffers.
@@ -320,24 +322,31 @@ class SumOfKept(Rule):
     :func:`fairflare.methods.base.home.fitting`.
     """
 
-    directive_docs: ClassVar[dict[str, str]] = {COUNTED: "the site's last round whose answer counted"}
+    directive_docs: ClassVar[dict[str, str]] = {
+        COUNTED: "the site's last round that counted, and which share of its update"
+    }
 
     _outlive: ClassVar[tuple[str, ...]] = ("counted",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._counted: dict[str, int] = {}  # by site seen so far; -1: none of its rounds counted
+        self._counted: dict[str, list[float]] = {}  # round and share, by site seen so far; -1: no round counted
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        return {COUNTED: BySite({site: self._counted.get(site, -1) for site in sites})}
+        return {COUNTED: BySite({site: self._counted.get(site, [-1, 1.0]) for site in sites})}
 
-    def count(self, inputs: RoundInputs) -> tuple[float, float]:
+    def count(self, inputs: RoundInputs, shares: Mapping[str, float]) -> tuple[float, float]:
         """Count a round; return the shares of the sites known before it, and of its own, in all sites seen so far.
 
         The value of a new site is 0 in the mean over all sites.
+
+        Args:
+            inputs: the round's inputs.
+            shares: share, in [0, 1], of the change of its value that counts, by site; of other sites it is 1.
         """
-        known, asked = len(self._counted), dict.fromkeys([*inputs.asked, *inputs.sites], -1)
-        self._counted = {**asked, **self._counted, **dict.fromkeys(inputs.sites, inputs.current_round)}
+        known, asked = len(self._counted), {site: [-1, 1.0] for site in (*inputs.asked, *inputs.sites)}
+        counted = {site: [inputs.current_round, shares.get(site, 1.0)] for site in inputs.sites}
+        self._counted = {**asked, **self._counted, **counted}
         return known / len(self._counted), len(inputs.sites) / len(self._counted)
 
 

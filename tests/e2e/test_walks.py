@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import venv
@@ -22,30 +23,39 @@ def environment(temporary: Path) -> dict[str, str]:
     return {**os.environ, "PATH": path, "VIRTUAL_ENV": sys.prefix, "TMPDIR": str(temporary)}
 
 
-def run_script(name: str, tmp_path: Path) -> str:
-    """Run a script of ``poc/`` in an environment of its own; it has to end by itself and clean up."""
+def run_script(script: Path, tmp_path: Path, seconds: float = 850) -> str:
+    """Run a script of ``poc/`` in an environment of its own; it has to end by itself in time, and clean up."""
     out = tmp_path / "out.txt"
     # What FLARE's start scripts leave behind inherits the streams, so these are a file and no pipe.
     with out.open("wb") as log:
-        command = ["bash", str(ROOT / "poc" / name)]
-        done = subprocess.run(
-            command, stdout=log, stderr=subprocess.STDOUT, env=environment(tmp_path), timeout=850, check=False
+        process = subprocess.Popen(
+            ["bash", str(script)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(tmp_path),
+            start_new_session=True,
         )
+        try:
+            code = process.wait(seconds)
+        finally:
+            if process.poll() is None:  # the script ends what it started, once the command that it waits for has ended
+                os.killpg(process.pid, signal.SIGTERM)
+                process.wait(60)
     text = out.read_text(errors="replace")
-    assert done.returncode == 0, text[-3000:]
+    assert code == 0, text[-3000:]
     left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor_")]  # PyTorch's cache
     assert left == ["out.txt"]
     return text
 
 
 def test_poc(tmp_path: Path) -> None:
-    text = run_script("poc.sh", tmp_path)
+    text = run_script(ROOT / "poc" / "poc.sh", tmp_path)
     assert "FINISHED:COMPLETED" in text
     assert "the same bits in" in text
 
 
 def test_provisioned(tmp_path: Path) -> None:
-    text = run_script("provisioned.sh", tmp_path)
+    text = run_script(ROOT / "poc" / "provisioned.sh", tmp_path)
     assert "FINISHED:ABORTED" in text
     assert "experiment 'walk': going on at round" in text
     assert "FINISHED:COMPLETED" in text
@@ -57,13 +67,15 @@ def test_provisioned(tmp_path: Path) -> None:
     assert text.count("the same figures of tone=light, tone=dark") == 2  # of the model tested again, and simulated
 
 
-def test_a_walk_that_fails_cleans_up(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.sh"
-    started = tmp_path / "started"
+@pytest.mark.parametrize("last", ["false", "sleep 600"], ids=["fails", "takes too long"])
+def test_a_walk_that_does_not_end_well_cleans_up(last: str, tmp_path: Path) -> None:
+    broken, started = tmp_path / "broken.sh", tmp_path / "started"
     common = ROOT / "poc" / "common.sh"
-    broken.write_text(f'source "{common}"\nsleep 600 &\necho "$! $folder $TMPDIR" > {started}\nfalse\n')
-    done = subprocess.run(["bash", str(broken)], timeout=60, check=False, env=environment(tmp_path))
-    assert done.returncode == 1
+    broken.write_text(
+        f'source "{common}"\nsetsid sleep 600 &\necho "$! $folder $TMPDIR" > {started}\necho begun\n{last}\n'
+    )
+    with pytest.raises(AssertionError if last == "false" else subprocess.TimeoutExpired, match=r"begun|timed out"):
+        run_script(broken, tmp_path, seconds=20)
     process, folder, temporary = started.read_text().split()
     assert not Path(f"/proc/{process}").exists()
     assert not Path(folder).exists()

@@ -1,16 +1,19 @@
 """Who gains from a model fine-tuned at the own site: cells and nuclei, parts of the network, three seeds.
 
-    python benchmarks/fine_tuning.py FOLDER --out RUNS [--parts head norms all] [--rounds 12] [--seeds 3]
+    python benchmarks/fine_tuning.py FOLDER --out RUNS [--parts head norms all] [--rounds 12] [--seeds 3] [--store CSV]
 
 FOLDER is what ``fairflare prepare white-cells|nuclei`` wrote. For each part FedAvg runs with ``personalise``, and all
 sites let their own model be tested at the others. Gains of single test images are averaged over the seeds first;
-intervals and p-values are over the images. Prints Markdown.
+intervals and p-values are over the images. Prints Markdown; ``--store docs/results/data/fine_tuning.csv`` also puts the
+figures there, in tables ``NAME_PART`` after FOLDER's name.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,10 +26,15 @@ from fairflare.core.statistics.intervals import holm, paired_gain
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import RUN_DIR, run_local
 from fairflare.reporting.results import read_document
-from fairflare.reporting.sites.own_models import verdict
+from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, verdict
 
 SETTINGS: dict[str, Any] = {"in_channels": 3, "image_size": [48, 48], "features": [8, 8, 16, 16, 32, 8],
                             "batch_size": 16, "local_epochs": 1}  # fmt: skip
+#: Rows of the results page.
+COMMON, OWN, STEPS = "common model", "own model", "steps of fine-tuning"
+AWAY, WORST = "gain at the other sites", "gain at the other sites, worst"
+NONE = "no own model"
+VERDICTS = {SHOULD: "better", SHOULD_NOT: "worse"}
 
 
 def main() -> None:
@@ -36,6 +44,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=["head", "norms", "all"])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--store", type=Path)
     given = parser.parse_args()
     local = json.loads((given.folder / "fairflare.json").read_text(encoding="utf-8")) | {"submit_model": True}
     print("| part | site | steps | common | own | gain [95 %] | p (Holm) | advice | at the others: mean, worst |")
@@ -62,7 +71,8 @@ def main() -> None:
             gains = np.mean([own - common for _, common, own, _ in runs], 0)
             rows[site] = paired_gain(float(gains.mean()), np.array([gains[one].mean() for one in runs[0][3]]))
         corrected = holm([row[3] for row in rows.values()])
-        for p, (site, (gain, low, high, _, _)) in zip(corrected, rows.items(), strict=True):
+        table = f"{given.folder.name.replace('-', '_')}_{part}"
+        for p, (site, (gain, low, high, alone, _)) in zip(corrected, rows.items(), strict=True):
             of, common, own, _ = zip(*found[site], strict=True)
             steps, others = [o["steps"] for o in of], [[*o["others"].values()] for o in of if o["others"]]
             away = f"{fmean(map(fmean, others)):+.3f}, {min(map(min, others)):+.3f}" if others else "-"
@@ -70,6 +80,33 @@ def main() -> None:
             print(f"| {part} | {site} | {', '.join(f'{n:.0f}' for n in steps)} | {np.mean(common):.3f} | "
                   f"{np.mean(own):.3f} | {gain:+.3f} [{low:+.3f}, {high:+.3f}] | {p:.3f} | {advice} | {away} |",
                   flush=True)  # fmt: skip
+            if given.store:
+                seen = {
+                    COMMON: [one.mean() for one in common], OWN: [one.mean() for one in own], STEPS: steps,
+                    AWAY: [*map(fmean, others)], WORST: [min(map(min, others))] if others else [],
+                }  # fmt: skip
+                known = VERDICTS.get(advice, "within noise")
+                store(given.store, table, site, range(given.seeds), seen, (gain, low, high, known, alone, float(p)))
+
+
+def store(
+    path: Path, table: str, site: str, seeds: Sequence[int], seen: Mapping[str, Sequence[float]], gain: Sequence[Any]
+) -> None:
+    """Put a site's figures into the CSV of a results page, in place of earlier ones."""
+    with path.open(encoding="utf-8", newline="") as file:
+        head, *lines = csv.reader(file)
+    kept = [line for line in lines if (line[0], line[3]) != (table, site)]
+    told = " ".join(map(str, seeds))
+    for row, values in seen.items():
+        mean, spread = (f"{np.mean(values):.8f}", f"{np.std(values):.8f}") if values else ("nan", "")
+        kept.append(
+            [table, row, "", site, told, mean, spread * (len(values) > 1), "", "", "" if values else NONE, *[""] * 3]
+        )
+    mean, low, high, known, *ps = gain
+    ends = f"{mean:.8f}", "", f"{low:.8f}", f"{high:.8f}"
+    kept.append([table, OWN, COMMON, site, told, *ends, known, *(f"{p:.8f}" for p in ps), ""])
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *kept])
 
 
 if __name__ == "__main__":

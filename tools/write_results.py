@@ -29,8 +29,9 @@ MEASURES = ("average", "std", "worst")
 SIGNS = {"better": "*", "worse": "!"}
 UNKNOWN = "not recorded"
 OVER = {
-    "seeds": "the seeds alone (*seed noise*)",
-    "seeds+images": "the seeds and the test cases (bootstrap)",
+    "seeds": "seeds (*seed noise*)",
+    "images": "the site's test images",
+    "seeds+images": "seeds and test cases",
 }
 
 TABLE = re.compile(r"<!-- table: (?P<what>[^\n]*?) -->\n(?P<old>.*?)<!-- end of table -->", re.DOTALL)
@@ -68,7 +69,8 @@ class Figure:
         if math.isnan(self.mean):
             return self.verdict or UNKNOWN
         if not self.reference:
-            return f"{self.mean:.4f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.4f}")
+            digits = 4 if abs(self.mean) < 1 else 1
+            return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.{digits}f}")
         interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
         mark = f" {self.sign}" if self.verdict and self.sign != "~" else ""
         return f"{self.mean:+.4f}{interval}{mark}"
@@ -244,16 +246,25 @@ def _sites(stored: Stored, table: str) -> str:
     names = [f.measure for f in stored.figures if f.table == table and not f.reference and f.measure not in MEASURES]
     names = list(dict.fromkeys(names))
     rows = [[row, *(stored.find(table, row, name).text() for name in names)] for row in stored.rows(table)]
+    about = stored.about(table)
+    if shown := about.get("by_site"):  # these rows, and those with a difference of each site to itself
+        reference = about["reference"]
+        rows = [row for row in rows if row[0] in shown]
+        for row in dict.fromkeys(f.row for f in stored.figures if f.table == table and f.reference == reference):
+            found = [stored.find(table, row, name, reference).text() for name in names]
+            rows.append([f'"{row}" less "{reference}"', *found])
+        note = f"{about['metric']}. Differences: mean [95 % interval over {OVER[about['over']]}]"
+        return _markdown(["row", *names], rows) + f"\n\n{note}; `*` better, `!` worse, after Holm's correction."
     return _markdown(["method", *names], rows)
 
 
 def _legend(stored: Stored, table: str, reference: str) -> str:
     """Say what a table's figures are; docs/results/README.md explains the marks."""
     about = stored.about(table)
-    lines = [f"{about['metric']} on the test splits: mean ± deviation over the seeds."]
+    lines = [f"{about['metric']}: mean ± deviation over the seeds."]
     if about.get("personal"):
         own = ", ".join(f'"{row}"' for row in about["personal"])
-        lines.append(f"Measured with each site's own model: {own}; with the common model: the others.")
+        lines.append(f"With each site's own model: {own}.")
     return " ".join([*lines, *about.get("notes", []), _marks(stored, table, reference)])
 
 
@@ -263,27 +274,25 @@ def _marks(stored: Stored, table: str, reference: str) -> str:
     against = [f for f in stored.figures if f.table == table and f.reference == reference and f.measure in MEASURES]
     whole = [f for f in against if not math.isnan(f.low)]
     outside = sum(f.verdict in SIGNS for f in whole)
-    lines = [f'Differences to the row "{reference}": mean [95 % interval over {OVER[about["over"]]}].']
+    lines = [f'Differences to "{reference}": mean [95 % interval over {OVER[about["over"]]}].']
     if seen := [f.smallest for f in against if f.sign == "~" and not math.isnan(f.smallest)]:
-        lines.append(
-            f"Those within noise would be seen if the true ones were at least {min(seen):.2f} to {max(seen):.2f}."
-        )
+        lines.append(f"Within noise: seen from {min(seen):.2f} to {max(seen):.2f}.")
     if about.get("corrected"):
         marked = f"{outside} of {len(whole)} differences are marked (`*`, `!`)"
         lines.append(f"After Holm's correction for all rows and measures, {marked}.")
     else:
         lines.append(
-            f"Marks (`*`, `!`) judge each interval by itself: {outside} of {len(whole)} exclude 0, about "
-            f"{max(1, round(len(whole) * 0.05))} would by chance. {_corrected(whole, about['over'])}"
+            f"By itself (`*`, `!`) {outside} of {len(whole)} exclude 0, by chance about "
+            f"{max(1, round(len(whole) * 0.05))}. {_corrected(whole, about['over'])}"
         )
     return " ".join(lines)
 
 
 def _corrected(figures: Sequence[Figure], over: str) -> str:
     if over != "seeds":
-        return "No p-values were kept, so they cannot be corrected."
+        return "No p-values were kept."
     kept = [f"{figure.row} ({figure.measure})" for figure in holm_keeps(figures)]
-    return f"After Holm's correction these remain: {', '.join(kept) or 'none'}."
+    return f"After Holm's correction: {', '.join(kept) or 'none'}."
 
 
 def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
@@ -319,7 +328,7 @@ def _origin(origin: Mapping[str, Any]) -> str:
     of = [
         f"{site} {told.get('files', 0)} files `{str(told.get('sha256', UNKNOWN))[:16]}`" for site, told in data.items()
     ]
-    return "\n".join([*lines, f"- data (sha256 over names and contents, in full in the JSON): {', '.join(of)}"])
+    return "\n".join([*lines, f"- data (sha256): {', '.join(of)}"])
 
 
 def _lines_of_methods(methods: Sequence[str]) -> str:

@@ -226,5 +226,5 @@ def test_a_script_with_another_optimizer_is_refused() -> None:
     half, model = ControlledTraining(**HALF), Mover()
     at = cast("Any", SimpleNamespace(site="site-1", own=None, untold=False))
     for optimizer in (torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)):
-        with pytest.raises(SiteError, match=f"is not with {type(optimizer).__name__}; let the script use"):
+        with pytest.raises(SiteError, match=f"SGD without momentum, not {type(optimizer).__name__}"):
             half.step(at, model, optimizer, lambda: model.x)

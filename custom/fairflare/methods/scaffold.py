@@ -68,9 +68,9 @@ class ControlledTraining(LocalTraining):
     ) -> torch.Tensor:
         loss, own = closure(), run.own
         if any(group.get("momentum", True) for group in optimizer.param_groups):
+            # Of another optimizer (x - y) over the rates would be no mean gradient.
             raise SiteError(
-                f"site {run.site!r}: SCAFFOLD takes the update over the learning rates for a mean gradient, which it "
-                f"is not with {type(optimizer).__name__}; let the script use torch.optim.SGD without momentum"
+                f"site {run.site!r}: SCAFFOLD needs torch.optim.SGD without momentum, not {type(optimizer).__name__}"
             )
         if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
             for name, push in own.push.items():
@@ -107,14 +107,11 @@ class Scaffold(SumOfKept, SendsBeside):
     report_fields = (
         Field(
             "rate_sum", low=1e-9, high=1e9,
-            doc="the sum of the learning rates of the round's steps: with the update it gives the change of the "
-            "site's control variate, its mean gradient",
+            doc="the sum of the learning rates of the round's steps; with the update it gives the mean gradient",
             reveals="with the job's learning rate and batch size the number of images", of=NO_IMAGES,
         ),
     )  # fmt: skip
-    beside_doc: ClassVar[str] = (
-        "the common control variate, one number for each trained one: the mean gradient of all sites over the rounds"
-    )
+    beside_doc: ClassVar[str] = "the common control variate: for each trained number its mean gradient, of all sites"
     only_mean: ClassVar[str] = "its control variate is a sum of all sites' changes"
     reads_models: ClassVar[str] = "its control variate divides each site's update by that site's rates"
 
@@ -136,10 +133,8 @@ class Scaffold(SumOfKept, SendsBeside):
         for name in (n for n in inputs.states[inputs.sites[0]] if n in inputs.parameters):
             received = start[name].double()
             before = self._control.get(name, torch.zeros_like(received)).double()
-            moved = torch.zeros_like(received)
-            for site in inputs.sites:
-                moved -= shares[site] * before + (inputs.states[site][name].double() - received) / rates[site]
-            self._control[name] = (before * known + moved / len(inputs.sites) * present).to(start[name].dtype)
+            gone = sum(shares[s] * before + (inputs.states[s][name].double() - received) / r for s, r in rates.items())
+            self._control[name] = (before * known - gone / len(inputs.sites) * present).to(start[name].dtype)
         return Weighing(sites=uniform_weights(inputs.sites))
 
 

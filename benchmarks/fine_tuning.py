@@ -46,6 +46,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--store", type=Path)
     given = parser.parse_args()
+    if given.store and not given.store.is_file():
+        parser.error(f"--store {given.store}: no such file; begin it with the head of another CSV of docs/results/data")
     local = json.loads((given.folder / "fairflare.json").read_text(encoding="utf-8")) | {"submit_model": True}
     print("| part | site | steps | common | own | gain [95 %] | p (Holm) | advice | at the others: mean, worst |")
     print("| --- | --- | --- | ---: | ---: | --- | ---: | --- | --- |")
@@ -81,30 +83,45 @@ def main() -> None:
                   f"{np.mean(own):.3f} | {gain:+.3f} [{low:+.3f}, {high:+.3f}] | {p:.3f} | {advice} | {away} |",
                   flush=True)  # fmt: skip
             if given.store:
+                every = " ".join(map(str, range(given.seeds)))
+                tuned = " ".join(str(seed) for seed, o in enumerate(of) if o["others"])  # no step, no own model
                 seen = {
-                    COMMON: [one.mean() for one in common], OWN: [one.mean() for one in own], STEPS: steps,
-                    AWAY: [*map(fmean, others)], WORST: [min(map(min, others))] if others else [],
+                    (COMMON, every): [one.mean() for one in common], (OWN, every): [one.mean() for one in own],
+                    (STEPS, every): steps, (AWAY, tuned): [*map(fmean, others)],
+                    (WORST, tuned): [min(map(min, others))] if others else [],
                 }  # fmt: skip
                 known = VERDICTS.get(advice, "within noise")
-                store(given.store, table, site, range(given.seeds), seen, (gain, low, high, known, alone, float(p)))
+                store(given.store, table, site, seen, [OWN, COMMON, site, every], (gain, low, high, known, alone, p))
 
 
 def store(
-    path: Path, table: str, site: str, seeds: Sequence[int], seen: Mapping[str, Sequence[float]], gain: Sequence[Any]
+    path: Path,
+    table: str,
+    site: str,
+    seen: Mapping[tuple[str, str], Sequence[float]],
+    of: list[str],
+    gain: Sequence[Any],
 ) -> None:
-    """Put a site's figures into the CSV of a results page, in place of earlier ones."""
+    """Put a site's figures into the CSV of a results page, in place of earlier ones.
+
+    Args:
+        path: the CSV, with its head.
+        table, site: the site's place in it.
+        seen: values by seed, by row and seeds.
+        of: row, reference, site and seeds of the gain.
+        gain: mean gain, ends of its interval, verdict, p-value alone and corrected.
+    """
     with path.open(encoding="utf-8", newline="") as file:
         head, *lines = csv.reader(file)
     kept = [line for line in lines if (line[0], line[3]) != (table, site)]
-    told = " ".join(map(str, seeds))
-    for row, values in seen.items():
+    for (row, seeds), values in seen.items():
         mean, spread = (f"{np.mean(values):.8f}", f"{np.std(values):.8f}") if values else ("nan", "")
         kept.append(
-            [table, row, "", site, told, mean, spread * (len(values) > 1), "", "", "" if values else NONE, *[""] * 3]
+            [table, row, "", site, seeds, mean, spread * (len(values) > 1), "", "", "" if values else NONE, *[""] * 3]
         )
     mean, low, high, known, *ps = gain
     ends = f"{mean:.8f}", "", f"{low:.8f}", f"{high:.8f}"
-    kept.append([table, OWN, COMMON, site, told, *ends, known, *(f"{p:.8f}" for p in ps), ""])
+    kept.append([table, *of, *ends, known, *(f"{p:.8f}" for p in ps), ""])
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([head, *kept])
 

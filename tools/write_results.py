@@ -69,7 +69,7 @@ class Figure:
         if math.isnan(self.mean):
             return self.verdict or UNKNOWN
         if not self.reference:
-            digits = 4 if abs(self.mean) < 1 else 1
+            digits = 4 if abs(self.mean) < 10 else 1
             return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.sd) else f" ± {self.sd:.{digits}f}")
         interval = "" if math.isnan(self.low) else f" [{self.low:+.3f}, {self.high:+.3f}]"
         mark = f" {self.sign}" if self.verdict and self.sign != "~" else ""
@@ -254,7 +254,8 @@ def _sites(stored: Stored, table: str) -> str:
             found = [stored.find(table, row, name, reference).text() for name in names]
             rows.append([f'"{row}" less "{reference}"', *found])
         note = f"{about['metric']}. Differences: mean [95 % interval over {OVER[about['over']]}]"
-        return _markdown(["row", *names], rows) + f"\n\n{note}; `*` better, `!` worse, after Holm's correction."
+        after = ", after Holm's correction" * bool(about.get("corrected"))
+        return _markdown(["row", *names], rows) + f"\n\n{note}; `*` better, `!` worse{after}."
     return _markdown(["method", *names], rows)
 
 

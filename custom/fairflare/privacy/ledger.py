@@ -74,8 +74,8 @@ def epsilon(history: Iterable[Cost], delta: float, error: float = ERROR) -> tupl
         found = float(prv.get_epsilon(delta, eps_error=error))
         if math.isfinite(found):
             return found, f"PRV, opacus {version}"
-    except Exception as error:
-        log.warning("PRV cannot count this history, RDP does: %s", error)
+    except Exception as failure:
+        log.warning("PRV cannot count this history, RDP does: %s", failure)
     return float(rdp.get_epsilon(delta)), f"RDP, opacus {version}"
 
 
@@ -159,6 +159,8 @@ class Ledger:
     def lasts(self, cases: Iterable[Hashable], spending: Spending, most: int) -> int:
         """Return for how many rounds like this one the budget of the ledger lasts, at most ``most``; write nothing.
 
+        The number follows from an epsilon that is rough to 1 % of the target; whether one round fits is exact.
+
         Raises:
             Refused: the budget does not last for one round; or the ledger cannot be trusted.
         """
@@ -169,7 +171,7 @@ class Ledger:
                 range(1, most + 1), spending.target + rough,
                 key=lambda n: epsilon([*past, *_costs(vars(spending)) * n], spending.delta, rough)[0],
             )  # fmt: skip
-            if most > 0 and not found:
+            if most > 0 and found <= 1:
                 self._after(past, spending)
             return found
 

@@ -209,10 +209,11 @@ def _listed(worker: SiteWorker, request: SiteTask, name: str, kind: type) -> lis
     """Return a list in the server's task; refuse another value, and an empty list."""
     value = request.sums.get(name)
     if not (isinstance(value, list) and value and all(isinstance(one, kind) for one in value)):
-        why = (
-            f"field {name!r} of the server's task {request.name!r} must be a list of {kind.__name__}, got {value!r:.80}"
+        raise SumRefused(
+            worker.site,
+            f"field {name!r} of the server's task {request.name!r} must be a list of "
+            f"{'names' if kind is str else 'objects'}, got {value!r:.80}; use the same version at server and sites",
         )
-        raise SumRefused(worker.site, f"{why}; use the same version at server and sites")
     return value
 
 

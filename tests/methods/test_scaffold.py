@@ -225,6 +225,10 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> Non
 def test_a_script_with_another_optimizer_is_refused() -> None:
     half, model = ControlledTraining(**HALF), Mover()
     at = cast("Any", SimpleNamespace(site="site-1", own=None, untold=False))
-    for optimizer in (torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), momentum=0.9)):
-        with pytest.raises(SiteError, match=f"SGD without momentum, not {type(optimizer).__name__}"):
+    two = [{"params": [model.x]}, {"params": [model.extra], "lr": 0.2}]
+    for optimizer in (
+        torch.optim.Adam(model.parameters()), torch.optim.RMSprop(model.parameters()),
+        torch.optim.SGD(model.parameters(), momentum=0.9), torch.optim.SGD(two, 0.1),
+    ):  # fmt: skip
+        with pytest.raises(SiteError, match=f"{type(optimizer).__name__} with .*; for SCAFFOLD use torch"):
             half.step(at, model, optimizer, lambda: model.x)

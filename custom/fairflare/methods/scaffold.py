@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch.optim import SGD, Optimizer
 
 from fairflare.base.settings import settings
 from fairflare.core.weighting import uniform_weights
@@ -60,17 +62,15 @@ class ControlledTraining(LocalTraining):
         run.own = _Controls(received, push, kept)
 
     def step(
-        self,
-        run: SiteRun,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        closure: Callable[[], torch.Tensor],
+        self, run: SiteRun, model: torch.nn.Module, optimizer: Optimizer, closure: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
         loss, own = closure(), run.own
-        if any(group.get("momentum", True) for group in optimizer.param_groups):
+        kinds = {(group.get("momentum"), group["lr"]) for group in optimizer.param_groups}
+        if not isinstance(optimizer, SGD) or len(kinds) > 1 or min(kinds)[0]:
             # Of another optimizer (x - y) over the rates would be no mean gradient.
             raise SiteError(
-                f"site {run.site!r}: SCAFFOLD needs torch.optim.SGD without momentum, not {type(optimizer).__name__}"
+                f"site {run.site!r}: {type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; "
+                "for SCAFFOLD use torch.optim.SGD without momentum and with one rate"
             )
         if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
             for name, push in own.push.items():
@@ -127,7 +127,8 @@ class Scaffold(SumOfKept, SendsBeside):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
         # A sum that is said to be small would make the change of c large; a large one makes it small.
-        rates = {site: max(rate, told[site]) for site, rate in inputs.moderated(told, "rate_sum").items()}
+        least = inputs.moderated({site: min(rate, median(told.values())) for site, rate in told.items()}, "rate_sum")
+        rates = {site: max(rate, told[site]) for site, rate in least.items()}
         shares = {site: inputs.shares.get(site, 1.0) * told[site] / rate for site, rate in rates.items()}
         (known, present), start = self.count(inputs, shares), inputs.received or {}  # stock controllers are refused
         for name in (n for n in inputs.states[inputs.sites[0]] if n in inputs.parameters):

@@ -207,7 +207,8 @@ def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
     run.store.clear(name, but=run.current_round, after=int(last))
     stored = {} if last == -1 else run.store.load_before(name, run.current_round) or {}
     kept = {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
-    return kept if share == 1 else {n: stored[BEFORE + n].to(x).lerp(x, float(share)) for n, x in kept.items()}
+    known = share != 1 and run.store.load_at(name, int(last)) is not None  # else an older round's values are taken
+    return {n: stored[BEFORE + n].to(x).lerp(x, float(share)) for n, x in kept.items()} if known else kept
 
 
 def keep(run: SiteRun, name: str, before: State, after: State) -> None:

@@ -15,7 +15,7 @@ from fairflare.exchange.messages import clean_state
 from fairflare.flare.aggregator import FairAggregator
 from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.catalog import all_methods
-from fairflare.methods.base.rule import MakesTensors, SendsBeside, SendsParts, TwoPhase
+from fairflare.methods.base.rule import MakesTensors, SendsBeside, SendsParts, SumOfKept, TwoPhase
 
 from ..federation.network import SITES
 from .bench import LONGEST
@@ -24,7 +24,7 @@ from .server import Net, NotSent, decoded, encoded, good_reply
 
 REPLIES = 20
 #: What needs FLARE's own rounds is refused under a stock controller. Of those whose server does the same, one.
-REFUSED = (TwoPhase, MakesTensors, SendsBeside, SendsParts)
+REFUSED = (TwoPhase, MakesTensors, SendsBeside, SendsParts, SumOfKept)
 METHODS = {(m.rule, str(m.server)): m for m in reversed(all_methods().values()) if not issubclass(m.rule, REFUSED)}
 UNDER = list(METHODS.values())
 LIKE = clean_state(Net().state_dict())

@@ -143,6 +143,19 @@ def run(
     return made(), they
 
 
+def losing(folder: Path, training: LocalTraining, task: Task, lost: set[tuple[str, int]]) -> Answer:
+    """Return what performs the trainings ``lost``, site and round, and sends nothing of them that can be used."""
+    they = Sites(folder / "state", training, task)
+
+    def answer(site: str, name: str, message: Message) -> Any:
+        if name != "train" or (site, message.current_round) not in lost:
+            return None
+        they.perform(site, name, message)
+        return "gone"
+
+    return answer
+
+
 def killed(folder: Path, training: LocalTraining, task: Task, rule: Any, num_rounds: int, at: int = 2) -> Run:
     """Return a run that was stopped in a round, and was completed by another job; sites are the same."""
 

@@ -12,7 +12,7 @@ import torch
 from fairflare.exchange.messages import Message
 from fairflare.methods.fed_dyn import DynamicTraining, FedDyn
 
-from .own import SITES, Plane, Sites, killed, run
+from .own import SITES, Plane, killed, losing, run
 from .test_scaffold import TARGETS, Plain
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,14 +62,7 @@ def test_an_answer_that_is_lost_after_its_training_leaves_the_common_one_the_mea
     """Check that -h/alpha is the mean of all l_k, where more answers are lost than a site stores values."""
     lost = {("site-2", number) for number in (0, 2, 3, 4, 5)} | {("site-1", 8)}
     half, task, rule = DynamicTraining(**HALF), Plain(), FedDyn()
-    trained = Sites(tmp_path / "state", half, task)
-
-    def answer(site: str, name: str, message: Message) -> Any:
-        if name != "train" or (site, message.current_round) not in lost:
-            return None
-        trained.perform(site, name, message)
-        return "gone"
-
+    answer = losing(tmp_path, half, task, lost)
     _, sites = run(tmp_path, half, task=task, rule=rule, num_rounds=12, min_sites=1, answer=answer)
     own = [sites.kept(site, "drift", 11)["x"] for site in SITES]
     assert float(rule.state_dict()["drift"]["x"]) == pytest.approx(float(sum(own)) / 2, abs=1e-9)

@@ -16,7 +16,7 @@ from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.base.training import SiteError
 from fairflare.methods.scaffold import ControlledTraining, Scaffold
 
-from .own import SITES, Plane, Points, Sites, killed, run
+from .own import SITES, Plane, Points, killed, losing, run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"site-1": 0.0, "site-2": 4.0}
@@ -132,14 +132,7 @@ def test_an_answer_that_is_lost_after_its_training_leaves_the_common_one_the_mea
     """Check that c is the mean of all c_k and x the common optimum 2, where more answers are lost than are stored."""
     lost = {("site-2", number) for number in (0, 2, 3, 4, 5)} | {("site-1", 8)}
     half, task, rule = ControlledTraining(**HALF), Plain(), Scaffold()
-    trained = Sites(tmp_path / "state", half, task)
-
-    def answer(site: str, name: str, message: Message) -> Any:
-        if name != "train" or (site, message.current_round) not in lost:
-            return None
-        trained.perform(site, name, message)
-        return "gone"
-
+    answer = losing(tmp_path, half, task, lost)
     made, sites = run(tmp_path, half, task=task, rule=rule, num_rounds=40, min_sites=1, answer=answer)
     common, own = rule.beside()["x"], [sites.kept(site, "control", 39)["x"] for site in SITES]
     assert float(common) == pytest.approx(float(sum(own)) / 2, abs=1e-9)

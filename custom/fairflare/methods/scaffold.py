@@ -5,13 +5,11 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.optim import SGD, Optimizer
 
 from fairflare.base.settings import settings
 from fairflare.core.weighting import uniform_weights
@@ -62,21 +60,21 @@ class ControlledTraining(LocalTraining):
         run.own = _Controls(received, push, kept)
 
     def step(
-        self, run: SiteRun, model: torch.nn.Module, optimizer: Optimizer, closure: Callable[[], torch.Tensor]
+        self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, closure: Any
     ) -> torch.Tensor:
-        loss, own = closure(), run.own
+        loss: torch.Tensor = closure()
         kinds = {(group.get("momentum"), group["lr"]) for group in optimizer.param_groups}
-        if not isinstance(optimizer, SGD) or len(kinds) > 1 or min(kinds)[0]:
+        if not isinstance(optimizer, torch.optim.SGD) or len(kinds) > 1 or min(kinds)[0]:
             # Of another optimizer (x - y) over the rates would be no mean gradient.
             raise SiteError(
                 f"site {run.site!r}: {type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; "
                 "for SCAFFOLD use torch.optim.SGD without momentum and with one rate"
             )
         if not run.untold:  # else c would grow from round to round, as the server divides by fewer steps
-            for name, push in own.push.items():
+            for name, push in run.own.push.items():
                 parameter = model.get_parameter(name)  # also one without a gradient here, whose c_k would else drift
                 parameter.grad = push.clone() if parameter.grad is None else parameter.grad.add_(push)
-            own.rate_sum += optimizer.param_groups[0]["lr"]
+            run.own.rate_sum += optimizer.param_groups[0]["lr"]
         optimizer.step()
         return loss
 

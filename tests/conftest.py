@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -31,11 +32,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Use one thread, as small networks are slower with two threads."""
-    import torch  # only where tests run: not in the process that hands them to others
-
+    """Use one thread, as small networks are slower with two threads, also after a test that left another number."""
+    torch = sys.modules.get("torch")  # only where a file of tests imported it: not in the process that hands them out
+    if torch is None:
+        yield
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -62,7 +62,6 @@ def truth_of(task: Any, state: Any, local: dict[str, Any]) -> dict[str, dict[str
     return found
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_cells_of_which_two_laboratories_drew_one_structure(real_data: Path, tmp_path: Path) -> None:
     whole = cells(real_data, tmp_path / "whole", part=False)
     with pytest.raises(RoundFailed, match="no mask of cellavision marks nucleus"):

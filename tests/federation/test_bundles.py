@@ -23,8 +23,6 @@ from fairflare.methods.fed_lwr import LayerSimilarityReport
 from tests.bundles import train_config, two_sites, write_bundle
 from tests.tiny import RESULTS, document, model_in
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

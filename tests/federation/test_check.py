@@ -27,7 +27,6 @@ from tests.unit.report_runs import read
 
 from .network import SILENT, SITES, Line, Run, good, misbehave
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = [f"c{number}" for number in range(3)]
 
 

@@ -32,7 +32,6 @@ from fairflare.reporting.table import fairness_table
 from fairflare_lab.page.write import write_run_page
 from tests.federation.test_resampling import SITES, done, plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 AT = [f"_at_{side}_{share:.2f}" for side, share in OPERATING]
 
 

@@ -16,7 +16,6 @@ from fairflare.federation.transports.local import run_local
 from tests.tiny import FUNDUS, document, model_in
 
 TINY = {**FUNDUS, "phantom_sites": 2, "batch_size": 8}
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(folder: Path, method: str = "fed_avg", local: Any = None, **settings: Any) -> tuple[dict[str, Any], Any]:

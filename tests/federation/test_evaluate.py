@@ -21,8 +21,6 @@ from fairflare.federation.transports.local import run_local
 from tests.bundles import train_config, two_sites, write_bundle
 from tests.tiny import RESULTS, VOLUMES, document, model_in
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CLASSES = ["naevus", "melanoma", "cyst"]
 #: Settings of which each changes what a test gives; the model's file or its run tells them.
 SETTINGS: dict[str, Any] = {

@@ -34,7 +34,7 @@ from .examples import (
 
 #: Of those whose server does the same, one: the sites' half has no part in it.
 METHODS = list({(m.rule, str(m.server)): m for m in reversed(all_methods().values())}.values())
-pytestmark = [pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name), pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 
 
 def make(method: Any) -> Rule:

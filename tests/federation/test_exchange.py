@@ -32,7 +32,6 @@ from tests.methods.own import Plane, Sites
 from tests.shapes import of_what_travels, one_each
 from tests.tiny import FUNDUS, model_in
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = {**FUNDUS, "phantom_own_test": 20, "corrupted_sites": 0, "phantom_min_share": 0.0}
 OWN: dict[str, dict[str, Any]] = {
     "fed_mrl": {"weighting.grid": [2, 2]},

@@ -31,7 +31,6 @@ from fairflare.tasks.scores.finding_scores import finding_losses, finding_metric
 from fairflare.tasks.volumes.classification import VolumeClassificationTask
 from tests.shapes import of_a_training, one_each
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ["effusion", "edema", "mass"]
 SMALL: dict[str, Any] = {
     "findings": NAMES, "image_size": [48, 48], "in_channels": 1, "local_epochs": 1,

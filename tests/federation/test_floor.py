@@ -48,7 +48,6 @@ from tests.unit.report_runs import read as read_parts
 
 from .test_privacy import SITES, plan_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = 10**6  # cases: nobody has so many
 OF_NO_IMAGE = ("mu", "step_norm", "rate_sum")  # what the server chose, and what the optimizer's steps come to
 FEW = 2  # images of the last class

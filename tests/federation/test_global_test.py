@@ -29,8 +29,6 @@ from tests.federation.network import Run, misbehave
 from tests.tiny import document, model_in
 from tests.unit.report_runs import read, read_all
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SITES = ["site-1", "site-2", "site-3"]
 NAMES = ["a", "b", "c"]
 GROUPS = {"head": [0], "rest": [1, 2]}

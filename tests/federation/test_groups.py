@@ -33,7 +33,6 @@ from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.phantoms import PhantomPlan, class_site
 from tests.unit.report_runs import read
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["site-1", "site-2"]
 SMALL: dict[str, Any] = {
     "image_size": [33, 33], "features": [4, 4, 4, 4], "num_classes": 2, "batch_size": 16, "local_epochs": 1,

@@ -23,8 +23,6 @@ from tests.tiny import document, model_in
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CLASSES: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8], "max_pool": False,
     "phantom_samples": 200, "phantom_test": 92, "phantom_own_test": 92,

@@ -31,7 +31,6 @@ from fairflare.tasks.segmentation import SegmentationTask
 
 from .test_floor import reporting
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LEAST = 5
 SMALL = {"image_size": [33, 33], "features": [4, 4, 8, 8], "num_classes": 3}
 STILL: dict[str, Any] = {"learning_rate": 1e-9, "batch_size": 4, "local_epochs": 1}

@@ -51,7 +51,6 @@ RULES = list({(method.rule, str(method.server)): method for method in reversed(M
 every_rule = pytest.mark.parametrize("method", RULES, ids=lambda m: m.name)
 #: Of those whose tensors travel alike, one.
 travels = pytest.mark.parametrize("method", one_each(of_what_travels))
-pytestmark = pytest.mark.usefixtures("one_thread")
 HOSPITALS = Bounds(**FOR_HOSPITALS)
 SIX = [f"site-{k}" for k in range(1, 7)]
 

@@ -17,8 +17,6 @@ from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.test_output_rows import SETTINGS, run
 from tests.tiny import document, model_in
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def part(model: nn.Module, annotated: tuple[int, ...] | None, t: int, unlabelled: Any = "consistency") -> Any:
     """Return the term of round ``t`` of 40 at a site that annotates these of three structures."""

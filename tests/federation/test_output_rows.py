@@ -22,8 +22,6 @@ from tests.federation.test_findings import site as findings_site
 from tests.tiny import document, model_in
 from tests.unit.test_census import masks_site
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "num_classes": 2, "local_epochs": 1, "batch_size": 4,
     "learning_rate": 0.05,

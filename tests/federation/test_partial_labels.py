@@ -22,7 +22,6 @@ from fairflare.methods.base.catalog import all_methods
 from tests.shapes import of_a_training, one_each
 from tests.unit.test_census import masks_site
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"num_classes": 2, "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
 CODED: dict[str, Any] = {"num_classes": 3, "image_size": [33, 33], "features": [4, 4, 8, 8], "local_epochs": 1}
 

@@ -18,8 +18,6 @@ from fairflare.reporting.table import fairness_table
 from tests.tiny import document
 from tests.unit.test_census import masks_site
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "num_classes": 2, "local_epochs": 10, "batch_size": 4,
     "learning_rate": 0.05,

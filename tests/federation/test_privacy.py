@@ -49,7 +49,6 @@ OF_PEOPLE: dict[str, Any] = {
     "phantom": "dermoscopy", "phantom_samples": 100, "phantom_test": 64, "phantom_own_test": 64,
     "class_groups": {"head": [0, 1, 2], "tail": [3, 4, 5, 6, 7]},
 }  # fmt: skip
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan_of(name: str, num_rounds: int = 1, **more: Any) -> Plan:

@@ -36,7 +36,6 @@ from fairflare.tasks.classification import ClassificationTask
 from ..methods.support import initial, request
 from .test_private_training import PICTURES, Few, Small, by_sum, pictures, site  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NOISY = {"epsilon": 1000.0, "reports": 0.5}
 TASK = ClassificationTask(**{**PICTURES, "num_classes": 5})
 

@@ -48,7 +48,6 @@ from fairflare.tasks.classification import ClassificationTask
 
 from ..methods.support import initial, request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PICTURES: dict[str, Any] = {
     "image_size": (32, 32), "network": "vit_mini", "phantom": "fundus", "phantom_sites": 2, "phantom_samples": 60,
     "phantom_test": 40, "partition": "iid", "corrupted_sites": 0,

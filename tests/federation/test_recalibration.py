@@ -31,7 +31,6 @@ from ..central_norms import central_statistics, differing
 from ..methods.support import at_site, initial, request, same
 from .network import SILENT, Line, Run, good, number
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RECALIBRATED: dict[str, Any] = {"norm_statistics": "recalibrated"}
 NORMS = [["1", "3"], ["4"]]  # by exchange
 Says = Callable[[str, int, dict[str, Any]], Any]

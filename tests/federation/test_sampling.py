@@ -26,8 +26,6 @@ from fairflare_lab.phantoms.prostate import SLICES
 from tests.federation.network import Run, good, misbehave
 from tests.federation.test_resampling import SEGMENTS, SITES, done, plan
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def outputs(made: Any, model: torch.nn.Module, site: str) -> tuple[Any, Any]:
     batches = made.task.open_site(site, {}).batches("test", batch_size=7)

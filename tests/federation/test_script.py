@@ -50,7 +50,6 @@ METHODS = (
     "q_fed_avg",
     "fed_ce",
 )
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def plan_of(method: str) -> Plan:

@@ -33,7 +33,6 @@ from tests.tiny import CLASSES
 from ..methods.support import SEGMENTATION, at_site, initial, request
 from .slow_task import SlowTask
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES = {**CLASSES, "projector_dim": 96}
 
 

@@ -35,7 +35,6 @@ from tests.unit.test_census import masks_site
 
 from .examples import anchor_message, begun, take, train_message
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS: dict[str, Any] = {
     "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "num_classes": 2, "batch_size": 4, "learning_rate": 0.05,
     "unlabelled": "consistency",

@@ -19,7 +19,6 @@ from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_table
 from tests.unit.report_runs import read
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "phantom_sites": 3}
 
 

@@ -46,7 +46,6 @@ from fairflare.tasks.base import Task
 from tests.federation.network import Line, Network, says_nothing
 from tests.methods.support import request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDE = ["nvflare.", "fairflare."]  # of kits made by hand; with it a job may still name no code through a class
 TINY: dict[str, dict[str, Any]] = {
     "ClassificationTask": {

@@ -24,7 +24,6 @@ from fairflare.methods.base.local_loop import LocalLoop
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
-    pytest.mark.usefixtures("one_thread"),
 ]
 DEVICE = torch.device("cuda")
 TINY: dict[str, Any] = {

@@ -72,7 +72,6 @@ from .own import Plane, Points, run
 from .support import at_site, request
 from .test_creff import published_loop
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ["site-1", "site-2", "site-3"]
 State = dict[str, Tensor]
 Vectors = dict[str, np.ndarray]

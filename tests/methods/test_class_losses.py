@@ -20,8 +20,6 @@ from . import support
 from .support import LONG_TAILED as TASK
 from .support import QUICK, at_site, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def run_of(counts: Any, current_round: int = 0, num_rounds: int = 100) -> Any:
     data = SimpleNamespace(class_counts=lambda split: None if counts is None else torch.tensor(counts))

@@ -34,7 +34,6 @@ from . import support
 from .support import QUICK, at_site, inputs, request, same
 from .test_crt import TASK, TINY, Models
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"gradient_repeats": 2, "num_features": 5, "feature_steps": 10, "classifier_epochs": 5}
 MADE = {"retrained.weight", "retrained.bias"}
 

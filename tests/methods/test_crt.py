@@ -28,7 +28,6 @@ from fairflare.tasks.classification import ClassificationTask
 from . import support
 from .support import at_site, inputs, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY: dict[str, Any] = {
     "phantom": "fundus", "image_size": [32, 32], "features": [4, 8, 8, 16], "phantom_samples": 90, "phantom_test": 40,
     "partition": "dirichlet", "alpha": 0.5, "corrupted_sites": 0, "max_pool": False,

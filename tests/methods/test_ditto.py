@@ -22,7 +22,6 @@ from fairflare.methods.solo import SoloTraining
 from .own import SITES, Plane, Sites, run
 from .support import same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "keep_optimizer_state": False}
 ADAM: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 

@@ -30,7 +30,6 @@ from tests.unit.report_runs import read
 from .own import STATISTICS, Plane, Points, Sites
 from .support import same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 THREE = ["site-1", "site-2", "site-3"]
 SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 every = pytest.mark.parametrize("name", ["cffl", "cgsv"])

@@ -21,8 +21,6 @@ from fairflare.methods.flex_fair import FlexFair, VariancePenalty
 from fairflare.methods.group_dro import GroupDRO, GroupWeighted
 from tests.federation.test_groups import SITES
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def inputs(reports: dict[str, dict[str, Any]], samples: dict[str, int]) -> RoundInputs:
     sites = sorted(reports)

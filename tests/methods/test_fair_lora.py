@@ -24,7 +24,6 @@ from fairflare.reporting.results import read_document
 from tests.federation.test_groups import SITES, SMALL, federation
 from tests.tiny import model_in
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RANK, ALPHA, OWN = 4, 3.0, 0.7
 
 

@@ -24,7 +24,6 @@ from tests.federation.test_privacy import TINY
 from .own import NORM, SITES, Plane, run
 from .support import at_site, initial, request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 
 

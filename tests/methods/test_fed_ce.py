@@ -26,7 +26,6 @@ from tests.federation.network import Run, good
 
 from .support import CLASSES, SEGMENTATION, at_site, initial, net_state, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RECEIVED = net_state(99)
 TRAINED = ["conv.weight", "bn.weight", "head.weight"]
 

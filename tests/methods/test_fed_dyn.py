@@ -15,7 +15,6 @@ from fairflare.methods.fed_dyn import DynamicTraining, FedDyn
 from .own import SITES, Plane, killed, losing, run
 from .test_scaffold import TARGETS, Plain
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 #: One step of 0.5 is exact: the loss (y - t)^2 / 2 with a pull of strength 1 has the second derivative 2.
 HALF: dict[str, Any] = {
     "optimizer": "sgd", "learning_rate": 0.5, "momentum": 0.0, "weight_decay": 0.0, "batch_size": 2,

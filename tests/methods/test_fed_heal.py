@@ -16,7 +16,6 @@ from fairflare.methods.fed_heal import ConsistentTraining, FedHEAL
 
 from .own import Plane, killed, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HALF: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 8, "keep_optimizer_state": False}
 
 

@@ -20,7 +20,6 @@ from fairflare.tasks.segmentation import SegmentationTask
 from .support import CLASSES as TASK
 from .support import at_site, collected, initial, inputs, request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TINY = {**TASK, "local_epochs": 1}
 
 

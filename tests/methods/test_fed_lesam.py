@@ -16,7 +16,6 @@ from fairflare.methods.fed_lesam import LAST, GlobalPerturbation
 
 from .own import Plane, Points, killed, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HALF: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05, "keep_optimizer_state": False}
 
 

@@ -21,7 +21,6 @@ from tests.tiny import VOLUMES
 
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TASK = {**SEGMENTATION, "phantom_cases": 1.0}
 BATCH = 5  # leaves a short last batch in both splits
 ROUND = 2

@@ -27,7 +27,6 @@ from . import support
 from .support import LONG_TAILED as TINY
 from .support import at_site, collected, request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TASK = {**TINY, "projector_dim": 96}
 QUICK = {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 16, "criterion": "balanced_softmax"}
 TOLD = {"rescue_factor": True}

@@ -46,7 +46,6 @@ from ..unit.test_som import Reference
 from .mrl import PLAIN, Regression, differences, federation, model_of, plan, same, start, train
 from .support import net_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ("a", "b", "c")
 DOCS = Path(__file__).parents[2] / "docs" / "fed_mrl.md"
 LEARN: dict[str, Any] = {"mu_policy": "qmix"}

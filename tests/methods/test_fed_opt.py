@@ -16,8 +16,6 @@ from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_opt import FedAvgM, FedOpt
 from tests.federation.network import SITES, Run, good, number
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def made(**settings: Any) -> Rule:
     return all_methods()["fed_avg_m"].rule(**settings)

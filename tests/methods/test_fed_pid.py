@@ -114,7 +114,6 @@ def test_the_sum_is_of_the_last_six_costs() -> None:
         assert found[site] == pytest.approx(wanted)
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_cost_is_of_the_trained_model(tmp_path: Path) -> None:
     task = Plane(norm="none")
     made, sites = run(tmp_path, ReportCost(optimizer="sgd", learning_rate=0.5), task=task, rule=FedPID(), num_rounds=1)

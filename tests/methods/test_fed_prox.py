@@ -18,8 +18,6 @@ from fairflare.methods.fed_prox import ProximalTraining
 
 from .mrl import PLAIN, Regression, differences, federation, model_of, norm, same, start, train
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.mark.parametrize("mu", [0.0, 0.2, 3.0])
 def test_gradient_of_the_objective_against_finite_differences(mu):

@@ -19,7 +19,6 @@ from fairflare.tasks.base import SiteData
 
 from .own import SITES, Plane, killed, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HALF: dict[str, Any] = {"learning_rate": 0.05, "batch_size": 4, "keep_optimizer_state": False}
 LEVEL = {"site-1": 0.2, "site-2": 0.6}
 

@@ -36,7 +36,6 @@ from tests.unit.report_runs import read
 from .own import SITES, Plane, Points, Sites, run
 from .support import LONG_TAILED, SEGMENTATION, at_site, initial, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.5, "optimizer": "sgd"}
 
 

@@ -32,7 +32,6 @@ from fairflare.methods.parts.group_sums import LEAST, MOST
 from fairflare.reporting.results import read_document
 from fairflare.tasks.base import Metric, SiteData, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = [f"site-{k}" for k in range(1, 7)]
 ONE, TWO = ("site-6",), ("site-5", "site-6")
 CLASSES, WIDTH, ROUNDS = 3, 8, 6

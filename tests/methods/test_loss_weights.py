@@ -20,7 +20,6 @@ from fairflare.tasks.classification import ClassificationTask
 from .support import CLASSES as TASK
 from .support import SEGMENTATION, at_site, initial, inputs, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NAN = math.nan
 SMALL = {**SEGMENTATION, "local_epochs": 1, "criterion": "task"}
 

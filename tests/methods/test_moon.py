@@ -20,8 +20,6 @@ from . import support
 from .support import LONG_TAILED as TASK
 from .support import QUICK, at_site, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def worker(tmp_path):

@@ -19,7 +19,6 @@ from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSES: dict[str, Any] = {
     "phantom": "fundus", "image_size": [32, 32], "phantom_samples": 62, "phantom_test": 40, "phantom_own_test": 20,
     "partition": "iid", "corrupted_sites": 0, "phantom_sites": 2,

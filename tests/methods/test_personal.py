@@ -23,7 +23,6 @@ from tests.unit.report_runs import read, read_all
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run
 from .support import at_site, initial, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL: dict[str, Any] = {"batch_size": 8, "learning_rate": 0.05}
 STAYING = {"solo": [*[f"0.{n}" for n in ("weight", "bias")], *NORM, "3.weight", "3.bias"], "fed_bn": NORM,
            "statistics": STATISTICS, "ditto": []}  # fmt: skip

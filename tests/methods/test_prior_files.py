@@ -16,7 +16,6 @@ from tests.tiny import CLASSES
 
 from .support import at_site, initial, request
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TASK = {**CLASSES, "projector_dim": 96}
 
 

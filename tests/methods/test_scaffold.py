@@ -18,7 +18,6 @@ from fairflare.methods.scaffold import ControlledTraining, Scaffold
 
 from .own import SITES, Plane, Points, killed, losing, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TARGETS = {"site-1": 0.0, "site-2": 4.0}
 HALF: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.0, "batch_size": 1, "keep_optimizer_state": False}
 

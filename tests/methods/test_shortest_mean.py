@@ -14,7 +14,6 @@ from fairflare.methods.base.rule import RoundInputs, Rule
 from fairflare.methods.fed_lf import FedLF
 from fairflare.methods.fed_mgda import FedMGDA
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 OWNER = {"one": "1", "two": "2", "mean": "1"}
 Changes = dict[str, dict[str, Any]]
 

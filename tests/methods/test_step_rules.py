@@ -30,7 +30,6 @@ from tests.federation.network import Line, Run, good
 from .support import CLASSES as TASK
 from .support import at_site, collected, initial, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SITES = ("a", "b", "c")
 SAMPLES = {"a": 10, "b": 30, "c": 60}
 

@@ -27,8 +27,6 @@ from fairflare.tasks.networks import build_classifier
 
 from .support import LONG_TAILED, at_site, initial, request, same
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def worker(tmp_path):

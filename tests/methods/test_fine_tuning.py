@@ -115,22 +115,17 @@ def test_sentences_and_table_by_hand() -> None:
     assert [of[site]["p_holm"] for site in "abc"] == pytest.approx([0.03, 0.03, 0.06])
     assert of["a"]["others"] == {"b": -2.0, "c": 1.0}  # 7 is 2 worse than 5
     results = read(personal=as_json({**found, "part": "head", "left_out": {"e": "it was away"}}, ""))
-    assert (
-        personal_notes(results)
-        == [
-            "Own models: better than the common one at the own site, and to be used there: a (+2.0, 95 % 1.0 to 3.0).",
-            "Own models: worse than the common one at the own site, and not to be used: b (-1.0, 95 % -2.0 to -0.1).",
-            "Own models: the test cannot tell whether to use them: c (+0.500, 95 % 0.1 to 1.0; about 39 "
-            "test cases would).",
-            "Own models: no step helped on the validation split, or it has fewer than 10 cases; the common one stays: "
-            "d.",
-            "The own model of a at the other sites: -0.500 on average, -2.000 at the worst.",
-            "The own model of b was tested there alone: submit_model is not true in its file.",
-            "The own model of c was tested there alone: submit_model is not true in its file.",
-            "No own model of e: it was away.",
-        ]
-        or True
-    )
+    assert personal_notes(results) == [
+        "Own models: better than the common one at the own site, and to be used there: a (+2.000, 95 % [1.0, 3.0]).",
+        "Own models: worse than the common one at the own site, and not to be used: b (-1.000, 95 % [-2.00, -0.10]).",
+        "Own models: the test cannot tell whether to use them: c (+0.500, 95 % [0.10, 1.00]; about 39 "
+        "test cases would).",
+        "Own models: no step helped on the validation split, or it has fewer than 10 cases; the common one stays: d.",
+        "No own model of e: it was away.",
+        "The own model of a at the other sites: -0.500 on average, -2.000 at worst.",
+        "The own model of b at the other sites: not tested, as submit_model is not true in its file.",
+        "The own model of c at the other sites: not tested, as submit_model is not true in its file.",
+    ]
     (table,) = personal_tables(results)
     assert [row[0] for row in table.rows] == [*"abcd"]
     assert table.columns[-2:] == ["gain at b", "gain at c"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -53,9 +55,23 @@ def parts(sites: Sites, site: str, current_round: int) -> dict[str, torch.Tensor
     return sites.kept(site, "parts", current_round)
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> Callable[[str], tuple[Run, Sites]]:
+    """Return a run of a method with its sites, which a test reads and changes nothing of."""
+    return cache(lambda name: run(tmp_path_factory.mktemp(name), half(name), label=name))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Callable[[str], tuple[Run, Sites]]:
+    """Return a run of four rounds that nothing interrupts, with its sites."""
+    return cache(
+        lambda name: run(tmp_path_factory.mktemp(name), half(name), experiment="e", num_rounds=4, **of_method(name))
+    )
+
+
 @every
-def test_what_stays_is_not_sent_differs_and_the_rest_is_shared(tmp_path, name):
-    made, sites = run(tmp_path, half(name))
+def test_what_stays_is_not_sent_differs_and_the_rest_is_shared(done, name):
+    made, sites = done(name)
     stays, model = STAYING[name], made.model()["model"]
     initial = made.net.tasks[0].params
     for site in SITES:
@@ -77,16 +93,16 @@ def test_what_stays_is_not_sent_differs_and_the_rest_is_shared(tmp_path, name):
 
 
 @both
-def test_results_table_and_model_file_say_which_model_was_measured(tmp_path, name):
-    made, _ = run(tmp_path, half(name))
+def test_results_table_and_model_file_say_which_model_was_measured(done, name):
+    made, _ = done(name)
     assert made.results["info"]["measured"] == "personal"
     assert "Measured: each site's own model." in fairness_table(read(**made.results))
     conf = made.model()["train_conf"]
     assert (conf["measured"], conf["stays_at_sites"]) == ("personal", len(STAYING[name]))
 
 
-def test_the_common_model_is_said_to_be_common(tmp_path):
-    made, _ = run(tmp_path, LocalTraining(**SMALL))
+def test_the_common_model_is_said_to_be_common(done):
+    made, _ = done("fed_avg")
     assert made.results["info"]["measured"] == "common"
     assert "Measured: the common model." in fairness_table(read(**made.results))
     assert "measured" not in made.model()["train_conf"]
@@ -104,9 +120,8 @@ def test_a_site_half_that_the_server_does_not_know_speaks_for_itself(tmp_path):
     assert made.results["info"]["measured"] == "common"
 
 
-def test_a_comparison_says_whose_models_it_compares(tmp_path):
-    runs = [run(tmp_path / name, half(name), label=name)[0].results for name in ("solo", "ditto")]
-    common = run(tmp_path / "avg", LocalTraining(**SMALL), label="avg")[0].results
+def test_a_comparison_says_whose_models_it_compares(done):
+    *runs, common = (done(name)[0].results for name in ("solo", "ditto", "fed_avg"))
     note = "Measured: each site's own model of solo, ditto"
     assert f"{note}; of the others the common model." in compare(read_all([*runs, common]))
     assert f"{note}." in compare(read_all(runs))
@@ -114,9 +129,9 @@ def test_a_comparison_says_whose_models_it_compares(tmp_path):
 
 
 @every
-def test_a_site_is_measured_with_its_own(tmp_path, name):
+def test_a_site_is_measured_with_its_own(done, name):
     """Check before training, and in the final test of the last model with the own parts of the last round."""
-    made, sites = run(tmp_path, half(name))
+    made, sites = done(name)
     task, last = Plane(), made.net.tasks[-1].params
     for site in SITES:
         kept = kept_by(name)
@@ -155,10 +170,9 @@ def test_an_absent_site_goes_on_with_its_own_and_a_late_one_begins_with_the_rece
 
 
 @with_downloads
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name):
-    whole, before = run(tmp_path / "whole", half(name), experiment="e", num_rounds=4, **of_method(name))
-    folder = tmp_path / "cut"
-    sites = Sites(folder / "state", half(name))
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(whole, tmp_path, name):
+    wanted, before = whole(name)
+    sites = Sites(tmp_path / "state", half(name))
 
     def stop(site: str, task: str, message: Any) -> Any:
         if task == "train" and message.current_round == 2:
@@ -167,20 +181,20 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, name):
 
     made: list[Any] = []
     common = {"sites": SITES, "task": Plane(), "site_half": values_of(half(name)), "experiment": "e", "num_rounds": 4}
-    made.append(Run(folder, stop, **common, **of_method(name)))
+    made.append(Run(tmp_path, stop, **common, **of_method(name)))
     with pytest.raises(Stopped):
         made[0]()
-    rest = Run(folder, sites, job="rest", **common, **of_method(name))()
+    rest = Run(tmp_path, sites, job="rest", **common, **of_method(name))()
     assert rest.results["info"]["resumed_at_round"] == 2
-    assert same(rest.model()["model"], whole.model()["model"])
-    assert rest.results["test"] == whole.results["test"]
-    assert rest.results["rounds"][3]["validation"] == whole.results["rounds"][3]["validation"]
+    assert same(rest.model()["model"], wanted.model()["model"])
+    assert rest.results["test"] == wanted.results["test"]
+    assert rest.results["rounds"][3]["validation"] == wanted.results["rounds"][3]["validation"]
     assert all(same(before.kept(s, kept_by(name), 3), sites.kept(s, kept_by(name), 3)) for s in SITES)
 
 
 @with_downloads
-def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name):
-    whole, first = run(tmp_path / "whole", half(name), experiment="e", num_rounds=4, **of_method(name))
+def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(whole, tmp_path, name):
+    wanted, first = whole(name)
     failed: set[str] = set()
 
     def answer(site, task, message):
@@ -190,11 +204,11 @@ def test_a_server_that_goes_back_a_round_takes_the_sites_with_it(tmp_path, name)
             return "out of luck"
         return None
 
-    sites: list[Sites] = [Sites(tmp_path / "back" / "state", half(name))]
-    back, second = run(tmp_path / "back", half(name), answer=answer, experiment="e", num_rounds=4, **of_method(name))
+    sites: list[Sites] = [Sites(tmp_path / "state", half(name))]
+    back, second = run(tmp_path, half(name), answer=answer, experiment="e", num_rounds=4, **of_method(name))
     assert len(back.results["went_back"]) == 1
-    assert same(back.model()["model"], whole.model()["model"])
-    assert back.results["test"] == whole.results["test"]
+    assert same(back.model()["model"], wanted.model()["model"])
+    assert back.results["test"] == wanted.results["test"]
     kept = kept_by(name)
     assert all(same(first.kept(s, kept, 3), second.kept(s, kept, 3)) for s in SITES)
 
@@ -213,8 +227,8 @@ def test_one_site_with_the_bits_of_fed_avg(tmp_path, name):
             assert mine["validation"] == theirs["validation"]
 
 
-def test_a_tensor_that_should_have_stayed_is_not_used_and_said(tmp_path):
-    quiet, _ = run(tmp_path / "quiet", half("fed_bn"))
+def test_a_tensor_that_should_have_stayed_is_not_used_and_said(done, tmp_path):
+    quiet, _ = done("fed_bn")
 
     def loud(site, task, message):
         if (site, task) != ("site-2", "train"):
@@ -318,8 +332,8 @@ def test_statistics_without_a_batch_norm_are_average_and_the_log_says_so(tmp_pat
     assert same(made.model()["model"], plain.model()["model"])
 
 
-def test_the_log_says_what_stays(tmp_path):
-    made, _ = run(tmp_path, half("fed_bn"))
+def test_the_log_says_what_stays(done):
+    made, _ = done("fed_bn")
     told = "at the sites stay 5 tensors ('1.weight', '1.bias', '1.running_mean' and 2 more) of 9; "
     assert f"{told}every site is measured with its own" in made.net.said
 

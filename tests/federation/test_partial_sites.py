@@ -19,7 +19,7 @@ from tests.tiny import document
 from tests.unit.test_census import masks_site
 
 SETTINGS: dict[str, Any] = {
-    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "num_classes": 2, "local_epochs": 10, "batch_size": 4,
+    "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "num_classes": 2, "local_epochs": 1, "batch_size": 4,
     "learning_rate": 0.05,
 }  # fmt: skip
 ONE, TWO = "class_1", "class_2"
@@ -32,6 +32,7 @@ def run(
     method: str = "fed_avg",
     own: dict[str, Any] | None = None,
     every: tuple[int, ...] = (1, 2),
+    **more: Any,
 ) -> tuple[dict[str, Any], str]:
     """Three sites whose masks mark what their files say, ``every`` of them for "all"; ``own``: more settings of B."""
     local = {
@@ -39,7 +40,8 @@ def run(
         | (own or {} if site == "B" else {})
         for site, said in structures.items()
     }
-    made = make_plan(method, task="segmentation", sites=list(structures), settings=SETTINGS, num_rounds=2, bootstrap=5)
+    form = {"settings": SETTINGS | more, "num_rounds": 2, "bootstrap": 5}
+    made = make_plan(method, task="segmentation", sites=list(structures), **form)
     shown = io.StringIO()
     with RunView(Console(file=shown, width=200), metric=DICE, directions={DICE: True}) as view:
         results = run_local(made, folder / "run", {"sites": local}, listeners=[view])
@@ -49,7 +51,7 @@ def run(
 
 def test_what_all_have_is_compared(tmp_path: Path) -> None:
     """Compare sites of a model that has hardly learnt structure 2, which B alone annotates: B's Dice is lowest."""
-    found, text = run(tmp_path, {"A": [1], "B": "all", "C": [1]})
+    found, text = run(tmp_path, {"A": [1], "B": "all", "C": [1]}, local_epochs=10)
     assert (found["footing"]["how"], found["footing"]["shared"]) == ("shared", [ONE])
     test, validation = found["test"], [record["validation"] for record in found["rounds"]] + [found["validation"]]
     for of in (test, *validation):

@@ -33,7 +33,7 @@ from tests.shapes import of_a_training, one_each
 
 NAMES = ["effusion", "edema", "mass"]
 SMALL: dict[str, Any] = {
-    "findings": NAMES, "image_size": [48, 48], "in_channels": 1, "local_epochs": 1,
+    "findings": NAMES, "image_size": [48, 48], "in_channels": 1, "features": [4, 4, 8, 8], "local_epochs": 1,
 }  # fmt: skip
 P = torch.tensor([[0.9, 0.2, 0.6], [0.3, 0.8, 0.5]], dtype=torch.float64)
 Y = torch.tensor([[1, -1, 0], [0, 1, 1]])
@@ -327,14 +327,22 @@ def test_a_method_that_needs_classes_says_so() -> None:
         assert "class" in why
 
 
+@pytest.fixture(scope="module")
+def unlike(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return a site some of whose labels are not known, and one that knows nothing of a finding."""
+    folder = tmp_path_factory.mktemp("unlike")
+    return {"A": site(folder / "a", 1, doubt=True), "B": site(folder / "b", 2, silent=2)}
+
+
 @pytest.mark.parametrize("method", one_each(of_a_training))
-def test_every_kind_of_training_learns_findings_or_is_refused(method: str, tmp_path: Path) -> None:
+def test_every_kind_of_training_learns_findings_or_is_refused(
+    method: str, unlike: dict[str, Any], tmp_path: Path
+) -> None:
     if learns_findings(method):
         return
-    sites = {"A": site(tmp_path / "a", 1, doubt=True), "B": site(tmp_path / "b", 2, silent=2)}
-    results = run(tmp_path / "r", sites, method)
+    results = run(tmp_path, unlike, method)
     if isinstance(results, str):  # refused before any training: the pictures have no groups of people
         assert "its data do not declare" in results
         return
     assert results["status"] == "completed"
-    assert all(np.isfinite(results["test"][name]["auc"]) for name in sites)
+    assert all(np.isfinite(results["test"][name]["auc"]) for name in unlike)

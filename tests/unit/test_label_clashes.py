@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 Mask = npt.NDArray[np.uint8]
+Among = Callable[..., dict[str, Any]]
 SITES, ODD, SIDE = ("A", "B", "C", "D"), "B", 40
 BETTER = "masks fit the images clearly better if "
 MAYBE = "its labels look "  # a probe of the other sites says so: a note, unless hardly any label agrees
 CELLS = SegmentationTask(num_classes=2, class_names=["cytoplasm", "nucleus"], image_size=(32, 32))
 TYPES = ClassificationTask(num_classes=3, class_names=["x", "y", "z"], class_groups={}, image_size=(33, 33))
+BANDS = ClassificationTask(findings=["edema", "mass", "node"], image_size=(33, 33), in_channels=1)
 
 
 def cell(rng: np.random.Generator) -> Mask:
@@ -101,6 +104,38 @@ def mask_before() -> Callable[[Mask, int], Mask]:
     return change
 
 
+def findings(folder: Path, change: Callable[[list[Any], int], list[Any]] | None = None) -> dict[str, Any]:
+    """Pictures whose bright bands are their findings."""
+    rng = np.random.default_rng([*folder.name.encode()])
+    folder.mkdir()
+    splits: dict[str, list[dict[str, Any]]] = {split: [] for split in ("training", "validation", "test")}
+    for number in range(72):
+        row = [number // 3 >> band & 1 for band in range(3)]
+        picture = rng.normal(100, 12, (32, 32)) + 80 * np.repeat(np.array([*row, 0]), 8)[:, None]
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+        label = row if change is None else change(row, number)
+        entry = {"image": f"{number}.png", "label": label, "patient": f"{folder.name}{number}"}
+        splits[[*splits][number % 3]].append(entry)
+    write_datalist(folder / "datalist.json", splits, class_names=list(BANDS.findings))
+    return {"data_root": str(folder)}
+
+
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Among:
+    """Return a function that puts an odd site among the others, whose pictures of each kind are made once."""
+
+    @cache
+    def others(kind: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp(kind.__name__)
+        return {site: kind(folder / site) for site in SITES if site != ODD}
+
+    def among(kind: Callable[[Path], dict[str, Any]], odd: dict[str, Any] | None = None) -> dict[str, Any]:
+        placed = others(kind) if odd is None else {**others(kind), ODD: odd}
+        return {site: placed[site] for site in SITES if site in placed}
+
+    return among
+
+
 def problems_of(task: Any, sites: dict[str, Any]) -> list[Problem]:
     return [one for one in check_sites(task, sites).problems if not one.text.startswith("no 'patient'")]
 
@@ -161,33 +196,35 @@ NOTED = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("kind", "task"), [(cells, CELLS), (types, TYPES), (findings, BANDS)])
+def test_sites_that_agree_have_no_problem(kind: Any, task: Any, agreeing: Among) -> None:
+    assert problems_of(task, agreeing(kind)) == []
+
+
 @pytest.mark.parametrize("clash", MASKS)
-def test_masks(tmp_path: Path, clash: str) -> None:
+def test_masks(tmp_path: Path, agreeing: Among, clash: str) -> None:
     change, block, text = MASKS[clash]
-    sites = {site: cells(tmp_path / site, *((change,) if site == ODD else ())) for site in SITES}
-    assert problems_of(CELLS, {site: sites[site] for site in SITES if site != ODD}) == []
-    found = [one for one in problems_of(CELLS, {**sites, ODD: {**sites[ODD], **block}}) if text in one.text]
+    sites = agreeing(cells, cells(tmp_path / ODD, change, **block))
+    found = [one for one in problems_of(CELLS, sites) if text in one.text]
     assert [one.site for one in found][:1] == [ODD]
     assert any(one.grave for one in found) or MAYBE in text or clash in NOTED or BETTER in text
 
 
-def test_the_report_says_where_the_masks_are_too_few_to_tell(tmp_path: Path) -> None:
+def test_the_report_says_where_the_masks_are_too_few_to_tell(tmp_path: Path, agreeing: Among) -> None:
     """Check 8 images a site with swapped codes, and that 24 of which no label agrees are a problem."""
     swapped = recoded(0, 2, 1)
     few = {site: cells(tmp_path / f"few{site}", *((swapped,) if site == ODD else ()), images=8) for site in SITES}
     report = check_sites(CELLS, few)
     assert not any(MAYBE in one.text for one in report.problems)
     assert report.labels.endswith("too few images at A, B, C, D to tell swapped or shifted labels")
-    many = {site: cells(tmp_path / site, *((swapped,) if site == ODD else ())) for site in SITES}
-    report = check_sites(CELLS, many)
+    report = check_sites(CELLS, agreeing(cells, cells(tmp_path / ODD, swapped)))
     assert [(one.site, one.grave) for one in report.problems if MAYBE in one.text] == [(ODD, True)]
     assert report.labels.endswith("see above")
 
 
-def test_the_question_names_merged_structures_and_what_to_do(tmp_path: Path) -> None:
+def test_the_question_names_merged_structures_and_what_to_do(tmp_path: Path, agreeing: Among) -> None:
     """Check that a site with one number for two structures reads of it, before its answer makes it silent."""
-    merged = recoded(0, 1, 1)
-    sites = {site: cells(tmp_path / site, *((merged,) if site == ODD else ())) for site in SITES}
+    sites = agreeing(cells, cells(tmp_path / ODD, recoded(0, 1, 1)))
     (asked,) = [one.text for one in problems_of(CELLS, sites) if "no mask of B marks nucleus" in one.text]
     assert "looked for and not there, or part of another (one number for two)?" in asked
     assert (
@@ -210,10 +247,10 @@ CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("clash", CLASSES)
-def test_classes(tmp_path: Path, clash: str) -> None:
+def test_classes(tmp_path: Path, agreeing: Among, clash: str) -> None:
     change, block, text = CLASSES[clash]
-    sites = {site: types(tmp_path / site, *((change,) if site == ODD else ())) for site in SITES}
-    found = [one for one in problems_of(TYPES, {**sites, ODD: {**sites[ODD], **block}}) if text in one.text]
+    sites = agreeing(types, types(tmp_path / ODD, change, **block))
+    found = [one for one in problems_of(TYPES, sites) if text in one.text]
     assert [one.site for one in found][:1] == [ODD]
     assert any(one.grave for one in found) or MAYBE in text or clash == "labels by chance"
 
@@ -230,27 +267,10 @@ FINDINGS: dict[str, tuple[Callable[[list[Any], int], list[Any]], str]] = {
 
 
 @pytest.mark.parametrize("clash", FINDINGS)
-def test_findings(tmp_path: Path, clash: str) -> None:
-    """Check labels that have several findings, as bright bands of the picture."""
+def test_findings(tmp_path: Path, agreeing: Among, clash: str) -> None:
     change, text = FINDINGS[clash]
-    names = ["edema", "mass", "node"]
-    task = ClassificationTask(findings=names, image_size=(33, 33), in_channels=1)
-    sites = {}
-    for site in SITES:
-        rng = np.random.default_rng([*site.encode()])
-        splits: dict[str, list[dict[str, Any]]] = {split: [] for split in ("training", "validation", "test")}
-        for number in range(72):
-            row = [number // 3 >> band & 1 for band in range(3)]
-            picture = rng.normal(100, 12, (32, 32)) + 80 * np.repeat(np.array([*row, 0]), 8)[:, None]
-            (tmp_path / site).mkdir(exist_ok=True)
-            Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(tmp_path / site / f"{number}.png")
-            label = change(row, number) if site == ODD else row
-            entry = {"image": f"{number}.png", "label": label, "patient": f"{site}{number}"}
-            splits[[*splits][number % 3]].append(entry)
-        write_datalist(tmp_path / site / "datalist.json", splits, class_names=names)
-        sites[site] = {"data_root": str(tmp_path / site)}
-    assert problems_of(task, {site: sites[site] for site in SITES if site != ODD}) == []
-    assert [one.site for one in problems_of(task, sites) if text in one.text][:1] == [ODD]
+    found = problems_of(BANDS, agreeing(findings, findings(tmp_path / ODD, change)))
+    assert [one.site for one in found if text in one.text][:1] == [ODD]
 
 
 WAYS: dict[str, tuple[Callable[[Mask], Mask], str]] = {
@@ -343,17 +363,16 @@ def test_volumes_of_which_every_second_slice_was_drawn(tmp_path: Path, step: int
     assert sum("3 image(s) of 'training' have a mask of lines or single slices" in one.text for one in found) == said
 
 
-def test_names_in_another_order(tmp_path: Path) -> None:
-    sites = {site: types(tmp_path / site, names=("y", "x", "z") if site == ODD else ("x", "y", "z")) for site in SITES}
+def test_names_in_another_order(tmp_path: Path, agreeing: Among) -> None:
+    sites = agreeing(types, types(tmp_path / ODD, names=("y", "x", "z")))
     (found,) = [one for one in problems_of(TYPES, sites) if "different names" in one.text]
     assert found.grave
     assert "(the same ones in another order)" in found.text
 
 
-def test_a_label_below_what_the_file_says(tmp_path: Path) -> None:
+def test_a_label_below_what_the_file_says(tmp_path: Path, agreeing: Among) -> None:
     """Classes that the file leaves out occur: the file or the labels are wrong."""
-    sites = {site: types(tmp_path / site) for site in SITES}
-    found = problems_of(TYPES, {**sites, ODD: {**sites[ODD], "classes": [0, 1]}})
+    found = problems_of(TYPES, agreeing(types, types(tmp_path / ODD, classes=[0, 1])))
     assert any(
         "has the label 2, which 'classes' in the site's fairflare.json does not have" in one.text for one in found
     )

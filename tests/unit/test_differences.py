@@ -369,10 +369,10 @@ def listed(folder: Path, *, copies: int, patients: bool) -> None:
 def test_trained_runs_are_compared_over_patients_where_the_lists_name_them(tmp_path: Path) -> None:
     """Check four copies of each test image: as sure as one image, if they are one patient's, and surer if of nobody."""
     sites = ["site-1", "site-2"]
-    small = {"image_size": [33, 33], "features": [4, 4, 8, 8], "batch_size": 4, "num_classes": 2}
+    small = {"image_size": [33, 33], "features": [4, 4, 8, 8], "batch_size": 4, "num_classes": 2, "local_epochs": 1}
 
     def trained(name: str, method: str, rate: float, seed: int) -> Results:
-        more: dict[str, Any] = {"settings": {**small, "learning_rate": rate}, "seed": seed, "bootstrap": 100}
+        more: dict[str, Any] = {"settings": {**small, "learning_rate": rate}, "seed": seed, "bootstrap": 60}
         made = make_plan(method, task="classification", sites=sites, num_rounds=1, **more)
         folders = {site: {"data_root": str(tmp_path / name / site)} for site in sites}
         return read_results(run_local(made, tmp_path / name / f"{method}{seed}", {"sites": folders}))
@@ -381,7 +381,7 @@ def test_trained_runs_are_compared_over_patients_where_the_lists_name_them(tmp_p
     for name, copies, patients in (("one", 1, False), ("patients", 4, True), ("images", 4, False)):
         for site in sites:
             listed(tmp_path / name / site, copies=copies, patients=patients)
-        runs = [trained(name, "fed_avg", 0.01, seed) for seed in (0, 1)]
+        runs = [trained(name, "fed_avg", 0.01, seed) for seed in ((0, 1) if name != "images" else (0,))]
         scatter[name] = np.std([run["resampled"][site] for run in runs for site in sites], axis=1).max()
         if name != "images":
             runs += [trained(name, "ditto", 0.003, seed) for seed in (0, 1)]

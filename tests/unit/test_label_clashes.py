@@ -129,9 +129,11 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Among:
         folder = tmp_path_factory.mktemp(kind.__name__)
         return {site: kind(folder / site) for site in SITES if site != ODD}
 
-    def among(kind: Callable[[Path], dict[str, Any]], odd: dict[str, Any] | None = None) -> dict[str, Any]:
+    def among(
+        kind: Callable[[Path], dict[str, Any]], odd: dict[str, Any] | None = None, sites: tuple[str, ...] = SITES
+    ) -> dict[str, Any]:
         placed = others(kind) if odd is None else {**others(kind), ODD: odd}
-        return {site: placed[site] for site in SITES if site in placed}
+        return {site: placed[site] for site in sites if site in placed}
 
     return among
 
@@ -204,7 +206,7 @@ def test_sites_that_agree_have_no_problem(kind: Any, task: Any, agreeing: Among)
 @pytest.mark.parametrize("clash", MASKS)
 def test_masks(tmp_path: Path, agreeing: Among, clash: str) -> None:
     change, block, text = MASKS[clash]
-    sites = agreeing(cells, cells(tmp_path / ODD, change, **block))
+    sites = agreeing(cells, cells(tmp_path / ODD, change, **block), SITES[:3])  # two others are enough
     found = [one for one in problems_of(CELLS, sites) if text in one.text]
     assert [one.site for one in found][:1] == [ODD]
     assert any(one.grave for one in found) or MAYBE in text or clash in NOTED or BETTER in text

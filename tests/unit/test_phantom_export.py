@@ -50,15 +50,9 @@ def test_classes(tmp_path: Path) -> None:
     plan = PhantomPlan(phantom="dermoscopy", num_sites=2, **small)
     written = prepare_phantom("dermoscopy", tmp_path, sites=2, plan=plan, seed=1, image_size=32)
     task = ClassificationTask(
-        image_size=(32, 32),
-        phantom_sites=2,
-        phantom_samples=120,
-        phantom_test=64,
-        phantom_own_test=40,
-        phantom_seed=1,
-        label_noise_sites=1,
-        label_noise=0.3,
-    )
+        image_size=(32, 32), phantom_sites=2, phantom_samples=120, phantom_test=64, phantom_own_test=40,
+        phantom_seed=1, label_noise_sites=1, label_noise=0.3,
+    )  # fmt: skip
     for site, folder in written.items():
         drawn, stored = task.open_site(site, {}), task.open_site(site, {"data_root": str(folder)})
         assert drawn.test_splits == ("test", "test_clean", "test_common", "test_corrupted")
@@ -70,20 +64,9 @@ def test_classes(tmp_path: Path) -> None:
 
 
 def test_the_attribute_of_a_person_is_in_the_datalist(tmp_path: Path) -> None:
-    args = [
-        "phantom",
-        "dermoscopy7",
-        "--out",
-        str(tmp_path),
-        "--sites",
-        "2",
-        "--size",
-        "32",
-        "--set",
-        "attributes=true",
-    ]
-    args += [word for name in ("num_samples=80", "num_test=56", "num_own_test=28", "attribute_noise=0.3")
-             for word in ("--set", name)]  # fmt: skip
+    args = ["phantom", "dermoscopy7", "--out", str(tmp_path), "--sites", "2", "--size", "32"]
+    for setting in ("attributes=true", "num_samples=80", "num_test=56", "num_own_test=28", "attribute_noise=0.3"):
+        args += ["--set", setting]
     told = CliRunner().invoke(app, args)
     assert told.exit_code == 0
     assert "A run on it needs: --task classification --set num_classes=7" in told.stdout
@@ -103,7 +86,8 @@ def test_the_attribute_of_a_person_is_in_the_datalist(tmp_path: Path) -> None:
     assert f"test by tone: light {light}, dark {28 - light}" in counted.stdout
     assert kind_by_manifest(tmp_path / "fairflare.json", {"task": None}) == {"task": "classification"}
     few = {"num_sites": 2, "num_samples": 80, "num_test": 56, "num_own_test": 28}
-    prepare_phantom("dermoscopy7", tmp_path, sites=2, plan=PhantomPlan(phantom="dermoscopy7", **few), overwrite=True)
+    plan = PhantomPlan(phantom="dermoscopy7", **few)
+    prepare_phantom("dermoscopy7", tmp_path, sites=2, plan=plan, image_size=32, overwrite=True)
     assert "attributes" not in (tmp_path / "site-1" / "datalist.json").read_text()
 
 

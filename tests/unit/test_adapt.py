@@ -1,7 +1,10 @@
-"""Test ``fairflare adapt``: norm statistics of unlabelled images of a hospital that did not train."""
+"""Test ``fairflare adapt`` on images of a hospital that did not train, and models without what stays at the sites."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,7 @@ from typer.testing import CliRunner, Result
 from fairflare.cli import commands as cli
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.prediction.predictor import load_predictor
+from fairflare.prediction.predictor import PERSONAL_NOTE, load_predictor
 from fairflare.prediction.saved_model import find_model, read_model
 
 SMALL = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3}
@@ -26,20 +29,23 @@ def fairflare(*arguments: object) -> Result:
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
 
 
-def run(folder: Path, method: str, **settings: object) -> Path:
-    plan = make_plan(method, task="segmentation", sites=2, num_rounds=1, settings={**SMALL, **settings})
-    run_local(plan, folder)
-    return folder
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that gives the folder of a run of one round, which is made once."""
+
+    @cache
+    def made(method: str, **settings: object) -> Path:
+        plan = make_plan(method, task="segmentation", sites=2, num_rounds=1, settings={**SMALL, **settings})
+        folder = tmp_path_factory.mktemp(method) / "run"
+        run_local(plan, folder)
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="module")
-def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("common") / "run", "fed_avg")
-
-
-@pytest.fixture(scope="module")
-def of_sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run(tmp_path_factory.mktemp("of_sites") / "run", "fed_avg", norm_statistics="site")
+def common(run: Callable[..., Path]) -> Path:
+    return run("fed_avg")
 
 
 @pytest.fixture(scope="module")
@@ -110,19 +116,55 @@ def test_predict_takes_it_and_says_another_thing(common: Path, images: Path, tmp
     assert not torch.allclose(was.probabilities, now.probabilities, atol=1e-3)
 
 
-def test_a_model_whose_statistics_stayed_at_the_sites_becomes_whole(
-    of_sites: Path, images: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fed_bn", {}), ("solo", {}), ("fed_avg", {"norm_statistics": "site"})]
+)
+def test_a_model_without_what_stays_at_the_sites_is_refused(
+    method: str, settings: dict[str, object], run: Callable[..., Path], images: Path, tmp_path: Path
 ) -> None:
-    refused = fairflare("predict", of_sites, images, "--out", tmp_path / "masks")
+    """Check also that statistics can be measured, and that nothing else that stayed there can."""
+    place = run(method, **settings)
+    refused = fairflare("predict", place, images, "--out", tmp_path / "masks")
     assert refused.exit_code == 2
-    assert "fairflare adapt measures the statistics on images of your own" in refused.stderr
-    assert fairflare("adapt", of_sites, images, "--out", tmp_path / "a.pt").exit_code == 0
-    assert fairflare("predict", tmp_path / "a.pt", images, "--out", tmp_path / "masks").exit_code == 0
+    model = read_model(place / "server/simulate_job/best_FL_global_model.pt")
+    last = torch.load(place / "server/simulate_job/FL_global_model.pt", weights_only=True)
+    stays = last["train_conf"]["stays_at_sites"]
+    assert 0 < model.at_sites == stays <= len(model.state)
+    (line,) = refused.stderr.splitlines()
+    assert f"no model to use by itself: {stays} of its {len(model.state)} tensors are as they were" in line
+    assert "norm_statistics=recalibrated" in line  # the remedy
+    assert "fairflare adapt measures the statistics on images of your own" in line
+    assert not (tmp_path / "masks").exists()
+    adapted = fairflare("adapt", place, images, "--out", tmp_path / "a.pt")
+    if settings:
+        assert adapted.exit_code == 0, adapted.output
+        assert fairflare("predict", tmp_path / "a.pt", images, "--out", tmp_path / "masks").exit_code == 0
+    else:
+        assert adapted.exit_code == 2
+        assert "no model to use by itself" in adapted.stderr
+        assert not (tmp_path / "a.pt").exists()
 
 
-def test_of_fed_rdn_the_input_alone_is_measured(images: Path, tmp_path: Path) -> None:
+def test_that_the_figures_are_of_other_models_is_said(run: Callable[..., Path]) -> None:
+    made = run("ditto") / "server/simulate_job"
+    assert PERSONAL_NOTE in load_predictor(made).notes
+    # A site half that the server does not know: the results alone say it.
+    file = made / "FL_global_model.pt"
+    content = torch.load(file, weights_only=True)
+    for key in ("measured", "stays_at_sites"):
+        del content["train_conf"][key]
+    torch.save(content, file)
+    assert PERSONAL_NOTE in load_predictor(made, "last").notes
+    results = made / "fairflare" / "results.json"
+    document = json.loads(results.read_text())
+    document["info"]["measured"] = "common"
+    results.write_text(json.dumps(document))
+    assert load_predictor(made, "last").notes == []
+
+
+def test_of_fed_rdn_the_input_alone_is_measured(run: Callable[..., Path], images: Path, tmp_path: Path) -> None:
     """Compare with NumPy over all pixels; the other norms keep what the sites have averaged, as at a site."""
-    place, out = run(tmp_path / "run", "fed_rdn"), tmp_path / "a.pt"
+    place, out = run("fed_rdn"), tmp_path / "a.pt"
     assert "fairflare adapt measures" in fairflare("predict", place, images, "--out", tmp_path / "masks").stderr
     result = fairflare("adapt", place, images, "--out", out)
     assert result.exit_code == 0, result.output
@@ -140,19 +182,10 @@ def test_of_fed_rdn_the_input_alone_is_measured(images: Path, tmp_path: Path) ->
     assert fairflare("predict", tmp_path / "b.pt", images, "--out", tmp_path / "masks").exit_code == 0
 
 
-def test_fed_rdn_takes_no_images_with_an_edge(images: Path, tmp_path: Path) -> None:
-    place = run(tmp_path / "run", "fed_rdn", resize="pad")
-    result = fairflare("adapt", place, images, "--out", tmp_path / "a.pt")
+def test_fed_rdn_takes_no_images_with_an_edge(run: Callable[..., Path], images: Path, tmp_path: Path) -> None:
+    result = fairflare("adapt", run("fed_rdn", resize="pad"), images, "--out", tmp_path / "a.pt")
     assert result.exit_code == 2
     assert "resize=pad puts an edge around them" in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize("method", ["fed_bn", "solo"])
-def test_what_else_stayed_at_the_sites_cannot_be_measured(method: str, images: Path, tmp_path: Path) -> None:
-    result = fairflare("adapt", run(tmp_path / "run", method), images, "--out", tmp_path / "a.pt")
-    assert result.exit_code == 2
-    assert "no model to use by itself" in result.stderr
-    assert not (tmp_path / "a.pt").exists()
 
 
 def test_images_that_cannot_be_read_are_named_and_one_is_too_few(common: Path, images: Path, tmp_path: Path) -> None:

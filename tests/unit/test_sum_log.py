@@ -30,10 +30,10 @@ class Network:
     """Hold sites with their keys, logs and updates, and a server that asks them."""
 
     def __init__(self, root: Path, sites: Sequence[str] = SITES) -> None:
-        self.root, self.sites = root, sites
+        self.root, self.sites = root / "experiment", sites  # keys look for old ones beside it, not at other tests'
         draws = torch.Generator().manual_seed(0)
         self.updates = {s: {n: torch.randn(t.shape, generator=draws) / 8 for n, t in LIKE.items()} for s in sites}
-        self.logs = {site: SumLog(site, root / site, "e") for site in sites}
+        self.logs = {site: SumLog(site, self.root / site, "e") for site in sites}
         self.start(b"\x01" * 32)
 
     def start(self, run: bytes) -> None:
@@ -247,7 +247,7 @@ def test_a_resumed_round(tmp_path: Path) -> None:
     net.updates["a"]["b"][0] += 1e-3  # trained anew, with another result
     with pytest.raises(SumRefused, match="its numbers are others than before"):
         net.sends(ask([0.4, 0.3, 0.3]), "a")
-    other = SumLog("a", tmp_path / "a", "another experiment")
+    other = SumLog("a", net.root / "a", "another experiment")
     other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], Layout.of(LIKE), net.updates["a"])
     net.sum_of(ask([0.3, 0.4, 0.3], round=1, model=b"\x01" * 32))  # a newer model
 

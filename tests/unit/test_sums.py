@@ -83,8 +83,9 @@ def opened(
 def pairs_of_the_vector(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pairs]:
     """Agree on keys with the private keys of the vector."""
     run, sites, told = bytes.fromhex(VECTOR["run"]), {}, []
+    folder = tmp_path_factory.mktemp("vector") / "experiment"
     for name, key in VECTOR["keys"].items():
-        site = SiteKeys(name, tmp_path_factory.mktemp(name))
+        site = SiteKeys(name, folder / name)
         site.hello(run)
         nonce, public = (bytes.fromhex(key[what]) for what in ("nonce", "public"))
         changed = {"private": key["private"], "hello": fields(MAGIC, b"hello", run, name.encode(), nonce, public).hex()}
@@ -499,6 +500,12 @@ def kit(name: str, **changes: Any) -> Kit:
     """Return the kit of a site."""
     key = lighter.serialize_pri_key(key_pair(name)[0])
     return Kit(**{"certificate": certificate(name), "key": key, "root": certificate("project"), **changes})
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """Return the folder of an experiment: keys look for old ones beside it, not at those of other tests."""
+    return tmp_path / "experiment"
 
 
 def keys_in(tmp_path: Path, kits: Mapping[str, Kit | None]) -> dict[str, SiteKeys]:

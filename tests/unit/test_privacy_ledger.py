@@ -253,11 +253,18 @@ def test_a_full_disk_leaves_a_ledger_that_goes_on(tmp_path: Path, monkeypatch: p
 
 
 KILLED = """
-import sys, pathlib
+import os, sys, pathlib
 from fairflare.privacy import ledger
 ledger.epsilon = lambda history, *_: (sum(c[2] for c in history) * 0.001, "sum")
 root, done = pathlib.Path(sys.argv[1]), open(sys.argv[2], "a")
-print("ready", flush=True)
+for _ in sys.stdin:  # a child for each line, which is killed: one import for all
+    if not (child := os.fork()):
+        break
+    os.waitpid(child, 0)
+    print("killed", flush=True)
+else:
+    sys.exit()
+print(os.getpid(), flush=True)
 while True:
     after = ledger.Ledger("site-1", root).reserve(sys.argv[3], ledger.Spending(
         "train", "patient", 9, 1.0, 0.5, 1, 1.0, 1e9, 1e-5), {})
@@ -271,20 +278,23 @@ while True:
 def test_a_ledger_outlives_kill_9_at_any_moment(tmp_path: Path, seed: int) -> None:
     """Check that after each kill all rounds that were allowed are counted, and at most one that was not yet."""
     root, done = tmp_path / "root", tmp_path / "done"
-    for kills, wait in enumerate((0.0, 0.003, 0.011, 0.05), 1):
-        arguments = [sys.executable, "-c", KILLED, str(root), str(done), "abc"]
-        process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(wait * (1 + seed / 3))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        allowed = len(done.read_text().splitlines())
-        after = Ledger("site-1", root).reserve("abc", spending(1, 1e9), OF)
-        with done.open("a") as file:
-            file.write(f"{after:.3f}\n")
-        assert allowed < after / EACH <= allowed + 1 + kills  # each kill: at most one line whose round did not begin
+    arguments = [sys.executable, "-c", KILLED, str(root), str(done), "abc"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        for kills, wait in enumerate((0.0, 0.003, 0.011, 0.05), 1):
+            process.stdin.write("another\n")
+            process.stdin.flush()
+            child = int(process.stdout.readline())
+            time.sleep(wait * (1 + seed / 3))
+            os.kill(child, signal.SIGKILL)
+            assert process.stdout.readline() == "killed\n"
+            allowed = len(done.read_text().splitlines())
+            after = Ledger("site-1", root).reserve("abc", spending(1, 1e9), OF)
+            with done.open("a") as file:
+                file.write(f"{after:.3f}\n")
+            # Each kill: at most one line whose round did not begin.
+            assert allowed < after / EACH <= allowed + 1 + kills
     assert len(lines(root)) == after / EACH
 
 

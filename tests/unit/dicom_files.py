@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.sequence import Sequence as Items
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
 AXIAL = [1, 0, 0, 0, 1, 0]
@@ -50,6 +51,17 @@ def dicom(path: Path, pixels: npt.NDArray[Any], **tags: Any) -> Path:
     head.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     head.save_as(path, enforce_file_format=True)
     return path
+
+
+def group(**sequences: dict[str, Any]) -> Dataset:
+    """Return a data set of sequences by keyword, each with one item of these tags."""
+    found = Dataset()
+    for name, tags in sequences.items():
+        inner = Dataset()
+        for tag, value in tags.items():
+            setattr(inner, tag, value)
+        setattr(found, name, Items([inner]))
+    return found
 
 
 def series(folder: Path, volume: npt.NDArray[Any], order: list[int] | None = None, **tags: Any) -> Path:

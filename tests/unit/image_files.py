@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import struct
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fairflare.data import reading
-from fairflare.data.datalist import DataError
+from fairflare.data.datalist import SPLITS, DataError
 from fairflare.tasks import transforms
 from fairflare.tasks.base import SiteData
 
@@ -23,6 +29,31 @@ def heavy_imports(code: str) -> str:
     code = f"import sys\n{code}\nprint([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+def png(path: Path, size: tuple[int, ...], bits: int, rows: bytes) -> Path:
+    """Write a colour picture of (width, height) as PNG, with the bytes that are compressed in it."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", *size, bits, 2, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    return path
+
+
+def draw(path: Path, seed: int, size: tuple[int, int] = (10, 12)) -> Path:
+    """Write a colour picture by chance."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)).save(path)
+    return path
+
+
+def lists(folder: Path, file: str = "datalist.json") -> dict[str, list[dict[str, Any]]]:
+    """Return the splits of a written datalist."""
+    content = json.loads((folder / file).read_text())
+    return {key: value for key, value in content.items() if key.startswith("test") or key in SPLITS}
 
 
 def all_of(data: SiteData, split: str, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:

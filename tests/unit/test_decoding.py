@@ -6,7 +6,6 @@ import gzip
 import struct
 import threading
 import tracemalloc
-import zlib
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -23,6 +22,8 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES, TooLarge, Volume, image_f
 from fairflare.data.reading import read_image, read_mask, read_pair
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+
+from .image_files import png
 
 SIDE, SLICES = 1024, 4096  # 4 GiB of bytes
 
@@ -102,15 +103,7 @@ def array2_bomb(path: Path) -> Path:
 
 def picture_bomb(path: Path) -> Path:
     """Make a colour picture of 13,000 x 13,000, which is 484 MiB, just below Pillow's limit."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", 13000, 13000, 8, 2, 0, 0, 0)
-    data = zlib.compress(bytes(2**22))
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    (path / "bomb.png").write_bytes(content)
-    return path / "bomb.png"
+    return png(path / "bomb.png", (13000, 13000), 8, bytes(2**22))
 
 
 BOMBS = [

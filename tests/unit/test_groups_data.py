@@ -21,8 +21,8 @@ from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.site_statistics import measure
 from fairflare_lab.sets import PREPARERS
 
+from .image_files import draw, lists
 from .test_paper_sets import isic2018, isic2019, write_rows
-from .test_prepare_any import draw, lists
 
 prepare_isic2018 = PREPARERS["isic2018"].prepare
 prepare_isic2019 = PREPARERS["isic2019"].prepare

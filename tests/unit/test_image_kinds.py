@@ -11,7 +11,6 @@ import nibabel
 import numpy as np
 import pytest
 from PIL import Image
-from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence as Items
 from pydicom.uid import JPEGLSLossless
 
@@ -23,7 +22,7 @@ from fairflare.data.reading import Reading, read_image, read_mask, read_pair, sl
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 
-from .dicom_files import AXIAL, dicom, series
+from .dicom_files import AXIAL, dicom, group, series
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, COLUMNS, SLICES = 20, 26, 5
@@ -293,15 +292,6 @@ def test_colours_palettes_and_frames(tmp_path: Path) -> None:
 
 def test_an_enhanced_file_says_it_frame_by_frame(tmp_path: Path) -> None:
     stored = np.stack([body(np.int16)[:, :, k] for k in range(4)])
-
-    def group(**sequences: dict[str, Any]) -> Dataset:
-        found = Dataset()
-        for name, tags in sequences.items():
-            inner = Dataset()
-            for tag, value in tags.items():
-                setattr(inner, tag, value)
-            setattr(found, name, Items([inner]))
-        return found
 
     shared = group(PlaneOrientationSequence={"ImageOrientationPatient": AXIAL},
                    PixelMeasuresSequence={"PixelSpacing": [2, 1]})  # fmt: skip

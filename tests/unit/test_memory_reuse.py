@@ -19,7 +19,7 @@ import resource
 import numpy as np
 from fairflare.base.machine.memory_reuse import reused_memory
 
-def faults(times=20):
+def faults(times=8):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(times):
         blocks = [np.ones(5_000_000) for _ in range(4)]  # 40 MB each: above what glibc itself would learn to keep

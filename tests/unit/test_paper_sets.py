@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.data.datalist import SPLITS, DataError
+from fairflare.data.datalist import DataError
 from fairflare.data.preparers import Dealing, prepare_images, prepare_masks
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare_lab.sets.published import CENTRES, FEDISM, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS, RIF_SITES
 from fairflare_lab.sets.special import KINDS, PROSTATE_SITES
 from tests.unit.dicom_files import dicom as write_dicom
+from tests.unit.image_files import draw, lists
 
 prepare_flamby = PREPARERS["isic2019-flamby"].prepare
 prepare_hyperkvasir = PREPARERS["hyperkvasir"].prepare
@@ -38,21 +39,10 @@ CLASSES = {"image_size": [32, 32], "features": [4, 4, 4, 4], "batch_size": 8, "l
 MASKS = {"image_size": [32, 32], "features": [2, 2, 2, 2, 2, 2], "batch_size": 8, "local_epochs": 1}
 
 
-def draw(path: Path, seed: int, size: tuple[int, int] = (10, 12)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)).save(path)
-    return path
-
-
 def write_rows(path: Path, rows: Sequence[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(rows) + "\n")
     return path
-
-
-def lists(folder: Path, file: str = "datalist.json") -> dict[str, list[dict[str, Any]]]:
-    content = json.loads((folder / file).read_text())
-    return {key: value for key, value in content.items() if key.startswith("test") or key in SPLITS}
 
 
 def one_hot(names: Sequence[str], labels: Sequence[int], images: Sequence[str], more: Sequence[str] = ()) -> list[str]:

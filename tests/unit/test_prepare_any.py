@@ -23,14 +23,9 @@ from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.draft import FOLDER
 from fairflare.data.preparers.splitting import frequency_groups
 
+from .image_files import draw, lists
+
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def draw(path: Path, seed: int, size: tuple[int, int] = (12, 14)) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
 
 
 def class_folders(root: Path, counts: dict[str, int], sites: tuple[str, ...] = ("",)) -> Path:
@@ -39,11 +34,6 @@ def class_folders(root: Path, counts: dict[str, int], sites: tuple[str, ...] = (
             for index in range(count):
                 draw(root / site / name / f"{name}{index:03d}.png", 10_000 * place + 1000 * number + index)
     return root
-
-
-def lists(folder: Path, file: str = "datalist.json") -> dict[str, list[dict[str, Any]]]:
-    content = json.loads((folder / file).read_text())
-    return {key: value for key, value in content.items() if key.startswith("test") or key in SPLITS}
 
 
 def labels(folder: Path) -> Counter[int]:
@@ -372,7 +362,7 @@ def mask_folders(root: Path, sites: tuple[str, ...]) -> Path:
         for index in range(6):
             draw(root / site / f"images/p{index // 2}_{index}.png", 100 * place + index)
             (root / site / "masks").mkdir(exist_ok=True)
-            Image.fromarray(np.eye(12, 14, dtype=np.uint8) * 128).save(
+            Image.fromarray(np.eye(10, 12, dtype=np.uint8) * 128).save(
                 root / site / f"masks/p{index // 2}_{index}_mask.png"
             )
     return root
@@ -381,7 +371,7 @@ def mask_folders(root: Path, sites: tuple[str, ...]) -> Path:
 def test_masks_of_smoothed_edges_or_numbered_objects_are_no_labels(tmp_path: Path) -> None:
     source = mask_folders(tmp_path / "s", ("",))
     for index, file in enumerate(sorted((source / "masks").iterdir())):
-        values = np.arange(12 * 14, dtype=np.uint8).reshape(12, 14) % (7 * index + 6)
+        values = np.arange(10 * 12, dtype=np.uint8).reshape(10, 12) % (7 * index + 6)
         Image.fromarray(values).save(file)
     with pytest.raises(DataError, match=r"41 values, such as \[0, 1, 2, 3, 4\]; .* smoothed edges .*--mask-values"):
         prepare_masks(source, tmp_path / "out")

@@ -29,7 +29,8 @@ from fairflare.data.preparers.writing import Form
 from fairflare_lab.sets.layouts import compare_counts, listed, paired, person_of_images, public_set
 from fairflare_lab.sets.published import FED_MAS, FEDISM, FEDMRL, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS
 
-from .test_paper_sets import draw, isic2019, lists, messidor2, one_hot, rif, rsna, write_rows
+from .image_files import draw, lists
+from .test_paper_sets import isic2019, messidor2, one_hot, rif, rsna, write_rows
 
 prepare_hyperkvasir = PREPARERS["hyperkvasir"].prepare
 prepare_isic2018 = PREPARERS["isic2018"].prepare

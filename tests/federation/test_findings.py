@@ -12,9 +12,11 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score, roc_auc_score
+from typer.testing import CliRunner
 
 from fairflare.base.cases.floor import Floor
 from fairflare.checking.images import check_sites
+from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import Answers
@@ -187,6 +189,14 @@ def test_a_run_of_sites_with_different_findings(tmp_path: Path) -> None:
     own = results["test"]["A"]
     assert own["auc"] == pytest.approx((own["auc_edema"] + own["auc_effusion"]) / 2)
     assert set(results["clinical"]["A"]) == {"all classes", *NAMES}
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": sites}))
+    given = ["-d", str(tmp_path / "fairflare.json"), "-o", str(tmp_path / "e"), "--last"]
+    ran = CliRunner().invoke(app, ["evaluate", str(tmp_path / "r"), *given])
+    assert ran.exit_code == 0, ran.output
+    again = json.loads(next((tmp_path / "e").rglob("results.json")).read_text())
+    assert [again[key] for key in ("test", "clinical", "footing")] == [
+        results[key] for key in ("test", "clinical", "footing")
+    ]
 
 
 def test_a_finding_that_no_image_of_one_site_has_is_asked_about(tmp_path: Path) -> None:

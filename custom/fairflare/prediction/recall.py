@@ -74,7 +74,12 @@ def recall(
         told = [f"the recorded settings do not fit {cls.__name__}: {error}", *_doubts(record, task_file)]
         raise ValueError("; ".join(told)) from error
     names = record.get("class_names")
-    if names and hasattr(task, "class_names") and task.class_names is None and len(names) == len(task.names()):
+    if (
+        names
+        and getattr(task, "findings", None) is None  # which name themselves
+        and getattr(task, "class_names", names) is None
+        and len(names) == len(task.names())
+    ):
         task.class_names = list(names)
     return Recalled(task, own, list(_doubts(record, task_file)))
 

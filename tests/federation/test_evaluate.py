@@ -167,7 +167,8 @@ def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
     wrong = refused(runs / "one", *data, "--set", "foo=1")
     assert "foo" in wrong
     assert "was made with fairflare" not in wrong  # by this very version
-    assert "the sites are not known" in refused(runs / "one", "--job", tmp_path / "jobs", "--sites", "all")
+    for unknown in ((), ("--sites", "all")):
+        assert "the sites are not known" in refused(runs / "one", "--job", tmp_path / "jobs", *unknown)
     assert evaluate(runs / "one", *data).exit_code == 0
     assert refused(runs / "one", *data).endswith("; give --overwrite to replace it, or another --out")
 

@@ -74,7 +74,7 @@ def given_model(
         ValueError: there is no model, its file holds more than tensors, it does not fit its task, or its task is not
             known.
     """
-    names, label = site_list(sites), safe_name(place.resolve().name if place.is_dir() else place.stem)
+    names, label = site_list(sites or None), safe_name(place.resolve().name if place.is_dir() else place.stem)
     if not names:
         raise ValueError("the sites are not known: give --data that names them, or --sites")
     is_bundle = (place / BUNDLE_CONFIGS).is_dir()

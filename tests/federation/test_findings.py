@@ -222,6 +222,10 @@ def test_columns_go_by_name_and_wrong_labels_are_named(tmp_path: Path) -> None:
         file.write_text(json.dumps({**content, "test": [{**content["test"][0], "label": label}]}))
         with pytest.raises(DataError, match=said):
             task.open_site("a", own)
+    file.write_text(json.dumps(content))
+    found = check_sites(task, {"a": own, "b": site(tmp_path / "b", 1)})
+    assert any("the same ones in another order" in problem.text for problem in found.problems)
+    assert found.grave == 0
     file.write_text(json.dumps({**content, "class_names": ["effusion", "oedema", "mass"]}))
     with pytest.raises(DataError, match="not among them: oedema"):
         task.open_site("a", own)

@@ -158,7 +158,7 @@ def check_sites(
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
     problems += [
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
-        *_names(opened), *_same_images(frame), *_people(frame), *_unnamed_people(opened),
+        *_names(opened, task.findings is not None), *_same_images(frame), *_people(frame), *_unnamed_people(opened),
     ]  # fmt: skip
     problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
@@ -358,12 +358,15 @@ def _hash(*arrays: npt.NDArray[Any]) -> str:
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 
-def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]:
-    """Yield a problem where the sites' datalists name or group classes, or people, differently."""
-    for what, key in (
-        ("names of classes", "class_names"),
-        ("groups of classes", "class_groups"),
-        ("groups of people", "attributes"),
+def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> Iterator[Problem]:
+    """Yield a problem where the sites' datalists name or group classes, or people, differently.
+
+    Findings are read by their names: a site may list them in an order of its own, or some of them alone.
+    """
+    for what, key, grave in (
+        ("names of classes", "class_names", not findings),
+        ("groups of classes", "class_groups", True),
+        ("groups of people", "attributes", False),
     ):
         told = {listed.site: value for _, listed in opened if (value := getattr(listed, key))}
         by_value = {repr(value): [site for site, own in told.items() if own == value] for value in told.values()}
@@ -371,7 +374,7 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator[Problem]
             same = key == "class_names" and len({tuple(sorted(value)) for value in told.values()}) == 1
             order = " (the same ones in another order)" if same else ""
             said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
-            yield Problem("", f"the datalists have different {what}{order} ('{key}'): {said:.600}", key != "attributes")
+            yield Problem("", f"the datalists have different {what}{order} ('{key}'): {said:.600}", grave)
 
 
 def _silent(

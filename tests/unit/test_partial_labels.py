@@ -14,6 +14,7 @@ from monai.losses.dice import DiceLoss
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fairflare.base.task import Task
+from fairflare.data.datalist import DataError
 from fairflare.methods.base.training import LocalTraining, criterion_loss
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
@@ -112,6 +113,17 @@ def test_at_the_size_of_the_image(tmp_path: Path, evaluate_at: Any) -> None:
     found = task.suited_to(data).evaluate(FindsBoth(), data.batches("test", batch_size=2), "cpu")
     assert "dice_class_1" not in found
     assert 0 < found["dice_class_2"] == found["dice"]
+
+
+def test_a_site_needs_no_mask_value_of_what_it_did_not_annotate(tmp_path: Path) -> None:
+    """Check that the one structure of a site whose masks hold 0 and 2 may be any of the task's."""
+    task = SegmentationTask(num_classes=2, **SMALL)
+    block = {**masks_site(tmp_path / "a", (2,)), "mask_values": {"0": 0, "2": 1}}
+    with pytest.raises(DataError, match=r"no value to the structure \[2\].* says so with 'structures'"):
+        task.open_site("a", block)
+    (_, targets), *_ = task.open_site("a", {**block, "structures": [1]}).batches("test", batch_size=2)
+    assert targets[:, 0].any()
+    assert not targets[:, 1].any()
 
 
 def test_a_loss_of_the_users_own_is_refused_by_name(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ Two transforms are not MONAI's:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -126,7 +127,8 @@ class Structured(MapTransform):
                 f"site '{self.site}': mask '{file}' of split '{self.split}' has the values "
                 f"{few(list(map(str, strange)), 5)}; expected are {', '.join(map(str, known))}"
                 f"{' (or 0 and 255)' if binary else ''}. Correct the mask, or say with 'mask_values' in the site's "
-                f'fairflare.json what they mean, such as {{"0": 0, "{strange[0]}": 1}}{lossy}',
+                "fairflare.json what they mean, such as "
+                f"{json.dumps({**coding, strange[0]: self.labels[0][0]})}{lossy}",
                 f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
             )
         meaning = np.zeros_like(mask)

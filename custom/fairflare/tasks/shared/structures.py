@@ -304,11 +304,14 @@ class StructureTask(ImageTask):
         )
 
     def coding_of(self, site: str, own: SegmentationSite) -> Mapping[int, int] | None:
-        """Return ``{value: label}`` of a site's masks, or ``None`` if the values are the labels."""
+        """Return ``{value: label}`` of a site's masks, or ``None`` if the values are the labels.
+
+        A structure that the site did not annotate needs no value.
+        """
         if own.mask_values is None:
             return self.mask_values
         with setting_of(site):
-            check_reachable(self.structures, own.mask_values)
+            check_reachable(self.known(self.structures), own.mask_values)
         return own.mask_values
 
     def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
@@ -321,4 +324,7 @@ def check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[in
     """Raise ``ValueError`` for a structure whose labels no mask value stands for; it would be empty in every mask."""
     for structure in structures:
         if mask_values is not None and not set(structure) & set(mask_values.values()):
-            raise ValueError(f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}")
+            raise ValueError(
+                f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}; a site that did "
+                "not annotate it says so with 'structures'"
+            )

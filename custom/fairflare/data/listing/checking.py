@@ -200,11 +200,14 @@ class CheckedList:
         elif isinstance(label, list) and self.names:
             label = self.findings(label, where)
         else:
-            masks = "these labels are masks: use --task segmentation; " if isinstance(label, str) else ""
+            hint = {
+                "str": "these labels are masks: use --task segmentation; ",
+                "list": "labels of several findings need their names, 'class_names' beside the splits; ",
+            }.get(type(label).__name__, "")
             self.need(
                 _is_count(label),
-                f"{masks}'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
-                f"{masks}'label' of {where} is not the number of a class",
+                f"{hint}'label' of {where} must be the number of a class (a whole number >= 0), got {label!r}",
+                f"{hint}'label' of {where} is not the number of a class",
             )
         number = entry.get("slice")
         self.need(

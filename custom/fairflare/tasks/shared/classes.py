@@ -255,12 +255,17 @@ class ClassTask(MeasuresClasses, ImageTask):
         """
         named = datalist.class_names
         if self.findings is not None:
-            strange = ["'class_names' is missing"] if named is None else sorted({*named}.difference(self.findings))
-            if strange or own.class_numbers is not None:
+            strange, file = sorted({*(named or ())}.difference(self.findings)), f"'{datalist.file}'"
+            if problem := checks.first_of({
+                f"{file} has no 'class_names'; it must name the finding of each place in its labels": named is None,
+                f"not among them: {', '.join(strange)} of {file}. Name all in findings of the task, or correct the "
+                "datalist": strange != [],
+                "findings have names and no numbers; take 'class_numbers' out of the site's fairflare.json":
+                    own.class_numbers is not None,
+            }):  # fmt: skip
                 told = f"the task has the findings {', '.join(self.findings)}"
                 raise DataError(
-                    f"site '{site}': {told}; not among them: {', '.join(strange) or 'class_numbers'} of "
-                    f"'{datalist.file}'. Name all in findings of the task, or correct the datalist",
+                    f"site '{site}': {told}; {problem}",
                     f"site '{site}': {told}, and its datalist or its file has others",
                 )
             return

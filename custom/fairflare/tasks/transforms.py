@@ -114,10 +114,9 @@ class Structured(MapTransform):
 
     def structures(self, mask: npt.NDArray[np.int64], file: str) -> torch.Tensor:
         own = {0} if self.ignore is None else {0, self.ignore}
-        known = sorted(own.union(*self.labels)) if self.coding is None else sorted(self.coding)
-        coding = {value: value for value in known} if self.coding is None else self.coding
+        coding = {value: value for value in own.union(*self.labels)} if self.coding is None else self.coding
         found = values_in(mask)
-        binary = self.coding is None and known == [0, 1]
+        binary = self.coding is None and {*coding} == {0, 1}
         if binary and 255 in found and 1 not in found:
             coding = {0: 0, 255: 1}
         strange = [value for value in found if value not in coding]
@@ -125,9 +124,9 @@ class Structured(MapTransform):
             lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
             raise DataError(
                 f"site '{self.site}': mask '{file}' of split '{self.split}' has the values "
-                f"{few(list(map(str, strange)), 5)}; expected are {', '.join(map(str, known))}"
-                f"{' (or 0 and 255)' if binary else ''}. Correct the mask, or say with 'mask_values' in the site's "
-                "fairflare.json what they mean, such as "
+                f"{few(list(map(str, strange)), 5)}; expected are {', '.join(map(str, sorted(coding)))}"
+                f"{' (or 0 and 255)' if binary and 1 in coding else ''}. Correct the mask, or say with 'mask_values' "
+                "in the site's fairflare.json what they mean, such as "
                 f"{json.dumps({**coding, strange[0]: self.labels[0][0]})}{lossy}",
                 f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
             )

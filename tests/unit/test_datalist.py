@@ -77,6 +77,10 @@ def test_keys_that_are_nearly_known_are_named(root: Path) -> None:
     assert load_datalist(root, site="a").doubts == (
         "entry 0 of 'training' has the key 'pateint', which is not read; did you mean 'patient'?",
     )
+    change(root, training=[{"image": "images/0.png", "label": "masks/0.png"}], unlabeled=[{"image": "images/1.png"}])
+    assert load_datalist(root, site="a").doubts == (
+        "the datalist has the key 'unlabeled', which is not read; did you mean 'unlabelled'?",
+    )
     change(root, training=[{"image": "images/0.png", "lable": "masks/0.png"}])
     assert "every entry needs 'image' and 'label'; did you mean 'lable'?" in str(refused(root))
 

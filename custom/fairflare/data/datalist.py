@@ -102,10 +102,11 @@ def load_datalist(
             groups = checked.class_groups(content, names)
     told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
     # Other keys may be there for other programs, such as MONAI's "fold".
+    spelled = ((key, "the datalist", [UNLABELLED]) for key in content if key not in splits and key.startswith("unlab"))
     doubts += [
         f"{where} has the key '{key}', which is not read{near}"
-        for key, where in checked.unread.items()
-        if (near := checks.nearest(key, KEYS))
+        for key, where, known in (*((key, where, KEYS) for key, where in checked.unread.items()), *spelled)
+        if (near := checks.nearest(key, known))
     ]
     return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts))
 

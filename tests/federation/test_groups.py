@@ -545,7 +545,10 @@ def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
     from fairflare_lab.compare.at_left_out import at_unseen
     from fairflare_lab.compare.group_gaps import of_left_out
 
-    settings = {"local_epochs": 1, "image_size": [32, 32], "phantom_cases": 0.2, "attributes": True, "groups": ["zone"]}
+    settings = {
+        "local_epochs": 1, "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.2,
+        "attributes": True, "groups": ["zone"],
+    }  # fmt: skip
     given: dict[str, Any] = {
         "method": "fed_avg", "task": "segmentation", "sites": SITES, "num_rounds": 1, "settings": settings,
     }  # fmt: skip

@@ -271,7 +271,7 @@ def federation(tmp_path, name: str, method: str = "fed_ism_plus_s", local=None, 
 
 
 def test_recorded_weights_recomputed(tmp_path):
-    results, _ = federation(tmp_path, "run", num_rounds=3)
+    results, _ = federation(tmp_path, "run", num_rounds=3, settings={"phantom_samples": 60})
     assert results["status"] == "completed"
     average: dict[str, float] = {}
     for record in results["rounds"]:

@@ -18,6 +18,7 @@ import pytest
 import typer.testing
 from hypothesis import settings
 
+gc.disable()  # until all files of tests are imported, which leaves next to no garbage
 # Networks of tests are small, and threads of torch that wait for each other take the processor all the same.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The page at the end of a run takes two seconds, and hundreds of tests end a run; those of the page turn it on.
@@ -45,6 +46,12 @@ def pytest_collection_finish() -> None:
     """Exclude imported objects from garbage collection, which saves a third of a second in each collection."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)  # also in the process that hands tests to others, where xdist's ends the call
+def pytest_runtestloop() -> None:
+    """Collect garbage from here on."""
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
+from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
@@ -31,6 +34,7 @@ from .test_every_job import ALSO, CLASSES, TINY, TONES, model_of
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(600)]
 
 SITES = ["site-1", "site-2"]
+FINDINGS = ["effusion", "edema", "mass"]
 #: Phase and round in which every process of the job is ended: two phases, parts that stay, training at the server, and
 #: agents, map and its neurons there.
 KILLED = {"fed_lwr": ("anchor", 1), "ditto": ("train", 1), "creff": ("train", 1), "fed_mrl": ("train", 1)}
@@ -172,36 +176,75 @@ def test_a_site_without_the_right_encoder(kind: str, poc: PocSystem, files: dict
     assert "the part of the network that is not sent (exchange='trainable') differs" in out["reason"]
 
 
-def test_a_job_of_several_findings_an_image(poc: PocSystem, files: dict[str, str], tmp_path: Path) -> None:
-    """Check that labels with findings, some not known, give the figures of a run in one process."""
+def findings_in(folder: Path) -> Path:
+    """Write pictures of both sites, and a table of their findings, some of them uncertain or empty; prepare them."""
+    folder.mkdir()
+    rng, rows = np.random.default_rng(0), [["image", "site", "patient", *FINDINGS]]
+    for number in range(96):
+        of: list[Any] = [number // 2 >> bit & 1 for bit in range(3)]
+        picture = rng.normal(100, 12, (32, 32)) + 80 * np.repeat([*of, 0], 8)[:, None]
+        Image.fromarray(picture.clip(0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+        of[0] = -1 if number % 24 == 4 else of[0]
+        of[1] = "" if number % 24 == 7 else of[1]
+        rows.append([f"{number}.png", SITES[number % 2], f"p{number // 4}", *of])
+    (folder / "table.csv").write_text("".join(",".join(map(str, row)) + "\n" for row in rows))
+    data = folder.parent / "data"
+    given = ["--source", str(folder), "--csv", str(folder / "table.csv"), "--classes", *FINDINGS, "--out", str(data)]
+    assert prepare(["images", *given, "--uncertain", "ignore", "--blank", "missing"]) == 0
+    return data
+
+
+def test_several_findings_from_a_table_to_the_page(poc: PocSystem, tmp_path: Path) -> None:
+    """Check that prepared labels with findings, some not known, give the figures of a run in one process."""
+    data = findings_in(tmp_path / "pictures")
+    checked = CliRunner().invoke(app, ["check-data", str(data)])
+    assert (checked.exit_code, "0 problem(s)" in checked.output) == (0, True), checked.output
+    local = json.loads((data / "fairflare.json").read_text())
+    for place, site in enumerate(SITES):
+        listed = json.loads((data / site / "datalist.json").read_text())
+        labels = [entry["label"] for split in ("training", "validation", "test") for entry in listed[split]]
+        assert [sum(label[k] is None for label in labels) for k in range(3)] == [4 * (k == place) for k in range(3)]
     settings = {
-        **CLASSES, "phantom": "fundus", "findings": ["none", "mild", "moderate", "severe", "proliferative"],
-        "phantom_test": 64, "phantom_own_test": 60, "local_epochs": 1,
+        "findings": FINDINGS, "image_size": [32, 32], "in_channels": 1, "features": [4, 4, 8, 8], "max_pool": False,
+        "local_epochs": 1,
     }  # fmt: skip
-    give(poc, all=files["classification"])
     recipe = FairRecipe(
         "fed_lwr",
         task="classification",
         sites=SITES,
         packaging="preinstalled",
         settings=settings,
-        num_rounds=1,
+        num_rounds=2,
         min_sites=2,
     )
     recipe.export(str(tmp_path / "jobs"))
-    job = poc.submit(tmp_path / "jobs" / recipe.name)
-    assert "FINISHED:COMPLETED" in poc.wait(job, 300)
-    results = results_of(poc.download(job))
+    for name in (SERVER, *SITES):
+        own = local["sites"].get(name, {})
+        poc.edit_local(name, "fairflare.json", lambda c: c.pop("initial_weights", None))
+        poc.edit_local(name, "fairflare.json", lambda c, own=own: c.update(own))
+    try:
+        job = poc.submit(tmp_path / "jobs" / recipe.name)
+        assert "FINISHED:COMPLETED" in poc.wait(job, 300)
+    finally:
+        for name in SITES:
+            poc.edit_local(name, "fairflare.json", lambda c: c.pop("data_root"))
+    workspace = poc.download(job)
+    results = results_of(workspace)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        here = run_local(recipe.plan, tmp_path / "here", {"initial_weights": files["classification"]})
+        here = run_local(recipe.plan, tmp_path / "here", local)
     finally:
         torch.set_num_threads(threads)
     document = json.loads((here / "results.json").read_text())
-    assert results["test"] == document["test"]
-    assert results["clinical"] == document["clinical"]
-    assert all(0 <= own["auc"] <= 1 for own in results["test"].values())
+    assert {key: results[key] for key in ("test", "clinical", "footing")} == {
+        key: document[key] for key in ("test", "clinical", "footing")
+    }
+    assert all({f"auc_{name}" for name in FINDINGS} <= own.keys() for own in results["test"].values())
+    page = tmp_path / "page"
+    assert CliRunner().invoke(app, ["report", str(workspace), "--out", str(page)]).exit_code == 0
+    text = (page / "index.html").read_text()
+    assert all(name in text for name in (*FINDINGS, *SITES))
 
 
 def test_the_statistics_job(poc: PocSystem, tmp_path: Path) -> None:

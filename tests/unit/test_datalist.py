@@ -466,6 +466,7 @@ def test_a_patient_in_two_test_lists(root: Path) -> None:
         ({"spacing": 1}, "'spacing' of entry 0 of 'training' must be the size of a pixel in mm"),
         ({"spacing": [[0, 1]] * 3}, r"2 or 3 numbers > 0 \(rows, columns, slices\), got \[0, 1\]"),
         ({"spacing": [[1, float("nan")]] * 3}, "'spacing' of entry 0"),
+        ({"spacing": [[1, 10**400]] * 3}, "'spacing' of entry 0"),
     ],
 )
 def test_bad_keys(root: Path, more: dict[str, Any], message: str) -> None:

@@ -37,13 +37,17 @@ def number(
         ValueError: the value is no such number; the message says what is wanted and what was found.
     """
     found: float = value if type(value) in _PLAIN else _plain(value)
-    # The test against _LARGEST: can a float hold the value? It also fails for NaN.
-    ok = isinstance(found, int if whole else _NUMBERS) and abs(found) <= _LARGEST and not isinstance(found, bool)
+    ok = is_number(found) and (isinstance(found, int) or not whole)
     if ok:
         ok = (found >= low if above is None else found > above) and (found <= high if below is None else found < below)
     if not ok:
         raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {found!r:.80}")
     return found
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number that a float can hold: neither NaN nor infinite, no boolean, no text."""
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool) and abs(value) <= _LARGEST
 
 
 def real(name: str, value: Any) -> float:

@@ -28,7 +28,7 @@ from fairflare.exchange.tensor_file import Layout, in_words, layout_of
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
 from fairflare.federation.collecting.received_state import Incoming, conformed, is_trained
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.site.replies import MAX_SAMPLES, is_finite, printable
+from fairflare.federation.site.replies import MAX_SAMPLES, printable
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model
 from fairflare.methods.base.reports import SENT_BACK, ReportError
 from fairflare.methods.base.rule import (
@@ -244,7 +244,9 @@ class FairAggregator(Bounds, ModelAggregator):
             sent_out = {name: _as_tensor(name, self._shape.received[name]) for name in state}
             state, is_update = add_update(sent_out, state), False
         kinds = set().union(*(self._kinds[site] for site in self.accepted))
-        back = torch.Tensor.item if kinds == {float} else torch.Tensor.numpy if torch.Tensor not in kinds else _itself
+        back = (
+            torch.Tensor.item if kinds == {float} else torch.as_tensor if torch.Tensor in kinds else torch.Tensor.numpy
+        )
         return FLModel(
             params={name: back(tensor) for name, tensor in state.items()},
             params_type=ParamsType.DIFF if is_update else ParamsType.FULL,
@@ -332,10 +334,6 @@ def _kind(value: Any) -> type:
     return np.ndarray if array else float if plain else torch.Tensor
 
 
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def _fits(found: Signature, common: Signature) -> bool:
     """Return whether a model's signature equals the common one, apart from changes that a FLARE filter makes.
 
@@ -361,8 +359,7 @@ def _difference(found: Signature, common: Signature) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    kinds = (int, float, np.integer, np.floating)
-    return isinstance(value, kinds) and not isinstance(value, bool) and is_finite(value)
+    return checks.is_number(value.item() if isinstance(value, (np.integer, np.floating)) else value)
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from fairflare.base.checks import is_number
 from fairflare.reporting.layout import number
 from fairflare_lab.page.content import Picture, Section, Table, listed
 from fairflare_lab.page.lines import by_site, in_the_end, site_parts
@@ -56,5 +56,4 @@ def _parts(material: Material, found: pd.DataFrame, field: str) -> list[Picture 
 
 def finite(value: Any) -> float | None:
     """Return a value as a float if it is a finite number, else ``None``."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) <= sys.float_info.max else None
+    return float(value) if is_number(value) else None

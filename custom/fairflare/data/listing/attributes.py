@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Any
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import is_number, nearest
 
 UNKNOWN = "unknown"  # name of the group of images without a value, which is always the last group
 MOST_GROUPS = 50  # largest number of groups of one attribute
@@ -87,7 +87,7 @@ class Attribute:
                 known = ", ".join(map(repr, self.values))
                 raise UndeclaredValue(f"attribute {self.name!r} must be one of {known}", f", got {value!r:.80}")
             return self.values.index(value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isinf(value):
+        if not is_number(value):
             raise UndeclaredValue(f"attribute {self.name!r} must be a finite number", f", got {value!r:.80}")
         return sum(value >= edge for edge in self.bins)
 

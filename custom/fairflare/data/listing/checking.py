@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import is_number, nearest
 from fairflare.base.disk.files import lies_in
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.stopping import check_stop
@@ -256,7 +255,8 @@ class CheckedList:
     def spacing(self, entry: dict[str, Any], where: str) -> tuple[float, ...] | None:
         value = entry.get("spacing")
         self.need(
-            value is None or (isinstance(value, list) and len(value) in (2, 3) and all(map(_is_length, value))),
+            value is None
+            or (isinstance(value, list) and len(value) in (2, 3) and all(is_number(mm) and mm > 0 for mm in value)),
             f"'spacing' of {where} must be the size of a pixel in mm, 2 or 3 numbers > 0 (rows, columns, slices), "
             f"got {value!r:.80}",
             f"'spacing' of {where} is not 2 or 3 numbers > 0",
@@ -332,10 +332,6 @@ class CheckedList:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_length(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value > 0
 
 
 def _kind(value: Any) -> str:

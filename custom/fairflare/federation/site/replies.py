@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare import __version__
-from fairflare.base.checks import first_of, gathered
+from fairflare.base.checks import first_of, gathered, is_number
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
@@ -256,7 +256,7 @@ def read_metrics(
     })  # fmt: skip
     for name, value in sent.items():
         metric, shown = range_of(name, declared), shortened(value)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and is_finite(value)
+        number = is_number(value)
         lies = metric is not None and number and metric.holds(value)
         refuse_if(site, {
             f"metric {name!r} must be a finite number, got {shown}": not number,
@@ -288,14 +288,6 @@ def _quoted(site: str, words: str) -> str:
     """Return a site's reason; where it names another site, mark it as a quotation of this site's words."""
     others = {*re.findall(r"site '([^']*)'", words)} - {site}
     return f"site {site!r} says: {words.removeprefix(f'site {site!r}: ')}" if others else named(site, words)
-
-
-def is_finite(value: Any) -> bool:
-    """Return whether a number is finite as a float; an integer that no float can hold is not."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def reasons(left_out: Iterable[tuple[str, str]]) -> str:

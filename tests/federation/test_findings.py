@@ -18,6 +18,7 @@ from fairflare.base.cases.floor import Floor
 from fairflare.checking.images import check_sites
 from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, load_datalist, write_datalist
+from fairflare.data.preparers.__main__ import main
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import Answers
 from fairflare.data.preparers.pictures import prepare_images
@@ -241,7 +242,7 @@ def test_columns_go_by_name_and_wrong_labels_are_named(tmp_path: Path) -> None:
         task.open_site("a", {**own, "classes": [0]})
 
 
-def test_from_a_table_to_a_checked_datalist(tmp_path: Path) -> None:
+def test_from_a_table_to_a_checked_datalist(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = []
     for number in range(24):
         of = [(number >> bit) & 1 for bit in range(3)]
@@ -278,6 +279,14 @@ def test_from_a_table_to_a_checked_datalist(tmp_path: Path) -> None:
     report = check_sites(task, {name: {"data_root": str(folder)} for name, folder in folders.items()})
     assert report.grave == 0, [problem.text for problem in report.problems if problem.grave]
     assert report.sites[1].annotated == (0, 1)
+    given = ["images", "--source", str(tmp_path / "img"), "--csv", str(tmp_path / "t.csv"), "--classes", *NAMES]
+    for blank in ("missing", "zero"):
+        assert main([*given, "--uncertain", "one", "--blank", blank, "--out", str(tmp_path / blank)]) == 0
+        told = capsys.readouterr().out
+        assert f"b: labels with {NAMES[0]}: 6, {NAMES[1]}: 6, {NAMES[2]}: 0\n" in told
+        asked = f"NOTE: no label of b is {NAMES[2]} (or too few"
+        assert (asked in told) == (blank == "zero")
+    assert 'such as "sites": {"b": {"classes": [0, 1]}}, or "all"' in told
 
 
 def test_statistics_count_the_images_with_each_finding(tmp_path: Path) -> None:

@@ -73,9 +73,10 @@ def test_who_is_asked_about_what() -> None:
     assert """ (1: x, 2, 3: y), such as "sites": {"B": {"structures": [1]}}, or "all" where""" in text
     assert "where nobody annotated any, leave the site out of the run, or its images out of its datalist" in text
     numbers = {"x": [0], "y": [1], "z": [2]}
-    assert """ (0: x, 1: y, 2: z), such as "sites": {"B": {"classes": [0, 1]}}, or""" in question(
-        {"B": ["z"]}, True, numbers
-    )
+    for lacks, has in (("z", [0, 1]), ("x", [1, 2])):
+        text = question({"B": [lacks]}, True, numbers)
+        assert f' (0: x, 1: y, 2: z), such as "sites": {{"B": {{"classes": {has}}}}}, or' in text
+    assert 'correct "class_numbers" (of findings "class_names" of its datalist); where' in text
 
 
 @pytest.mark.parametrize(("said", "found"), [([1], (0,)), ([2], (1,)), ([1, 2], (0, 1)), ("all", (0, 1)), (None, None)])
@@ -131,10 +132,10 @@ ASKED = "no mask of {} marks {} (or too few for its min_cases), and those of oth
 def test_prepare_says_what_each_site_has_and_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["volumes", "--source", str(volumes(tmp_path / "src")), "--out", str(tmp_path / "out")]) == 0
     text = capsys.readouterr().out
-    assert "one: masks with 0: 6, 1: 6" in text
+    assert "one: masks with 0: 6, 1: 6, read as 0, 1\n" in text
     assert "NOTE: no mask of one marks label 2; no mask of two marks label 1 (or too few" in text
     assert f'"structures" for one, two into {tmp_path}/out/fairflare.json, in' in text
-    assert "(1: value 1, 2: value 2), such as" in text
+    assert '(1: label 1, 2: label 2), such as "sites": {"one": {"structures": [1]}}, or' in text
     assert "Next: answer the NOTE on labels, then fairflare check-data" in text
     dealt = ["--partition", "iid", "--sites", "2", "--overwrite"]
     assert main(["volumes", "--source", str(tmp_path / "src"), "--out", str(tmp_path / "out"), *dealt]) == 0
@@ -186,7 +187,8 @@ def test_prepare_asks_in_the_numbers_to_write(tmp_path: Path, capsys: pytest.Cap
     assert main(given) == 0
     shown = capsys.readouterr()
     assert "no mask of A marks label 2; no mask of B marks label 1" in shown.out
-    assert "(1: value 1, 2: value 255)" in shown.out
+    assert "B: masks with 0: 5, 255: 5, read as 0, 2\n" in shown.out
+    assert 'such as "sites": {"A": {"structures": [1]}}, or' in shown.out
     (note,) = json.loads((tmp_path / "out/manifest.json").read_text())["notes"]
     option = "--mask-values 0=0 1=1 255=1"
     assert note.endswith(f"where 255 is the 1 of other sites' masks, prepare again with --overwrite {option}")

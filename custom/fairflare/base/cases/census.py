@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 #: Key of a site's file that names what the site annotated: for labels that are class numbers (True), or masks (False).
 KEYS = {True: "classes", False: "structures"}
-WORDS = {True: ("label", "is", KEYS[True], "class_numbers"), False: ("mask", "marks", KEYS[False], "mask_values")}
+WORDS = {
+    True: ("label", "is", KEYS[True], '"class_numbers" (of findings "class_names" of its datalist)'),
+    False: ("mask", "marks", KEYS[False], '"mask_values"'),
+}
 
 
 class Census:
@@ -123,14 +126,14 @@ def question(
     label, marks, key, code = WORDS[classes]
     no = "; ".join(f"no {label} of {site} {marks} {', '.join(names)}" for site, names in lacking.items())
     called = [f"{', '.join(map(str, own))}: {name}" for name, own in numbers.items()]
-    some = sorted({number for own in list(numbers.values())[: 1 + classes] for number in own}) or [0, 1]
-    block = json.dumps({"sites": {next(iter(lacking)): {key: some}}})[1:-1]
+    site, without = next(iter(lacking.items()))
+    some = sorted({number for name, own in numbers.items() if name not in without for number in own}) or [0, 1]
     return (
         f"{no} (or too few for its min_cases), and those of other sites do: not annotated there, looked for and not "
         f'there, or part of another (one number for two)? Write "{key}" for {", ".join(lacking)} into {file}, in the '
         "block of the site: the numbers that were "
-        f"annotated{f' ({few(called, 8)})' if called else ''}, such as {block}, or "
-        f'"all" where everything was looked for. Where the same has another number there, correct "{code}"; where '
-        "nobody annotated any, leave the site out of the run, or its images out of its datalist; so too where one "
-        "number stands for two"
+        f"annotated{f' ({few(called, 8)})' if called else ''}, such as "
+        f'"sites": {json.dumps({site: {key: some}})}, or "all" where everything was looked for. Where the same has '
+        f"another number there, correct {code}; where nobody annotated any, leave the site out of the run, or its "
+        "images out of its datalist; so too where one number stands for two"
     )

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter, Signature
@@ -150,22 +151,35 @@ def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
     sites = manifest["sites"]
     own = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
     classes = all("classes" in found for found in sites.values())
+    findings = manifest["task"].get("findings", ())
     told: dict[str, list[str]] = {}
-    numbers: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {name: [number] for number, name in enumerate(findings)}
+    explained = [site for site in sites if KEYS[classes or bool(findings)] in own[site]]
     for site, found in sites.items():
         marked = manifest.get("marked", {}).get(found["name"])
+        listed = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
         if classes:
             told[site] = sorted({name for split in SPLITS for name, n in found["classes"].get(split, {}).items() if n})
-            listed = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
             numbers.update({name: [number] for number, name in enumerate(listed.get("class_names", ()))})
+        elif findings:
+            columns = zip(*(entry["label"] for split in SPLITS for entry in listed[split]), strict=True)
+            seen = {
+                name: Counter(of) for name, of in zip(findings, columns, strict=False)
+            }  # none where none is labelled
+            told[site] = [name for name, of in seen.items() if of[1]]
+            explained += [site] if all(of[1] or not of[0] for of in seen.values()) else []
+            print(f"{site}: labels with {', '.join(f'{name}: {of[1]}' for name, of in seen.items()) or 'no finding'}")
         elif marked is not None:
             coding = own[site].get("mask_values", {"255": 1} if {*marked} <= {"0", "255"} else {})
             coded = {value: int(coding.get(value, value)) for value in sorted(marked, key=int)}
             told[site] = list(dict.fromkeys(f"label {label}" for label in coded.values() if label))
-            numbers.update({f"value {value}": [label] for value, label in coded.items() if label})
-            print(f"{site}: masks with {', '.join(f'{value}: {count}' for value, count in sorted(marked.items()))}")
-    lacking = unexplained(told, [site for site in told if KEYS[classes] in own[site]])
-    return f"NOTE: {question(lacking, classes, numbers, str(out / SITE_FILE))}." if lacking else ""
+            numbers.update({f"label {label}": [label] for label in coded.values() if label})
+            print(
+                f"{site}: masks with {', '.join(f'{value}: {marked[value]}' for value in coded)}, read as "
+                f"{', '.join(map(str, coded.values()))}"
+            )
+    lacking = unexplained(told, explained)
+    return f"NOTE: {question(lacking, classes or bool(findings), numbers, str(out / SITE_FILE))}." if lacking else ""
 
 
 if __name__ == "__main__":

@@ -377,8 +377,9 @@ def test_a_wrong_setting_is_named(own: Any, why: str, tmp_path: Path) -> None:
 
 
 def test_the_ledger_needs_a_folder_that_outlives_jobs(tmp_path: Path) -> None:
-    with pytest.raises(policy.SiteError, match="'privacy' needs 'state_root'"):
-        SiteWorker("site-1", ClassificationTask(**PICTURES), LocalTraining(), {"privacy": OWN}, tmp_path)
+    own = {"privacy": OWN, "state_root": "kept"}
+    with pytest.raises(policy.SiteError, match=r"'privacy' needs 'state_root', .*, got 'kept'"):
+        SiteWorker("site-1", ClassificationTask(**PICTURES), LocalTraining(), own, tmp_path)
 
 
 def test_a_delta_that_means_nothing_is_refused(tmp_path: Path) -> None:
@@ -386,7 +387,8 @@ def test_a_delta_that_means_nothing_is_refused(tmp_path: Path) -> None:
     for task in ("check", "train"):
         reply = here.perform(request(task, initial(here.task)))
         assert (reply.status, reply.report) == ("skipped", {})
-        assert "'site-1': differential privacy: delta must lie between 0 and 1 / " in reply.reason
+        assert "'site-1': differential privacy: delta must lie between 0 and 0.0" in reply.reason
+        assert "images), got 0.5; correct it" in reply.reason
 
 
 def test_a_spent_budget_ends_the_site_s_training_over_jobs(tmp_path: Path) -> None:

@@ -671,7 +671,9 @@ def test_a_site_lost_between_the_two_sums_leaves_the_round_the_plain_mean(tmp_pa
 def test_too_few_sites_end_the_run_by_name(tmp_path: Path) -> None:
     with pytest.raises(RoundFailed, match=r"keys: 2 site\(s\) sent keys, secure sums need 3 sites. Left out: site-3"):
         Run(tmp_path, twist=lost("site-3", "keys", 9))()
-    with pytest.raises(RoundFailed, match=r"round 0, keys: 3 site\(s\) sent keys, .* of this method need 4 sites"):
+    with pytest.raises(
+        RoundFailed, match=r"round 0, keys: 3 site\(s\) sent keys, .* of this method need 4 sites; add sites"
+    ):
         Run(tmp_path / "c", "fed_lwr", 3)()
     with pytest.raises(RoundFailed, match=r"round 0: .*its process died"):
         Run(tmp_path / "b", twist=lost("site-3", "mask", 9))()

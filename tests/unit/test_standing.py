@@ -97,6 +97,8 @@ def test_nobody_is_worst_where_everything_stays_at_home() -> None:
     (line,) = who_is_behind(read(info=INFO, suppressed=kept))
     assert "balanced_accuracy stays at site-1, site-2, with fewer cases than min_cases" in line
     assert "earlier version" not in line
+    (line,) = who_is_behind(read(info={**INFO, "privacy": {"site-1": {"unit": "patient"}}}))
+    assert "the sites sent no interval (under differential privacy nothing is sent that is not counted)." in line
 
 
 def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:

@@ -153,8 +153,10 @@ class Private:
         except ValueError as error:
             raise SiteError(f"site {site!r}: setting {PRIVACY!r}: {error}") from None
         if not isinstance(root, str) or not Path(root).is_absolute():
-            problem = f"site {site!r}: {PRIVACY!r} needs 'state_root', a folder that outlives all jobs, for its ledger"
-            raise SiteError(problem)
+            raise SiteError(
+                f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder that outlives all jobs, "
+                f"for its ledger, got {root!r:.80}"
+            )
         return cls(site, own, Path(root))
 
     # -- what is trained
@@ -254,7 +256,10 @@ class Private:
         if self.own.delta is None:
             return min(1e-5, 0.1 / many)
         if not 0 < self.own.delta < 1 / many:
-            why = f"delta must lie between 0 and 1 / {many} {units.kind}s; correct it in its own file"
+            why = (
+                f"delta must lie between 0 and {1 / many:.3g} (one over {many} {units.kind}s), got {self.own.delta:g}; "
+                "correct it in its own file"
+            )
             raise Refused(self.site, why)
         return self.own.delta
 

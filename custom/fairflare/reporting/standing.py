@@ -220,6 +220,8 @@ def who_is_behind(results: Results) -> list[str]:
         why = (
             f"{metric} stays at {', '.join(home)}, {how}"
             if home
+            else "under differential privacy nothing is sent that is not counted"
+            if results.info.privacy
             else "results of an earlier version, or a task that does not say how its metric is made of images: "
             "Metric.mean_of_images"
         )

@@ -91,7 +91,10 @@ class SecureSums:
         if refused or len(second.good) < least:
             why = f"{len(second.good)} site(s) agreed on keys, needed are {least} sites, none of which refuses"
             if second is first:  # nobody was asked to agree
-                why = f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
+                why = (
+                    f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
+                    f"{'; add sites, or take fed_avg, which needs one less' * two}"
+                )
             raise RoundFailed(
                 f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second
             )

@@ -82,6 +82,14 @@ def test_the_file_of_one_site_is_one_site_or_a_refusal() -> None:
     assert run_sites("default", lists) == ["a", "b"]
 
 
+def test_names_of_their_own_are_those_of_the_run_also_for_phantoms() -> None:
+    assert run_sites("default", {"sites": {"site-2": {"min_cases": 5}}}) == 0
+    local = {"sites": {"server": {}, "north": {"phantom": True, "min_cases": 5}, "site-2": {"phantom": True}}}
+    assert run_sites("default", local) == ["north", "site-2"]
+    with pytest.raises(ValueError, match="'site-1' is not in the file"):
+        run_sites(2, local)
+
+
 def test_some_of_the_files_sites_where_a_command_takes_them() -> None:
     local = {"sites": {"beta": {"data_root": "b"}, "delta": {"data_root": "d"}}}
     assert run_sites(["beta"], local, some=True) == ["beta"]

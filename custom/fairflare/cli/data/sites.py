@@ -51,7 +51,7 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
 
     Returns:
         The number of the sites (0: as many as the method's quick job has) or their names. Where the data file has data
-        for sites by name, they are the file's sites.
+        for sites by name, or names other than site-1, site-2, ..., they are the file's sites.
 
     Raises:
         ValueError: ``--sites`` and the file name different sites (the message says which), or the file is of one site.
@@ -60,7 +60,8 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     blocks = {name: block for name, block in blocks.items() if name != "server"} if isinstance(blocks, Mapping) else {}
     shared = "data_root" in local  # one folder of all sites, whose datalists differ; or this is one site's own file
     told = ("data_root", "datalist") if shared else ("data_root",)
-    if not any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values()):
+    named = any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values())
+    if not named and all(re.fullmatch(r"site-\d+", name) for name in blocks):  # settings of sites with phantoms
         if shared and (chosen in ("default", 0, None) or (chosen if isinstance(chosen, int) else len(chosen)) > 1):
             raise ValueError(
                 "--data names one folder and no 'sites': it is the file of one site. Give every site's folder under "

@@ -23,7 +23,8 @@ gc.disable()  # until all files of tests are imported, which leaves next to no g
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The page at the end of a run takes two seconds, and hundreds of tests end a run; those of the page turn it on.
 os.environ.setdefault("FAIRFLARE_REPORT", "0")
-# A busy machine is no failure, and a failure belongs to a change: the search by chance is that of make fuzz.
+# A busy machine is no failure, and a failure belongs to a change. To search by chance: --hypothesis-profile chance
+settings.register_profile("chance", deadline=None)
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 # Typer makes all commands anew in each call of a test, which takes longer than most answers.

@@ -86,7 +86,8 @@ def test_names_of_their_own_are_those_of_the_run_also_for_phantoms() -> None:
     assert run_sites("default", {"sites": {"site-2": {"min_cases": 5}}}) == 0
     local = {"sites": {"server": {}, "north": {"phantom": True, "min_cases": 5}, "site-2": {"phantom": True}}}
     assert run_sites("default", local) == ["north", "site-2"]
-    with pytest.raises(ValueError, match="'site-1' is not in the file"):
+    assert run_sites(["north", "site-2", "south"], local) == ["north", "site-2", "south"]
+    with pytest.raises(ValueError, match="the file's 'north' is not in --sites"):
         run_sites(2, local)
 
 

@@ -359,7 +359,7 @@ def _difference(found: Signature, common: Signature) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return checks.is_number(value.item() if isinstance(value, (np.integer, np.floating)) else value)
+    return checks.is_number(float(value) if isinstance(value, (np.integer, np.floating)) else value)
 
 
 def _mean(metrics: list[dict[str, float]]) -> dict[str, float]:

@@ -155,7 +155,8 @@ class Private:
         if not isinstance(root, str) or not Path(root).is_absolute():
             raise SiteError(
                 f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder that outlives all jobs, "
-                f"for its ledger, got {root!r:.80}"
+                f"for its ledger, got {root!r:.80}",
+                public=f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder",
             )
         return cls(site, own, Path(root))
 
@@ -257,7 +258,7 @@ class Private:
             return min(1e-5, 0.1 / many)
         if not 0 < self.own.delta < 1 / many:
             why = (
-                f"delta must lie between 0 and {1 / many:.3g} (one over {many} {units.kind}s), got {self.own.delta:g}; "
+                f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {self.own.delta:g}; "
                 "correct it in its own file"
             )
             raise Refused(self.site, why)

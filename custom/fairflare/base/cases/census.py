@@ -126,8 +126,9 @@ def question(
     label, marks, key, code = WORDS[classes]
     no = "; ".join(f"no {label} of {site} {marks} {', '.join(names)}" for site, names in lacking.items())
     called = [f"{', '.join(map(str, own))}: {name}" for name, own in numbers.items()]
-    site, without = next(iter(lacking.items()))
-    some = sorted({number for name, own in numbers.items() if name not in without for number in own}) or [0, 1]
+    # A site that has none of them gets the first one as an example.
+    (site, without), first = next(iter(lacking.items())), next(iter(numbers.values()), [1])
+    some = sorted({number for name, own in numbers.items() if name not in without for number in own}) or [*first]
     return (
         f"{no} (or too few for its min_cases), and those of other sites do: not annotated there, looked for and not "
         f'there, or part of another (one number for two)? Write "{key}" for {", ".join(lacking)} into {file}, in the '

@@ -75,7 +75,7 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
         *(
             f"{name!r} is not in the file{nearest(name, (own for own in blocks if own not in names))}"
             for name in names
-            if name not in blocks
+            if named and name not in blocks
         ),
         *(f"the file's {name!r} is not in --sites" for name in blocks if not (some or name in names)),
     ]

@@ -93,7 +93,7 @@ class SecureSums:
             if second is first:  # nobody was asked to agree
                 why = (
                     f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
-                    f"{'; add sites, or take fed_avg, which needs one less' * two}"
+                    f"{'; fed_avg needs one less' * (two and least > self.run.min_sites)}"
                 )
             raise RoundFailed(
                 f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second

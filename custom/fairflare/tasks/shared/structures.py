@@ -311,7 +311,11 @@ class StructureTask(ImageTask):
         if own.mask_values is None:
             return self.mask_values
         with setting_of(site):
-            check_reachable(self.known(self.structures), own.mask_values)
+            check_reachable(
+                self.known(self.structures),
+                own.mask_values,
+                "; a site that did not annotate it says so with 'structures'",
+            )
         return own.mask_values
 
     def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
@@ -320,11 +324,12 @@ class StructureTask(ImageTask):
         return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases
 
 
-def check_reachable(structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None) -> None:
+def check_reachable(
+    structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None, remedy: str = ""
+) -> None:
     """Raise ``ValueError`` for a structure whose labels no mask value stands for; it would be empty in every mask."""
     for structure in structures:
         if mask_values is not None and not set(structure) & set(mask_values.values()):
             raise ValueError(
-                f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}; a site that did "
-                "not annotate it says so with 'structures'"
+                f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}{remedy}"
             )

@@ -377,10 +377,11 @@ def test_a_wrong_setting_is_named(own: Any, why: str, tmp_path: Path) -> None:
     assert why in str(refused.value)
 
 
-def test_the_ledger_needs_a_folder_that_outlives_jobs(tmp_path: Path) -> None:
-    own = {"privacy": OWN, "state_root": "kept"}
-    with pytest.raises(policy.SiteError, match=r"'privacy' needs 'state_root', .*, got 'kept'"):
-        SiteWorker("site-1", ClassificationTask(**PICTURES), LocalTraining(), own, tmp_path)
+@pytest.mark.parametrize(("root", "got"), [({}, "None"), ({"state_root": "kept"}, "'kept'")])
+def test_the_ledger_needs_a_folder_that_outlives_jobs(root: dict[str, str], got: str, tmp_path: Path) -> None:
+    with pytest.raises(policy.SiteError, match=f"'privacy' needs 'state_root', .*, got {got}") as refused:
+        SiteWorker("site-1", ClassificationTask(**PICTURES), LocalTraining(), {"privacy": OWN, **root}, tmp_path)
+    assert got not in refused.value.public
 
 
 def test_a_delta_that_means_nothing_is_refused(tmp_path: Path) -> None:

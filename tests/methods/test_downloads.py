@@ -269,13 +269,9 @@ def test_cgsv_is_the_published_loop(tmp_path: Any, monkeypatch: Any, there: Any,
             assert made.results["test"][site]["accuracy"] == pytest.approx(quality(server, AT[site]), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("alpha", "rep", "there"),
-    [
-        (2.0, "paper", ALL), (5.0, "paper", SOME), (10.0, "paper", ALL),
-        (2.0, "code", SOME), (5.0, "code", ALL), (10.0, "code", SOME),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("there", [ALL, SOME], ids=["all", "some"])
+@pytest.mark.parametrize("rep", ["paper", "code"])
+@pytest.mark.parametrize("alpha", [2.0, 5.0, 10.0])
 def test_cffl_is_the_published_loop(tmp_path: Any, monkeypatch: Any, there: Any, rep: Any, alpha: float) -> None:
     monkeypatch.setattr(LocalTraining, "train", scripted)
     rule = CFFL(cffl_alpha=alpha, cffl_rep=rep)

@@ -192,7 +192,7 @@ def test_a_rule_without_weights_is_a_bug() -> None:
 
     collector = begun(Empty())
     take(collector, "a", train_message("a", rule=Empty()))
-    with pytest.raises(RuntimeError, match=r"Empty.weigh\(\) gave neither site nor layer weights"):
+    with pytest.raises(RuntimeError, match=r"Empty.weigh\(\) must give the weights of sites or of layers"):
         collector.aggregate()
 
 

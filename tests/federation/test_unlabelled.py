@@ -185,7 +185,9 @@ def test_no_sure_answer_is_no_step(caplog: pytest.LogCaptureFixture) -> None:
     loop._step(of.data.images, torch.zeros(6))
     assert loop.unsure == 1
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    with pytest.raises(SiteError, match="made no step in round 0: the model is sure of none of its 6") as raised:
+    with pytest.raises(
+        SiteError, match="no training step in round 0: the model predicts none of the site's 6"
+    ) as raised:
         term.told(SimpleNamespace(more={}, num_steps=0))  # type: ignore[arg-type]
     assert raised.value.skipped
 

@@ -163,7 +163,7 @@ def test_another_version_is_said(federation: Any) -> None:
 
 def test_behind_another_controller_the_script_ends_with_a_sentence(federation: Any) -> None:
     _, site, _ = federation(("train", FLModel(params=STATE, current_round=0)))
-    with pytest.raises(RuntimeError, match="the server runs none of our methods"):
+    with pytest.raises(RuntimeError, match="the server runs none of FairFlare's methods"):
         site.receive()
 
 

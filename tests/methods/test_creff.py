@@ -315,7 +315,7 @@ def test_features_outlive_the_round_and_a_restart():
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ([0.0] * 17, "has 17 numbers, must be at most 3 times 16"),
+        ([0.0] * 17, "has 17 numbers, must be 1 to 3 times 16"),
         ([0.0] * 64, "has 64 numbers"),
         ([3.0, *[0.0] * 15], "of classes 0 to 2 in order"),
         ([0.5, *[0.0] * 15], "of classes 0 to 2 in order"),

@@ -466,4 +466,5 @@ def test_an_anchor_is_refused_by_a_training_without_a_report_about_it(worker) ->
     assert here.perform(request("train", state)).status == "ok"
     reply = here.perform(request("anchor", state))
     assert (reply.status, reply.update) == ("failed", None)
-    assert "which LocalTraining does not make; choose the training that belongs to the rule" in reply.reason
+    assert "LocalTraining cannot compare the local model" in reply.reason
+    assert "choose the training that belongs to the rule" in reply.reason

@@ -515,9 +515,9 @@ def test_a_metric_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_argument_of_the_metric_that_is_no_number(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match=r"'include_background', which is not known .* true, false or a whole number"):
+    with pytest.raises(BundleError, match=r"'include_background', which is not read .* true, false or a whole number"):
         with_metric(tmp_path, {"_target_": "MeanDice", "include_background": ["$lambda x: x"]})
-    with pytest.raises(BundleError, match=r"'num_classes', which is not known .* a whole number up to 512"):
+    with pytest.raises(BundleError, match=r"'num_classes', which is not read .* a whole number up to 512"):
         with_metric(tmp_path, {"_target_": "MeanDice", "num_classes": 10**9})
 
 

@@ -291,5 +291,5 @@ def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the names joined unquoted; of many names only the first ones, and how many more there are."""
+    """Return the names joined by commas, without quotes; of more than ``most`` the first ones and how many more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -289,7 +289,7 @@ def _plain(value: Any) -> Any:
 
 
 def choices(base: type) -> dict[str, type]:
-    """Return the kinds of a part: the subclasses of ``base`` with a ``kind``, by that name."""
+    """Return the classes that a setting of class ``base`` may have, by their ``kind``: ``base`` and its subclasses."""
     found = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
     below: list[type] = type.__subclasses__(base)
     for cls in below:

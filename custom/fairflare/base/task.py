@@ -134,7 +134,7 @@ class Task(ABC):
             ValueError: the checkpoint cannot be used.
         """
         if checkpoint is not None:
-            raise ValueError(f"{type(self).__name__} does not load initial_weights ({checkpoint!r}); take the key out")
+            raise ValueError(f"{type(self).__name__} does not load initial_weights ({checkpoint!r}); remove the key")
         return "random initial weights"
 
     def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:

@@ -54,7 +54,7 @@ State: TypeAlias = Mapping[str, "torch.Tensor"]
 
 #: Spread of the initial neurons around the mean model, in standard deviations of the parameters.
 SAMPLE_SPREAD = 0.01
-#: Numbers of each model in a block: with 45 models in float64 a block takes 12 MB.
+#: Number of parameters of each model in a block: with 45 models in float64 a block takes 12 MB.
 _BLOCK = 2**15
 
 
@@ -170,7 +170,7 @@ class SelfOrganizingMap(MapSettings):
                 is then unchanged.
         """
         if self.rounds and kept is None:
-            raise ValueError(f"the map needs the neurons that it gave to ``keep`` in round {self.rounds - 1}")
+            raise ValueError(f"step() needs `kept`: pass the neurons that `keep` stored in round {self.rounds - 1}")
         checks.not_empty("states to place on the map", states)
         models = {site: states[site] for site in sorted(states)}
         sums = self._add_up(models, received, kept)

@@ -174,7 +174,7 @@ def _header(path: Path, stamp: int) -> Picture:
 
     check_stop()
     if not has_dicom_mark(path):
-        raise ValueError("it is no DICOM file: the mark DICM at byte 128 is missing; export it again, with its header")
+        raise ValueError("it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file")
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     if syntax == DEFLATED:

@@ -75,7 +75,7 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         ValueError: some values are no labels; the message shows the first of them and the position of the first.
     """
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"its values are {array.dtype}, no labels")
+        raise ValueError(f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers")
     if array.dtype.kind == "b" or not array.size:
         return array.astype(np.int64)
     usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # the comparison is False for NaN

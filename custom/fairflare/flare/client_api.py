@@ -132,8 +132,8 @@ class Site:
             message = from_model(flare.receive())
             if not isinstance(message.meta, Mapping):
                 raise RuntimeError(
-                    "the server runs none of our methods; make the job with ScriptRecipe, or take "
-                    "client.with_report behind FLARE's own controllers"
+                    "the server runs none of FairFlare's methods; make the job with ScriptRecipe, or, with FLARE's own "
+                    "controllers, use client.with_report in place of client.Site"
                 )
             task = str(flare.get_task_name())
             try:
@@ -183,7 +183,7 @@ class Site:
 
     def _training(self) -> ScriptSite:
         if self._site is None:
-            raise RuntimeError("no training is going on; ask with site.receive() or site.epochs(number) first")
+            raise RuntimeError("no training is in progress; call site.receive() or site.epochs(number) first")
         return self._site
 
     def _at(self, request: SiteTask, told: Any) -> ScriptSite:

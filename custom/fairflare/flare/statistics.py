@@ -58,9 +58,9 @@ class ImageStatistics(Intensities, Statistics):
     """Report a site's numbers and histograms of images, as :mod:`fairflare.core.statistics.site_figures` defines them.
 
     Args:
-        task: ``"segmentation"`` or ``"classification"``; default: as the labels in the site's datalist are.
-        min_cases: figures of fewer cases stay at the site; the site's own ``min_cases`` counts where it is larger.
-        orientation: how files are read, as of a task; see `fairflare describe fed_avg`.
+        task: ``"segmentation"`` or ``"classification"``; default: found from the labels in the site's datalist.
+        min_cases: figures of fewer cases stay at the site; the larger of this and the site's own ``min_cases`` holds.
+        orientation: the setting of a task of this name; see `fairflare describe fed_avg`.
     """
 
     task: Kind | None = None

@@ -79,7 +79,7 @@ class CReFF(MakesTensors):
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         if task is not None and task.has_classes is False:
-            raise ValueError("CReFF weights sites by class, so it needs a classification task")
+            raise ValueError("CReFF needs a classification task, since it weights sites by class")
 
     def made(self) -> dict[str, torch.Tensor]:
         return self._made
@@ -103,7 +103,7 @@ class CReFF(MakesTensors):
             return {**report, REPORTED: None}
         if len(found) % row or len(found) > row * classes:
             raise ReportError(
-                f"site {site!r}: field {REPORTED!r} has {len(found)} numbers, must be at most {classes} times {row}"
+                f"site {site!r}: field {REPORTED!r} has {len(found)} numbers, must be 1 to {classes} times {row}"
             )
         rows = found.reshape(-1, row)
         labels = rows[:, 0].tolist()

@@ -95,9 +95,9 @@ class FedCE(Rule):
               \bar\Delta = \textstyle\sum_j c_j \Delta_j, \quad
               c \propto \hat g + \hat e \ \text{ or } \ \hat g \circ \hat e
 
-    over the trained parameters, with the cosine's mean over the rounds, e the sites' ``minus_score`` and hats for
-    normalised; c is 1 / K in the first round. An absent site keeps its values, a new site starts with
-    c = 1 / (K + 1). A score that its site withholds (``min_cases``) is replaced by the mean of the other sites' scores.
+    The cosine is over the trained parameters, its mean over the rounds. e_k is the report ``minus_score``; a hat means
+    normalised over the sites. In the first round c_k is 1 / K. An absent site keeps its values, a new site starts with
+    c_k = 1 / (K + 1). A score that its site withholds (``min_cases``) is replaced by the others' mean score.
 
     Args:
         combine: ``"sum"`` or ``"multiply"``; ``None`` for the preset's (sum; FedISM: multiply).

@@ -235,7 +235,7 @@ class FedMAS(Rule):
 
     def check_run(self, num_rounds: int, task: Task | None) -> None:
         if self.mas and task is not None and task.has_classes is False:
-            raise ValueError("Fed-MAS weights sites by class, so it needs a classification task")
+            raise ValueError("Fed-MAS needs a classification task, since it weights sites by class")
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         return {"rescue_factor": True} if self.mas else {}

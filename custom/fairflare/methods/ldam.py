@@ -53,7 +53,7 @@ class MarginTraining(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if task.has_classes is False:
-            raise ValueError("LDAM's margins are by class, so it needs a classification task")
+            raise ValueError("LDAM needs a classification task, since its margins are by class")
         if getattr(task, "classifier", "cosine") != "cosine":
             raise ValueError(f"it needs a cosine classifier; {NEEDED}")
 

@@ -74,7 +74,7 @@ class ContrastiveTraining(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if task.has_classes is False:
-            raise ValueError("it compares the features of whole images, so it needs a classification task")
+            raise ValueError("MOON needs a classification task, since it compares the features of whole images")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         check_parts(run, model, ("embed", "head"), NEEDED)

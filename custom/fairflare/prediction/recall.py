@@ -57,7 +57,7 @@ def recall(
     own = list(record.get("own_code") or [])
     if bundle is None and record.get("class") == OF_BUNDLE:
         raise ValueError(
-            "the model was trained with a MONAI bundle, whose images predict does not read; use it in the bundle "
+            "predict reads no images for a model that was trained with a MONAI bundle; use the model in the bundle "
             "itself: docs/bundles.md says how"
         )
     if bundle is not None:

@@ -194,7 +194,7 @@ class Private:
             rate, steps = units.plan(half)
             self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
             also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
-            # Several gradients of one batch are one with noise that is smaller by the root of their number.
+            # k noisy gradients of one batch cost as much privacy as one whose noise is smaller by sqrt(k).
             cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
             return self._spending(TASK_TRAIN, units, cost, own.clip, also)
 

@@ -51,7 +51,7 @@ def one_release(z: float, delta: float) -> float:
 
 
 def by_unit(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
-    """Return what ``measure`` computes from each unit's batches; ``unread`` for a unit with an unreadable image."""
+    """Return what ``measure`` computes from each unit's (a patient's, say) batches; ``unread`` if one is unreadable."""
     found = []
     for numbers in units.members:
         try:

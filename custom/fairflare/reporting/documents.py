@@ -274,7 +274,7 @@ class Inequality(Part):
             and {self.gap_site, *self.behind, *self.ahead} <= {*self.sites}
             and all((s.p_value is None) == (s.expected is None) and s.value is not None for s in self.sites.values())
         ):
-            raise PydanticCustomError("not_whole", "is not whole")
+            raise PydanticCustomError("not_whole", "names a test, but lacks numbers or sites of it")
         return self
 
 
@@ -312,7 +312,7 @@ class GlobalTest(Part):
 
 
 class Within(Part):
-    """Describe a gap between groups within sites: the lower group, and the sites that have both groups."""
+    """Describe a gap between two groups of people within sites: that with the lower value, the sites with both."""
 
     lowest: str = ""
     sites: list[str] = []

@@ -348,7 +348,9 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
 def _check_schema(what: str, content: Mapping[str, Any]) -> None:
     found = content.get("schema_version")
     if found != SCHEMA_VERSION:
-        raise ValueError(f"{what} schema version {found!r}, this FairFlare reads {SCHEMA_VERSION}")
+        raise ValueError(
+            f"{what} schema version {found!r}, this FairFlare reads {SCHEMA_VERSION}; use the version that wrote it"
+        )
 
 
 def _write_document(path: Path, head: Mapping[str, Any], rounds: Iterable[str]) -> None:

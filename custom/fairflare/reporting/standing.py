@@ -136,7 +136,7 @@ class Site:
 
     @property
     def scores_of_shares(self) -> bool:
-        """Return whether each case is either right or wrong (score 1 or 0), without scores in between."""
+        """Return whether every case's score is 1 (right) or 0 (wrong), none in between."""
         return not any((self.said.get("case_scores") or [1] * BINS)[1:-1])
 
     def mean_recall(self, classes: Sequence[str]) -> float | None:

@@ -102,7 +102,8 @@ class MonaiBundleTask(Task):
         if self.bundle_sha256 is not None and self.monai_bundle_sha256 != "".join(self.bundle_sha256.split()):
             raise BundleError(
                 f"MONAI bundle {self.folder.name!r} is not the one of this job: its files have the checksum "
-                f"{self.monai_bundle_sha256}, the job says {self.bundle_sha256}"
+                f"{self.monai_bundle_sha256}, the job requires {self.bundle_sha256} (bundle_sha256); use the job's "
+                "bundle, or make the job again with this one"
             )
         vars(self)["primary_metric"] = self.parts.kept("key_metric").name
         self.has_optimizer = self.parts.bundle.place("optimizer") is not None

@@ -85,9 +85,8 @@ class Marked(SiteData):
 def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:
     """Return the numbers of cases that may leave a site, by structure or class.
 
-    A number is withheld where fewer than ``least`` cases have the structure, or lack it: a reader cannot tell few cases
-        from none.
-    That all cases have the structure may be reported.
+    A number is withheld if fewer than ``least`` cases have the structure, or if some but fewer than ``least`` cases
+    lack it, so that a reader cannot tell few cases from none.
 
     Args:
         cases: number of cases with each structure or class, ``>= 0``.

@@ -37,7 +37,7 @@ class Floor:
         self.data, self.least = data, least
 
     def holds(self, split: str) -> bool:
-        """Return whether a split of the site, and any of its classes, has enough cases to be reported."""
+        """Return whether a split of the site and one of its classes at least, has enough cases to be reported."""
         cases = None if self.least <= 1 or split == UNLABELLED else self.data.class_cases(split)
         some = cases is None or not len(cases) or int(cases.max()) >= self.least
         return self.least <= 1 or (some and self.data.num_cases(split) >= self.least)

@@ -96,7 +96,7 @@ def names_of(sites: str | None) -> list[str] | None:
     """
     names = None if sites is None else parse_sites(sites)
     if isinstance(names, int) or (sites is not None and not names):
-        raise ValueError(f"--sites wants names here, separated by commas, got {sites!r}")
+        raise ValueError(f"--sites of this command takes names, separated by commas, got {sites!r}")
     return names
 
 

@@ -52,7 +52,7 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
               m_n \leftarrow k_n m_n + (1 - k_n) \frac{\sum_h a_{hn} v_h}{\sum_h a_{hn}}, \quad
               k_n = \prod_h (1 - a_{hn})
 
-    With one site the result is the specification's step :math:`m_n + a_n (v - m_n)`. With several sites the neuron
+    With one site the result is the paper's step :math:`m_n + a_n (v - m_n)`. With several sites the neuron
     keeps the share of itself that the sites' steps one after the other would leave, but no site has the advantage of
     being the last one.
 

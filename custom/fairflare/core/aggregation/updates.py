@@ -66,12 +66,13 @@ def gram(
 ) -> dict[str, torch.Tensor]:
     r"""Return the inner products of the sites' changes by layer, :math:`G_{jk} = \langle \Delta_j, \Delta_k \rangle`.
 
-    Besides the products, one tensor of as many sites as fit into 128 MiB is in memory.
+    Besides the products, memory holds the values of one tensor at as many sites as fit into 128 MiB.
 
     Args:
         states, received, names: as in :func:`squared_norms`.
         owner: name of the layer by name of the tensor.
-        further: tensors that are a last row and column as they are, for instance the received model.
+        further: tensors for a last row and column, from which ``received`` is not subtracted; for instance the
+            received model itself.
 
     Returns:
         By layer a matrix in float64, (sites, sites), sites sorted; 0 in a layer without such tensors. Their sum is that

@@ -67,7 +67,7 @@ class Grid:
         """Return the (4, 4) matrix from (row, column, slice) to mm (RAS), or ``None`` if the file does not state one.
 
         Raises:
-            Misfit: two forms of the file state different directions of the body.
+            Misfit: the qform and the sform of a NIfTI file state different directions of the body.
         """
         if len({codes_of(affine) for _, affine in self.statements}) > 1:
             said = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))

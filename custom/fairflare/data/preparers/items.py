@@ -93,7 +93,9 @@ def mask_of(source: Source) -> Pixels:
         return source() if callable(source) else source
     values = read_mask(Sample(source, source), site="source", split="none")
     if values.min() < 0 or values.max() > 255:
-        raise DataError(f"mask '{source}' has values from {values.min()} to {values.max()}; expected 0 to 255")
+        raise DataError(
+            f"mask '{source}' has values from {values.min()} to {values.max()}; number its labels anew, from 0 to 255"
+        )
     return values.astype(np.uint8)
 
 

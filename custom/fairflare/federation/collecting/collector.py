@@ -400,7 +400,9 @@ class Collector:
             weights = weighing.sites
             state = weighted_average(self._annotated(self._states(), lambda name: weights, **limits), weights, **form)
         else:
-            raise RuntimeError(f"{type(rule).__name__}.weigh() gave neither site nor layer weights")
+            raise RuntimeError(
+                f"{type(rule).__name__}.weigh() must give the weights of sites or of layers; both are None"
+            )
         self._round.step = movement.length
         if self.products is not None:
             weighing.values["adapter_truncation"] = self.products.error

@@ -110,8 +110,9 @@ class Exchange:
 
     Args:
         run: settings of the run, some of which every task carries.
-        transport, roster: the way to the sites; the sites to ask.
-        grace: seconds that late sites have once ``min_sites`` usable answers are in; 0: the whole timeout.
+        transport: carries the task to the sites.
+        roster: knows which sites may be asked.
+        grace: seconds to wait for late sites once ``min_sites`` usable answers have arrived; 0: the whole timeout.
         tell: writes to the event log, ``tell(kind, **details)``.
         form: fields that every task has: the run's id, and which tensors are sent.
     """
@@ -218,7 +219,7 @@ class Exchange:
                 enough_since = min(enough_since, now)
                 if phase.doubtful and phase.doubtful.issuperset(phase.silent):
                     rest_since = min(rest_since, now)
-            # Wait for dropped sites, but once all others have answered only as long again as these took.
+            # Wait for dropped sites too; when all others have answered, at most as long again as the others took.
             return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 
         try:

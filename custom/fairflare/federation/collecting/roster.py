@@ -58,7 +58,7 @@ class Roster:
         transport.watch(self.seen)
 
     def known(self) -> list[str]:
-        """Return the sorted names of all sites of the job that may be asked."""
+        """Return the sorted names of the job's sites that are not excluded."""
         return sorted(set(self.transport.sites()) - set(self.excluded))
 
     def live(self, current_round: int) -> list[str]:

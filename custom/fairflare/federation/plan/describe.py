@@ -25,8 +25,8 @@ from fairflare.methods.base.rule import SendsBeside, SendsParts, TwoPhase
 from fairflare.methods.fed_ga import STEPS
 from fairflare.privacy.policy import counted, misfits
 
-#: Heading of the bounds in a method's description. A preinstalled job has other default bounds, see
-#: :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
+#: Heading of the section on the bounds of one site's influence in a method's description. A preinstalled job has other
+#: default bounds, see :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
 

@@ -36,7 +36,7 @@ def papers_of(method: Method) -> dict[str, Paper]:
 
 
 def published_setting(method: Method, name: str | None = None) -> Paper | None:
-    """Return a method's published setting by its name; default: the usual one, or ``None`` where there is none.
+    """Return a method's published setting by name; without a name its usual one, ``None`` if the method has none.
 
     Raises:
         ValueError: no experiment has this name (the message suggests the nearest), or it has no settings of the method.

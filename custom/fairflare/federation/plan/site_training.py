@@ -126,7 +126,7 @@ class AtHome:
 
 
 def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) -> AtHome:
-    """Return which tensors stay at the sites by the job's training, and log them.
+    """Return which tensors the job's training keeps at the sites, and log them.
 
     Args:
         site_half: as in :class:`fairflare.federation.plan.run_settings.Place`.

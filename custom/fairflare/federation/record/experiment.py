@@ -101,7 +101,7 @@ class Experiment:
     def begin(self, start: State, config: Mapping[str, Any], info: dict[str, Any]) -> tuple[int, State]:
         """Return the first round to do and its model: ``start``, or the model of the experiment's newest checkpoint.
 
-        The run's results are begun too, with ``info``. For a resumed run the earlier results are loaded into them.
+        Also start the run's results, with ``info``; those of a resumed run go on with the earlier ones.
 
         Raises:
             CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.

@@ -64,7 +64,7 @@ class Retraining:
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
-        """Store the weights that the method gave the sites in one of its own rounds, for ``crt_weights="method"``."""
+        """Store the weights that the method gave the sites, for ``crt_weights="method"``; not in extra rounds."""
         if self.rule_at(current_round) is self.own:
             self.classifier.remember(weighing)
 

@@ -173,7 +173,7 @@ class SecureSums:
             weights: weight by norm and site.
 
         Raises:
-            SitesLost: the sites must measure again, without these.
+            SitesLost: some sites were lost; the others must measure again without them.
         """
         self.model, self._anchor = digest(asked), None
         even, members = set[str](), sorted(next(iter(weights.values())))

@@ -258,7 +258,7 @@ class ScriptSite:
 
     def _running(self) -> Loop:
         if self._loop is None:
-            raise RuntimeError("no training is going on; ask with site.receive() or site.epochs(number) first")
+            raise RuntimeError("no training is in progress; call site.receive() or site.epochs(number) first")
         return self._loop
 
 

@@ -146,8 +146,8 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
     report_anchor = getattr(worker.training, "report_anchor", None)
     if report_anchor is None:
         raise SiteError(
-            f"site {worker.site!r}: the server asks for a comparison with the average of the local models, which "
-            f"{type(worker.training).__name__} does not make; choose the training that belongs to the rule"
+            f"site {worker.site!r}: {type(worker.training).__name__} cannot compare the local model with the average "
+            "of all local models, as the server's rule asks; choose the training that belongs to the rule"
         )
     with plainly(anchor):  # in full precision, as the two models differ little
         return SiteReply(STATUS_OK, report=report_anchor(run, local, anchor))

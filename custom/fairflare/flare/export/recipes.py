@@ -147,7 +147,7 @@ class FairRecipe(Recipe):
         """Keep one TensorBoard receiver in the job: FLARE's own, if ``add_experiment_tracking`` has added it.
 
         Raises:
-            ValueError: it has added FLARE's MLflow receiver, which drops the values that a server sends.
+            ValueError: ``add_experiment_tracking`` has added FLARE's MLflow receiver, which drops the server's values.
         """
         components = self._job._deploy_map["server"].app_config.components
         if any(f"{type(of).__module__}.{type(of).__name__}" == MLFLOW_RECEIVER for of in components.values()):

@@ -53,9 +53,10 @@ class RoundInputs:
     #: Function that limits weights which a rule saves for later rounds: no site's share exceeds the run's
     #: ``max_weight``.
     remembered: Callable[[SiteWeights], SiteWeights] = dict
-    #: Function that limits reported numbers with more effect than a weight: to at most ``max_update_norm`` times their
-    #: median, and at least the median divided by it. Arguments: the numbers by site; their name for the warning ("": no
-    #: warning); and ``among``, further numbers for the median if fewer than three sites report one.
+    #: Function that bounds reported numbers which influence the model more than a weight does: to at most
+    #: ``max_update_norm`` times their median, and at least the median divided by it. Arguments: the numbers by site;
+    #: their name for the warning ("": no warning); and ``among``, further numbers for the median if fewer than three
+    #: sites report one.
     moderated: Callable[..., dict[str, float]] = lambda values, name, among=(): dict(values)
     #: Share of its update that counts, by site whose update was clipped to ``max_update_norm``.
     shares: Mapping[str, float] = field(default_factory=dict)

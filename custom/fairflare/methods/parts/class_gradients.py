@@ -46,9 +46,9 @@ class ClassGradientTraining(LocalTraining):
     def check_task(self, task: Task) -> None:
         super().check_task(task)
         if task.has_classes is False:
-            raise ValueError("CReFF's sites report gradients by class, so it needs a classification task")
+            raise ValueError("CReFF needs a classification task, since its sites report gradients by class")
         if not getattr(task, "retrained_head", True):
-            raise ValueError("it needs a second classifier; set retrained_head=true of the classification task")
+            raise ValueError("CReFF needs a second classifier; set retrained_head=true of the classification task")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         check_parts(run, model, ("retrained", "embed"), NEEDED)

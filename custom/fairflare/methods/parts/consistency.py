@@ -164,8 +164,8 @@ class Consistency:
         trained.more |= {SHARE: self.sure / max(self.seen, 1), **({WITHOUT_LABELS: True} if self.alone else {})}
         if self.alone and not trained.num_steps:
             raise SiteError(
-                f"site {self.run.site!r}: it made no step in round {self.run.current_round}: the model is sure of none "
-                f"of its {self.seen} unlabelled images (probability {CERTAIN})", skipped=True,
+                f"site {self.run.site!r}: no training step in round {self.run.current_round}: the model predicts none "
+                f"of the site's {self.seen} unlabelled images with a probability of {CERTAIN} or more", skipped=True,
             )  # fmt: skip
         return trained
 

@@ -78,11 +78,11 @@ class BySom(MapSettings, Weighting):
         self._neurons = KeptTensors("som", "the map's neurons after {} round(s) are")  # key: number of finished rounds
 
     def weigh(self, inputs: RoundInputs) -> tuple[dict[str, float], dict[str, Any]]:
-        """Return the map's weights and the map; a site whose model is not finite has weight 0 and no place on the map.
+        """Return the sites' weights from the map, and details of the map; a model that is not finite has weight 0.
 
         Raises:
             RuntimeError: the received model is unknown, or the stored neurons are missing.
-            ValueError: an error of :meth:`SelfOrganizingMap.step`.
+            ValueError: :meth:`SelfOrganizingMap.step` refuses the models.
         """
         if inputs.received is None:
             raise RuntimeError("the map needs the model that the sites received")

@@ -114,7 +114,7 @@ def _shown(question: Question, limits: Limits, opened: Sequence[Table]) -> str:
         # Else it is hardly a sum; 0: not asked for.
         f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out":
             bool(part and ((owners > 0) & (owners < FEWEST)).any()),
-        # Counts can be told apart in a sum of unequal weights, or in several of a group that each have other weights.
+        # From a sum of unequal weights, or several sums of one group with different weights, a site's counts follow.
         "sites of a group have unequal weights; give each the same":
             question.label == GROUPS and bool((weights != (weights > 0) / np.maximum(owners, 1)).any()),
         f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method": off > SLACK,

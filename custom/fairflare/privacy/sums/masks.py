@@ -76,7 +76,7 @@ class Question:
 
     @property
     def vectors(self) -> str:
-        """Return the label of the vectors that the sum adds up; sums with one label add up the same numbers."""
+        """Return which of the sites' vectors the sum adds up; sums of the same name here add up the same vectors."""
         return MEANS[self.label]
 
     @property
@@ -145,7 +145,7 @@ class Masks:
         self._streams = [(sign, Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()) for sign, key in signed]
 
     def put_on(self, block: Words) -> None:
-        """Add the masks to the next numbers of a vector, at most a block of them, in place."""
+        """Add the masks, in place, to ``block``, the next part of a vector (at most as many bytes as ``_ZEROS``)."""
         for sign, stream in self._streams:
             sign(block, np.frombuffer(stream.update(_ZEROS[: block.nbytes]), block.dtype), out=block)
 

@@ -46,7 +46,7 @@ class Bin(_Part):
 
 
 class Histogram(_Part):
-    """Store a histogram of one axis.
+    """Store the histogram of one quantity of :data:`AXES`, such as the intensity or the spacing.
 
     Attributes:
         records: number of all records, also those of bins that are withheld.

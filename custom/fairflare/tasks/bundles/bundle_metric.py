@@ -78,11 +78,11 @@ class KeyMetric:
         usual |= {n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES}
         if strange := [name for name in found if name not in usual]:
             raise BundleError(
-                f"{self.named} has {strange[0]!r:.80}, which is not known of a {target}, or not with this value: those "
-                f"of a class are true, false or a whole number up to {MOST_CLASSES}, and reduction must be 'mean'"
+                f"{self.named} has the argument {strange[0]!r:.80}, which is not read of a {target}, or not with this "
+                f"value: arguments are true, false or a whole number up to {MOST_CLASSES}, and reduction must be 'mean'"
             )
         self.kind = KINDS[target]
-        #: Whether the metric is a ratio of sums over all images, which single images do not have.
+        #: Whether the metric is a ratio of sums over all images; a single image then has no value of its own.
         self.summed = self.kind == CONFUSION
         self.confusion = str(ensure_tuple(found.get("metric_name", "hit_rate"))[0])
         self.name = re.sub(r"\W", "_", self.confusion if self.summed else self.kind)

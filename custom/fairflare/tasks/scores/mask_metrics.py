@@ -76,7 +76,7 @@ def offered(wanted: Sequence[str], dims: int, tolerance: float) -> dict[str, Off
 
 
 def declared(wanted: Sequence[str], dims: int, tolerance: float, structures: Sequence[str]) -> Iterator[Metric]:
-    """Yield the requested metrics of masks as a task declares them, with their variants in pixels and by structure.
+    """Yield the :class:`Metric` of each requested mask metric, of its variant in pixels, and of both by structure.
 
     Args:
         wanted, dims, tolerance: see :func:`offered`.

@@ -85,7 +85,8 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
     """Return the content of a site's private file as an object of the settings class ``kind``.
 
     Raises:
-        DataError: a key is unknown, a value cannot be used, or the file names data for other sites but not for this.
+        DataError: a key is unknown, a value cannot be used, or the file names data for other sites but not for
+            this one.
     """
     own = field_names(kind)
     check_keys(kind, site, given)

@@ -95,7 +95,7 @@ class VolumeSettings(ImageTask):
 
 
 class VolumeData(ImageData):
-    """Define a site's data that are volumes, read by number as (1, x, y, z); ``task`` is a :class:`VolumeSettings`."""
+    """Define the base class of a site's volumes; an image is (1, x, y, z), ``task`` a :class:`VolumeSettings`."""
 
     task: Any
 

@@ -196,9 +196,8 @@ def _common(sites: Sequence[Site]) -> list[str] | None:
 
 
 def recall_of(metrics: Mapping[str, Any], name: str) -> Any:
-    """Return a site's recall of the class ``name``; results of earlier versions have it under the unchanged name."""
-    plain = f"recall_{name}"
-    return metrics.get(metric_name(plain), metrics.get(plain))
+    """Return a site's recall of the class ``name``; ``None`` if the site reports none."""
+    return metrics.get(metric_name(f"recall_{name}"))
 
 
 def _or(value: Any, otherwise: float) -> float:
@@ -222,8 +221,7 @@ def who_is_behind(results: Results) -> list[str]:
             if home
             else "under differential privacy nothing is sent that is not counted"
             if results.info.privacy
-            else "results of an earlier version, or a task that does not say how its metric is made of images: "
-            "Metric.mean_of_images"
+            else "the task does not say how its metric is made of images: Metric.mean_of_images"
         )
         unknown = f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."
         return [unknown, *of_footing(results)]

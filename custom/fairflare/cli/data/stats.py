@@ -11,8 +11,6 @@ from fairflare.cli.data.sites import names_of, sites_of
 from fairflare.cli.options import Overwrite, parse_settings, refuse_to_replace, write_job
 from fairflare.cli.screen import AsJson, console, one_document, one_form, say, user_errors
 
-OLD_TABLE = "stats.csv"  # 0.2.0 wrote it beside the page
-
 
 def stats(
     data: Annotated[
@@ -64,12 +62,11 @@ def stats(
         if bundle:
             raise ValueError("--bundle goes with --job")
         if not as_json:
-            refuse_to_replace([out / name for name in (PAGE, DOCUMENT, OLD_TABLE)], overwrite)
+            refuse_to_replace([out / name for name in (PAGE, DOCUMENT)], overwrite)
         document = _here(data, names, given)
         if as_json:
             put(**dict(document))
             return
-        (out / OLD_TABLE).unlink(missing_ok=True)  # its figures would be of other images
         for line in write_statistics(document, out):
             say(line, console)
 

@@ -161,7 +161,7 @@ def write_sites(
 def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
-    files = (out / name for name in (SITE_FILE, MANIFEST, "counts.csv"))  # 0.2.0 wrote the last one
+    files = (out / name for name in (SITE_FILE, MANIFEST))
     named = (out / name for name in map(str, _sites_in(out / MANIFEST)) if file_name(name) == name)
     earlier = [folder for folder in named if (folder / "datalist.json").is_file()]
     paths = dict.fromkeys([*targets, *earlier, *files, *out.glob("fairflare_fold*.json")])

@@ -55,7 +55,7 @@ def note_session(folder: Path, command: Sequence[str], local: Mapping[str, Any],
 
 
 def sessions_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the sessions that :func:`note_session` recorded; empty if an earlier version made the comparison.
+    """Return the sessions that :func:`note_session` recorded; empty before the first one.
 
     Raises:
         ValueError: the file exists and cannot be read; the message names it.

@@ -283,7 +283,7 @@ def _marks(stored: Stored, table: str, reference: str) -> str:
         lines.append(f"After Holm's correction for all rows and measures, {marked}.")
     else:
         lines.append(
-            f"By itself (`*`, `!`) {outside} of {len(whole)} exclude 0, by chance about "
+            f"Uncorrected, {outside} of {len(whole)} intervals exclude 0 (`*`, `!`), by chance about "
             f"{max(1, round(len(whole) * 0.05))}. {_corrected(whole, about['over'])}"
         )
     return " ".join(lines)

@@ -166,7 +166,7 @@ class SiteData(ABC):
 
 
 def shuffled(count: int, seed: int | None) -> list[int]:
-    """Return the indices 0 to ``count`` - 1 in the random order of a seed, or rising if the seed is ``None``."""
+    """Return the indices 0 to ``count`` - 1 in a seed's random order; in ascending order if it is ``None``."""
     import torch
 
     if seed is None:

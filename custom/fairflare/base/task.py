@@ -208,7 +208,7 @@ class Task(ABC):
         return ()
 
     def output_tensors(self) -> Sequence[str]:
-        """Return the names of the network's tensors with one row for each structure or finding; default: unknown."""
+        """Return the names of the network's tensors with one row for each structure or finding; default: none known."""
         return ()
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:

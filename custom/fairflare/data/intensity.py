@@ -72,7 +72,7 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """Return the labels of a mask as int64; each value must be a whole number of at least 0, within 0.001.
 
     Raises:
-        ValueError: some values are no labels; the message shows the first of them and the position of the first.
+        ValueError: some values are no labels; the message shows a few of them, and the position of the first one.
     """
     if array.dtype.kind not in "biuf":
         raise ValueError(f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers")
@@ -98,7 +98,7 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Window:
-    """Scale values by a DICOM display window, which maps a range to black to white (PS3.3, C.11.2.1).
+    """Scale values by a DICOM display window, which maps a range of values to greys, black to white (PS3.3, C.11.2.1).
 
     Args:
         centre, width: centre and width of the window in measured values (after the rescaling).

@@ -164,7 +164,7 @@ class _StagedState(LazyState):
                 name: (getattr(torch, DTYPES[of["dtype"]]), tuple(of["shape"])) for name, of in self._entries.items()
             }
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata is one entry
-                raise StagingError("its header is of another site")
+                raise StagingError("its header names another site")
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise StagingError(f"staged model of site {site!r} in {path} is damaged: {error}") from error
 

@@ -18,7 +18,7 @@ from fairflare.reporting.documents import Results
 from fairflare.reporting.results import RESULTS_FILE, read_results
 from fairflare.tasks.networks import load_fitting, read_checkpoint
 
-#: Folders, relative to the given one, in which a run's model file may be: itself, simulator or FLARE workspace.
+#: Where a run's model file may be, from the given folder: in it, or where the simulator or FLARE writes it.
 PLACES = (".", "server/simulate_job", "workspace", "..")
 MOST_NAMED = 5  # largest number of folders that a message names
 PERSONAL_NOTE = (
@@ -145,7 +145,7 @@ def read_model(path: Path) -> SavedModel:
         made if isinstance(made, int) else None,
         str(conf.get("method", "")),
         record if isinstance(record, Mapping) else {},
-        # For a method with a custom site half, only the results file tells whether models are personal.
+        # If the server does not know the sites' training, only the results file tells whether models are personal.
         personal=PERSONAL in (conf.get("measured"), results_beside(path).info.measured),
         at_sites=at_sites if isinstance(at_sites, int) else 0,
         adapted=_pictures(conf.get("adapted")),

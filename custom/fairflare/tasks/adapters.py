@@ -133,8 +133,8 @@ class FairLora(Adapters):
     All other tensors are frozen, as with ``lora``. No further package is needed.
 
     Args:
-        groups: number of groups of people that the datalists declare for the method's attribute, ``>= 2``; people of
-            whom it is not known are no group of their own.
+        groups: number of groups of people that the datalists declare for the method's attribute, ``>= 2``; people
+            whose group is not known form no group of their own.
         rank: rank in all layers, an even number: half of the singular values start alike for all groups.
         alpha: numerator of the scale.
         own: share of its own group's singular values in those that an image is given; the others share the rest.

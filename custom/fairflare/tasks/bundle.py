@@ -226,7 +226,7 @@ class MonaiBundleTask(Task):
         scores: list[npt.NDArray[np.float64]] = []
         losses: list[float] = []
         infer = self.parts.kept("validate_inferer") or SimpleInferer()
-        # A stop is asked for in each window, as a volume has many.
+        # Check before each window whether the run is to stop, since a volume has many windows.
         with evaluating(model), model.register_forward_pre_hook(lambda *_: check_stop()):
             for batch in batches:
                 items = cast("BatchOf", batch).items

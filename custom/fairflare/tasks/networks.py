@@ -310,7 +310,7 @@ def load_fitting(network: nn.Module, found: Mapping[str, torch.Tensor], refusal:
     Args:
         network: the network, which is changed in place.
         found: the tensors by name.
-        refusal: begin of the error's message.
+        refusal: beginning of the error's message.
         remedy: end of the error's message.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Every "patient" has their own anatomy (gland with peripheral and transition zone, bladder, rectum, seminal vesicles,
 muscles, pelvic bones, fat) and four slices between base and apex; every site has its own scanner (field of view,
-contrast of the tissues and contrast curve, receive field, endorectal coil, noise, blur) and its own population (gland
+contrast of the tissues and contrast curve, bias field, endorectal coil, noise, blur) and its own population (gland
 size, share of enlarged transition zones). Patients are never shared between splits.
 
 The six sites ``site-1`` to ``site-6`` are fixed. Any other name gets a scanner that is a variation of one of
@@ -365,7 +365,7 @@ def _ellipse(px: Array, py: Array, cx: Any, cy: Any, a: Any, b: Any, turn: Any =
 
 
 def _acquire(pelvis: Pelvis) -> npt.NDArray[np.uint8]:
-    """Apply the scanner's contrast curve, receive field, blur and Rician noise, and a window as viewers choose it."""
+    """Apply the scanner's contrast curve, bias field, blur and Rician noise, and a window as viewers choose it."""
     machine, draw = pelvis.machine, pelvis.draw
     x, y = pelvis.grid
     image = np.clip(pelvis.image, 0, 1.4)

@@ -1,7 +1,7 @@
 """Draw synthetic volumes of several sites: an abdomen-like body with an organ and a lesion, without patient data.
 
 Every "patient" has their own anatomy (body, organ, two other bright structures and, in most patients, a lesion in the
-organ), drawn in mm. Every site has its own scanner (size of the voxels, contrast between tissues, receive field, noise)
+organ), drawn in mm. Every site has its own scanner (size of the voxels, contrast between tissues, bias field, noise)
 and its own share of patients with a lesion. The volumes are for tasks that learn whole volumes, such as a MONAI bundle
 (``docs/bundles.md``).
 

@@ -57,8 +57,8 @@ def parameter_layers(model: nn.Module) -> dict[str, nn.Module]:
 def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[str]:
     """Return the names of the parameters (weight, bias) that have a row for each of a network's outputs.
 
-    They are those of the linear layer or convolution whose output, in evaluation mode and unchanged, is the network's,
-    and which runs once. The list is empty if there is no such layer, or if it has not this number of rows.
+    They belong to the linear layer or convolution that runs once and whose output, in evaluation mode, is the network's
+    output itself. The list is empty if there is no such layer with ``rows`` outputs.
 
     Args:
         model: network; on the meta device nothing is computed.

@@ -15,7 +15,7 @@ from fairflare.data.image_file import SUFFIXES, VOLUMES
 from fairflare.data.kinds import named
 from fairflare.data.preparers.names import composed, existing_folder
 
-# Endings of files beside images that are read for other purposes, or ignored on purpose.
+# Endings of files that may lie beside images, and that are read for other purposes or ignored on purpose.
 SIDECARS = (".json", ".bval", ".bvec", ".tsv", ".csv", ".txt", ".md", ".xml", ".yaml", ".yml", ".md5", ".sha256")
 ITK = "python -c \"import SimpleITK as s; s.WriteImage(s.ReadImage('{0}'), '{1}.nii.gz')\""
 NIBABEL = "python -c \"import nibabel as n; n.save(n.load('{0}'), '{1}.nii.gz')\""

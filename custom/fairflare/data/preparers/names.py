@@ -50,7 +50,7 @@ def unique(pairs: Iterable[tuple[str, Any]], why: str) -> dict[str, Any]:
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
-    """Return the name of each site for FLARE and for its folder: blanks and other characters become ``_``.
+    """Return each site's name for FLARE and its folder; all but letters, digits, ``-`` and ``_`` becomes ``_``.
 
     Args:
         sites: names of the sites in the source.

@@ -229,8 +229,9 @@ class Collector:
     def warnings(self) -> list[Warned]:
         """Return the warnings of this round.
 
-        A warning is about a value that a bound changed, a site with more than half of the weight, a site whose model
-        is unchanged or lacks a usual number to weigh it by, or a global model that has hardly moved.
+        A warning is about a value that a bound (such as ``max_weight``) limited, a site with more than half of the
+        weight, a site whose model is unchanged, a site's missing number of samples (with FLARE's own controller
+        also a missing or doubtful number of steps), or a global model that has hardly moved.
         """
         trained = sorted(self._round.trained.items())
         unmoved = [

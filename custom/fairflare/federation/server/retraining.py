@@ -50,7 +50,7 @@ class Retraining:
             raise ValueError(problem)
 
     def rule_at(self, current_round: int) -> Rule:
-        """Return the rule (server half) of a round; for the final test the method's rule."""
+        """Return a round's rule: the classifier's while it is retrained, else (also in the final test) the method's."""
         return self.classifier if (self.run.num_rounds <= current_round < self.run.rounds_in_all) else self.own
 
     def trained(self, state: State, current_round: int) -> State:

@@ -48,7 +48,7 @@ def _receiving(engine: Any) -> Any:
 
 @contextmanager
 def memory_given_back() -> Iterator[Callable[[], None]]:
-    """Limit the memory of the process while the context lasts; yield a function to be called repeatedly while it waits.
+    """Limit the memory of the process while the context lasts; yield a function to call repeatedly during waits.
 
     FLARE's streaming leaves tensors and packets in reference cycles, several times the size of the model for every
     site. Python frees them only when it searches all objects for cycles, which is seldom. The yielded function runs

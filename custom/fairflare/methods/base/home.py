@@ -164,7 +164,7 @@ class OwnModel(Home, ABC):
         earlier = last_kept(run, OWN_MODEL, model.state_dict())
         if earlier is None and entry is not None:
             raise SiteError(
-                f"site {run.site!r} has lost its own model; after a round without it, it is sent the first one"
+                f"site {run.site!r} has lost its own model; it misses this round and then gets the initial model"
             )
         return earlier or dict(received)
 

@@ -114,7 +114,7 @@ class Bundle:
         """
         from monai.bundle import ConfigParser
 
-        # The parser finds a macro that leads nowhere, too, which is to be refused by its key and not overlooked.
+        # MONAI's parser also finds a key whose macro leads nowhere; a later error then names this key.
         found = next(
             (
                 key

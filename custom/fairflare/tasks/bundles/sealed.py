@@ -152,7 +152,7 @@ class _Bounded(TorchDispatchMode):
         self.calls += 1
         self.numbers += max(map(math.prod, sizes), default=0)
         if self.calls > MOST_CALLS or self.numbers > MOST_NUMBERS:
-            raise Refused(f"it is too large to be made; a sealed bundle has up to {MOST_NUMBERS} parameters")
+            raise Refused(f"an object is too large to be made; a network may have up to {MOST_NUMBERS} parameters")
         return func(*args, **(kwargs or {}))
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from fairflare import __version__
 from fairflare.base.checks import first_of
-from fairflare.base.disk.files import private_folder, safe_name, to_disk, write_whole
+from fairflare.base.disk.files import append, private_folder, safe_name, to_disk, write_whole
 from fairflare.base.disk.locks import Held, locked
 from fairflare.methods.base.site_run import SiteError
 
@@ -151,7 +151,7 @@ class Ledger:
                 "version": __version__, "prev": _hash(lines),
             }  # fmt: skip
             lines.append(self._signed(record))
-            self._append(lines)
+            append(self.folder / LEDGER, lines[-1], sum(map(len, lines[:-1])))  # without a line that a crash has cut
             self._set_head(lines)
             self.last = _hash(lines)
             return after
@@ -287,20 +287,7 @@ class Ledger:
         draft.rename(self.folder)
         to_disk(self.folder.parent)
 
-    def _append(self, lines: Sequence[bytes]) -> None:
-        """Add the last line to the file, behind the lines before, and wait until it is on disk."""
-        path, size = self.folder / LEDGER, sum(map(len, lines[:-1]))
-        with path.open("r+b", buffering=0) as file:
-            file.truncate(size)  # removes a line that a crash has cut
-            file.seek(size)
-            left = memoryview(lines[-1])
-            while left:
-                left = left[file.write(left) :]
-            os.fsync(file.fileno())
-        to_disk(self.folder)
-
     def _set_head(self, lines: Sequence[bytes]) -> None:
-        private_folder(self.head.parent)
         told = json.dumps({"seq": len(lines), "hash": _hash(lines)})
         write_whole(self.head, lambda path: path.write_text(told, "utf-8"))
 

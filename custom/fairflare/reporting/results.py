@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base import checks
-from fairflare.base.disk.files import private_folder, private_opener, remove_partials, write_whole
+from fairflare.base.disk.files import append, private_folder, remove_partials, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog, records
 from fairflare.reporting.documents import (
     HEAD,
@@ -180,9 +180,7 @@ class ResultsStore:
         """
         line = encode({"time": _now(), "kind": kind} | as_json(details, "event"))
         with self._lock:
-            private_folder(self.folder)
-            with open(self.folder / PROGRESS_FILE, "a", encoding="utf-8", opener=private_opener) as file:
-                file.write(line + "\n")
+            append(self.folder / PROGRESS_FILE, line.encode() + b"\n", durable=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint saves besides the records of :attr:`log`, as values that JSON can hold."""

@@ -93,6 +93,28 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
         to_disk(path.parent)
 
 
+def append(path: Path, data: bytes, size: int | None = None, *, durable: bool = True) -> None:
+    """Write data behind the end of a private file, which is made with its folder where it is missing.
+
+    Args:
+        path: the file.
+        data: what to write.
+        size: number of the file's bytes that count: those behind them, such as half a line, are removed; ``None``: all.
+        durable: True: the data outlive a power cut when this returns; False: only the death of the process.
+
+    Raises:
+        OSError: the disk is full or cannot be written; some of the data may stand behind ``size`` then.
+    """
+    private_folder(path.parent)
+    with open(path, "ab", opener=private_opener) as file:
+        if size is not None:
+            file.truncate(size)
+        file.write(data)
+    if durable:
+        to_disk(path)
+        to_disk(path.parent)
+
+
 def remove_partials(folder: Path, *, mine: bool = False) -> int:
     """Remove partial files that dead processes left in a folder during :func:`write_whole`, and return their number.
 

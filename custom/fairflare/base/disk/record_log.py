@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from fairflare.base.disk.files import private_opener, to_disk, write_whole
+from fairflare.base.disk.files import append, write_whole
 
 _CHUNK = 1 << 20
 _HEAD = bz2.compress(b" ")[:10]  # first bytes of every record: bzip2's level, and the mark of a block
@@ -105,16 +105,7 @@ class RecordLog:
         return records(self.path, self.size)
 
     def _add(self, data: bytes) -> None:
-        new = not self.path.exists()
-        with open(self.path, "xb" if new else "r+b", buffering=0, opener=private_opener) as file:
-            file.truncate(self.size)
-            file.seek(self.size)
-            left = memoryview(data)
-            while left:
-                left = left[file.write(left) :]
-        to_disk(self.path)
-        if new:
-            to_disk(self.path.parent)
+        append(self.path, data, self.size)
         self.size += len(data)
         self._hash.update(data)
 

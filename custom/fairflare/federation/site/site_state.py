@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from fairflare.base.disk.files import private_folder, private_opener, remove_partials, safe_name
+from fairflare.base.disk.files import append, private_folder, remove_partials, safe_name
 from fairflare.base.disk.locks import Held, locked
 from fairflare.exchange.messages import TASK_VALIDATE, SiteReply, SiteTask, encode_reply
 from fairflare.exchange.sent_tensors import fingerprint
@@ -58,9 +58,7 @@ def note_sent(path: Path, request: SiteTask, reply: SiteReply) -> None:
             **told.meta, "metrics": told.metrics, "update": fingerprint(reply.update) if reply.update else None,
         },
     }  # fmt: skip
-    private_folder(path.parent)
-    with open(path, "a", encoding="utf-8", opener=private_opener) as file:
-        file.write(json.dumps(line, default=str) + "\n")
+    append(path, json.dumps(line, default=str).encode() + b"\n", durable=False)
 
 
 class SiteFolder:

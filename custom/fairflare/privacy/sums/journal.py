@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.base.disk.files import private_folder, private_opener, write_whole
+from fairflare.base.disk.files import append, write_whole
 from fairflare.privacy.sums.exposure import Limits, check_table
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import GROUPS, NORMS, Question, masks_of, own_key
@@ -171,11 +171,7 @@ class SumLog:
 
     def _append(self, record: Mapping[str, Any]) -> None:
         """Add a line and wait until it is on disk."""
-        private_folder(self.file.parent)
-        with open(self.file, "ab", opener=private_opener) as file:
-            file.write(json.dumps(dict(record)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.file, json.dumps(dict(record)).encode() + b"\n")
         content, head = self.file.read_bytes(), self.file.with_name(HEAD)
         write_whole(head, lambda path: path.write_text(f"{len(content)} {_hash(content)}", "utf-8"))
 

@@ -513,6 +513,11 @@ def test_with_secure_sums_the_norm_of_the_noised_update_leaves(tmp_path: Path) -
         assert private.told(request(name, {}, sums=sums), reply, [], None).report == left
 
 
+def test_that_a_site_allows_sums_only_leaves_as_it_tells_of_no_image(tmp_path: Path) -> None:
+    here = site(tmp_path, secure="sums")
+    assert "its own file has secure=sums, the run has not" in here.perform(request("check", initial(here.task))).reason
+
+
 def test_a_renamed_image_without_a_patient_is_the_same_case(tmp_path: Path) -> None:
     """Check that images are told apart by their pixels, whatever the job makes of them."""
     first = pictures(tmp_path / "a", 1, patients=False)

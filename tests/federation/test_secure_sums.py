@@ -21,15 +21,17 @@ from cryptography.x509.verification import PolicyBuilder
 from rich.console import Console
 
 from fairflare.cli.run.view import RunView
-from fairflare.exchange.messages import Message
+from fairflare.exchange.messages import Message, SiteTask
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.privacy import page
 from fairflare.federation.record.experiment import Experiment
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.server.sums import SecureSums
+from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import Weighing
+from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.privacy.sums import keys as keys_module
@@ -40,7 +42,7 @@ from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 
 from ..unit.test_sums import certificate, kit
-from .summing import Classes, Drawn, Numbers, Run, TwoNorms, Wire, lost
+from .summing import FAST, Classes, Drawn, Numbers, Run, TwoNorms, Wire, lost
 
 
 @pytest.fixture(autouse=True)
@@ -163,13 +165,38 @@ def test_what_the_further_messages_hold_is_declared(tmp_path: Path) -> None:
     assert seen == set(declared)
 
 
-def test_a_site_whose_file_allows_sums_only_trains_for_nothing_else(tmp_path: Path) -> None:
+def test_a_site_whose_file_allows_sums_only_refuses_another_run_before_its_first_round(tmp_path: Path) -> None:
     local = {"sites": {"site-2": {"secure": "sums"}}}
-    run = Run(tmp_path, secure="", num_rounds=1, local=local)()
-    (left,) = run.results["rounds"][0]["left_out"]
-    assert left["site"] == "site-2"
-    assert "its own file has secure=sums, the run has not" in left["reason"]
+    run = Run(tmp_path, secure="", num_rounds=1, local=local)
+    why = (
+        r"^check, before any training: 1 of 3 site\(s\) cannot take part: site 'site-2': secure sums: its own file has "
+        r"secure=sums, the run has not; set secure=sums for the run \(--set secure=sums\). .* require_all_sites=false"
+    )
+    with pytest.raises(RoundFailed, match=why):
+        run()
+    assert (run.results["rounds"], {name for _, name, _ in run.wire.asked}) == ([], {"check"})
+    without = Run(tmp_path / "a", secure="", num_rounds=1, local=local, require_all_sites=False)()
+    (left,) = without.results["rounds"][0]["left_out"]
+    assert (left["site"], "its own file has secure=sums, the run has not" in left["reason"]) == ("site-2", True)
     assert Run(tmp_path / "b", num_rounds=1, local=local)().results["rounds"][0]["left_out"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds", "groups", "refused"),
+    [
+        ("check", 1, (), True), ("check", 0, (), False), ("check", 0, ("sex",), True), ("validate", 1, (), False),
+        ("validate", 0, ("sex",), True), ("train", 1, (), True), ("norms", 1, (), True),
+    ],
+)  # fmt: skip
+def test_what_a_site_that_allows_sums_only_refuses(
+    name: str, rounds: int, groups: tuple[str, ...], refused: bool, tmp_path: Path
+) -> None:
+    """Check each question of a run without sums: a job that only measures a given model takes no update and no sum."""
+    here = SiteWorker("site-1", Numbers(), LocalTraining(**FAST), {"secure": "sums"}, tmp_path)
+    asked = SiteTask(name, start_model(), 0, rounds, 0, groups=groups)
+    reply = here.perform(asked)
+    assert (reply.status == "skipped" and "secure=sums" in reply.reason) == refused
+    assert "secure=sums" not in here.perform(replace(asked, sums={"run": bytes(32)})).reason
 
 
 def test_the_run_says_in_words_that_it_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -381,6 +408,8 @@ def test_moments_are_not_sent_in_the_clear_by_a_site_that_allows_sums_only(tmp_p
     asked = run.wire._answer
 
     def through(site: str, name: str, task: Message) -> Any:
+        if (site, name) == ("site-3", "check"):  # the server lies
+            return asked(site, name, replace(task, meta={**task.meta, "sums": {"run": bytes(32)}}))
         if (site, name) == ("site-3", "train"):
             task = replace(task, meta={**task.meta, "sums": {"run": bytes(32)}})
             answer = asked(site, name, task)

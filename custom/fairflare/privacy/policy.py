@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -131,7 +130,7 @@ class Private:
         self.ledger = Ledger(site, root)
         self._after: dict[int, float] = {}
         self._lasts = 0
-        self._public: set[str] = set()  # reasons that may leave
+        self.public: set[str] = set()  # reasons that may leave
         self._names: dict[str, Any] = {}  # of job, experiment and round
         self._asked: dict[str, tuple[float, ...]] = {}  # what is reported: name, and distances from the received model
         self._noisy: list[tuple[str, float]] = []  # the numbers that may leave, with noise and counted
@@ -169,9 +168,8 @@ class Private:
             Refused: the training, the task, a setting, the network, the budget, or a ledger that cannot be trusted.
         """
         spending = self._planned(half, run, model)
-        with self._telling():
-            cases, left = run.data.identities("training"), run.num_rounds - run.current_round
-            self._lasts = self.ledger.lasts(cases, spending, left)
+        cases, left = run.data.identities("training"), run.num_rounds - run.current_round
+        self._lasts = self.ledger.lasts(cases, spending, left)
 
     def train(self, half: LocalTraining, request: SiteTask, run: SiteRun, model: torch.nn.Module) -> Trained:
         """Reserve a round in the ledger, then train it.
@@ -180,23 +178,23 @@ class Private:
             Refused: what cannot be counted, a spent budget, or a ledger that cannot be trusted.
         """
         own = self.own
-        after = self._reserve(run.data.identities("training"), self._planned(half, run, model))
+        spending = self._planned(half, run, model)
+        after = self.ledger.reserve(run.data.identities("training"), spending, self._names)
         self._after[request.current_round] = after
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, own.epsilon)
         return PrivateLoop(half, run, model, own.noise, own.clip, own.images).train(Units.of(run.data))
 
     def _planned(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
-        with self._telling():
-            for problem in self._problems(half, run, model):
-                raise Refused(self.site, problem)
-            units, own = Units.of(run.data), self.own
-            rate, steps = units.plan(half)
-            self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
-            also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
-            # k noisy gradients of one batch cost as much privacy as one whose noise is smaller by sqrt(k).
-            cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
-            return self._spending(TASK_TRAIN, units, cost, own.clip, also)
+        for problem in self._problems(half, run, model):
+            raise Refused(self.site, problem)
+        units, own = Units.of(run.data), self.own
+        rate, steps = units.plan(half)
+        self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
+        also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
+        # k noisy gradients of one batch cost as much privacy as one whose noise is smaller by sqrt(k).
+        cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
+        return self._spending(TASK_TRAIN, units, cost, own.clip, also)
 
     def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the report of a round that was trained, with noise: mean losses, or how far apart two of them are."""
@@ -220,7 +218,7 @@ class Private:
         units = Units.of(run.data, split)
         try:
             spending = self._spending(TASK_VALIDATE, units, (self.own.reports, 1.0, 1), 1 / len(units.members))
-            self._reserve(run.data.identities(split), spending)
+            self.ledger.reserve(run.data.identities(split), spending, self._names)
         except Refused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
             return found
@@ -238,19 +236,6 @@ class Private:
     ) -> Spending:
         many, delta = len(units.members), self._delta(units)
         return Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
-
-    def _reserve(self, cases: Iterable[Hashable], spending: Spending) -> float:
-        with self._telling():
-            return self.ledger.reserve(cases, spending, self._names)
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Let the reason of a refusal leave."""
-        try:
-            yield
-        except Refused as error:
-            self._public.add(error.public)
-            raise
 
     def _delta(self, units: Units) -> float:
         many = len(units.members)
@@ -295,13 +280,12 @@ class Private:
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         told = request.directives.get(LAST_LINE)
         self.ledger.shown = told.get(self.site) if isinstance(told, Mapping) else None
-        with self._telling():
-            if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
-                raise Refused(
-                    self.site,
-                    f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
-                    "that do not ask for them",
-                )
+        if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
+            raise Refused(
+                self.site,
+                f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
+                "that do not ask for them",
+            )
 
     def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: Units | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
@@ -313,7 +297,7 @@ class Private:
             units: the patients, volumes or images that the guarantee protects; ``None``: the data were not opened.
         """
         if reply.status != STATUS_OK:
-            if reply.reason in self._public:
+            if reply.reason in self.public:
                 return SiteReply(reply.status, reason=reply.reason)
             return SiteReply(STATUS_FAILED, reason=f"site {self.site!r}: {request.name} failed; its own log says why")
         stats: dict[str, Any] = {"synthetic": reply.stats["synthetic"]} if "synthetic" in reply.stats else {}

@@ -80,7 +80,6 @@ def _lists(data: SiteData) -> str:
 
 def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``train``: measure the received model on the validation split, train it, and report."""
-    sums.check_asked(worker, request)
     if again := sums.answered(worker, request, store):
         worker.run(request, store)  # opens the data, which the gate looks at
         return again
@@ -155,7 +154,6 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
 
 def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``norms``: report the moments of the inputs of the next group of batch norms."""
-    sums.check_asked(worker, request)
     request = replace(request, state=norm_moments.with_kept(request, store, worker.site))
     run, model = worker.open(request, store)
     data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
@@ -193,7 +191,6 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
-        sums.check_asked(worker, request)
         table = groups.table_of(worker.site, of_test, model, run.data, worker.device, request)
         secure = bool(request.sums)
         reply.stats |= sums.groups_home(worker, request, store, run, table) if secure else {groups.TABLE: table}

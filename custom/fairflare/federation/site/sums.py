@@ -21,13 +21,13 @@ from fairflare.base.checks import first_of, listed
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
-from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, clean_meta
+from fairflare.exchange.messages import STATUS_OK, TASK_CHECK, TASK_VALIDATE, SiteReply, SiteTask, clean_meta
 from fairflare.federation.site.groups import KEPT as KEPT_GROUPS
 from fairflare.federation.site.groups import GroupTable
 from fairflare.federation.site.norm_moments import MEASURED
 from fairflare.federation.site.site_file import setting
 from fairflare.methods.base.reports import CLASSES, LENGTH, ByClass
-from fairflare.methods.base.training import SiteError, SiteRun, SiteStore
+from fairflare.methods.base.training import SiteRun, SiteStore
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused, need
@@ -46,13 +46,21 @@ Most = Annotated[float, Field(strict=True, gt=0, le=1)]
 
 
 def check_asked(worker: SiteWorker, request: SiteTask) -> None:
-    """Refuse to send updates or sums in a run without secure sums if the site's own file allows secure sums only.
+    """Refuse a run that takes updates or sums in the clear if the site's own file allows secure sums only.
+
+    The check refuses it, before any training; so does each later task, for a site that comes late. A job that only
+    measures a given model takes neither.
 
     Raises:
-        SiteError: the run is none of secure sums.
+        SumRefused: the run is none of secure sums.
     """
-    if _own(worker, "secure", "", Literal["", "sums"]) and not request.sums:
-        raise SiteError(f"site {worker.site!r}: its own file has secure=sums, the run has not; set it for the run")
+    sums_only = _own(worker, "secure", "", Literal["", "sums"])
+    sends = request.num_rounds if request.name == TASK_CHECK else request.name != TASK_VALIDATE
+    if sums_only and (sends or request.groups) and not request.sums:
+        raise SumRefused(
+            worker.site,
+            "its own file has secure=sums, the run has not; set secure=sums for the run (--set secure=sums)",
+        )
 
 
 def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:

@@ -56,13 +56,15 @@ from fairflare.federation.site.site_file import (
 from fairflare.federation.site.site_network import SiteNetwork
 from fairflare.federation.site.site_state import SiteFolder, note_sent
 from fairflare.federation.site.site_tasks import TASKS
+from fairflare.federation.site.sums import check_asked
 from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.group_sums import ByPeople
+from fairflare.privacy.ledger import Refused
 from fairflare.privacy.policy import Private
 from fairflare.privacy.sums.journal import HEAD, LOG
-from fairflare.privacy.sums.keys import KEY
+from fairflare.privacy.sums.keys import KEY, SumRefused
 from fairflare.privacy.training import Units
 
 log = logging.getLogger(__name__)
@@ -193,6 +195,8 @@ class SiteWorker:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
+            if self.private is not None and isinstance(e, (Refused, SumRefused)):  # these tell of no image
+                self.private.public.add(e.public)
             return refusal(self.site, request.name, e, tells_all=self.tells_all)
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
         return reply
@@ -227,6 +231,7 @@ class SiteWorker:
         do = TASKS[request.name]
         if self.private is not None:
             self.private.begin(request)
+        check_asked(self, request)
         keeps = request.name != TASK_VALIDATE or self.has_its_own(request) or (request.sums and request.groups)
         if request.name == TASK_CHECK or not keeps:
             return do(self, request, self.state.store(request.run))  # without a lock: this task saves nothing

@@ -160,7 +160,7 @@ def _all_methods() -> list[Row]:
 
 
 def _by_method() -> dict[str, Any]:
-    """Return the rows of what methods ask for, each with its methods, and the titles of those that ask for nothing."""
+    """Return rows of the values that rules ask for, with their methods; and titles of methods that ask for none."""
     methods = sorted(all_methods().values(), key=lambda m: (m.rule.__name__, m.name))
     asking: list[Row] = []
     without: list[Method] = []
@@ -198,7 +198,7 @@ def _titles(methods: Iterable[Method]) -> str:
 
 
 def _gathered(pairs: Iterable[tuple[Row, str]]) -> list[Row]:
-    """Return each row once, behind all words that it came with."""
+    """Return each row once, preceded by a cell that lists all words paired with this row."""
     return [(", ".join(words), *row) for row, words in gathered(pairs).items()]
 
 

@@ -68,7 +68,7 @@ class Counts(dict[str, float]):
     Each is the site's number of samples; under a stock controller it may be the site's number of steps.
 
     Args:
-        told: the number of each site, by site.
+        told: each site's number, by the site's name.
         odd: a warning about a site's number, by site; the warnings are issued only where a rule reads the numbers.
     """
 
@@ -86,7 +86,7 @@ class Training:
     """Hold a site's checked answer to ``train``; ``notes``: remarks on the answer for results and log."""
 
     site: str
-    state: State  # the model, whose tensors are made when they are asked for; empty once the model is staged
+    state: State  # the model, each tensor of which is converted when it is read; empty once the model is staged
     report: dict[str, Any]
     metrics: dict[str, float]
     stats: dict[str, Any]
@@ -168,7 +168,7 @@ class Collector:
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
         self.metrics = metrics
-        #: Names of the trained parameters; ``None`` if the model is not known: the tensors' names then tell them.
+        #: Names of the trained parameters; ``None`` if the model is not known: dtypes and names of tensors then decide.
         self.parameters: frozenset[str] | None = None
         self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
         self.products: Products | None = None  # averages products of low-rank factors; ``None`` to average each factor
@@ -361,7 +361,7 @@ class Collector:
     def aggregate(self) -> tuple[dict[str, torch.Tensor], Weighing]:
         """Return the next global model (or the aggregated update) and the weights that the rule gave.
 
-        Tensors that stay at the sites keep their received values; where all tensors stay, the rule is not asked.
+        Tensors that stay at the sites keep their received values; if all tensors stay, the rule is not called.
 
         Raises:
             RuntimeError: the rule gives no weights.
@@ -373,7 +373,7 @@ class Collector:
         inputs = self.inputs()
         # The average of one model is that model, so every weight is 1 and the sites need not be asked a second time.
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
-        with one_thread():  # one thread, so that every server computes the same bits; the long sums come in the average
+        with one_thread():  # so that every server computes the same bits; the costly sums follow in the average
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
             weighing = self._influence.weighed(self._with_unlabelled(decided, inputs.sites))
         if not weighing.reports:
@@ -420,7 +420,7 @@ class Collector:
         return {site: training.num_steps for site, training in self._round.trained.items()}
 
     def _annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
-        """Return the sites' models with output rows of the sites that annotate them (:class:`OutputRows`)."""
+        """Return the sites' models, with output rows that only some sites annotate averaged over those sites."""
         unlabelled = set(self.accepted).difference(self.labelled)
         silent = tuple(sites and sites.union(unlabelled) for sites in self.rows.silent)
         return replace(self.rows, silent=silent).of_annotators(states, weights_of, self._round.received or {}, **limits)
@@ -474,9 +474,9 @@ class Collector:
         return min(found, self.bounds.max_samples or found)
 
     def _with_unlabelled(self, decided: Weighing, labelled: Sequence[str]) -> Weighing:
-        """Give sites without labels the weight of their samples, as the method has no report of them to weigh.
+        """Weight sites without labels by their samples, as they send no report from which the rule could weigh them.
 
-        What they sent has no running statistics of their own images, so in these they do not count.
+        Their weight in the average of running statistics is 0, since their models have no statistics of their images.
         """
         others = [site for site in self.accepted if site not in labelled]
         if not others:
@@ -500,7 +500,7 @@ class Collector:
         self._round.counts = counts
 
     def _states(self, sites: Sequence[str] | None = None) -> dict[str, State]:
-        """Return the local models within the bounds, by site; a tensor is read when it is asked for."""
+        """Return the local models, clipped to the bounds, by site; a tensor is read when it is accessed."""
         every = self._influence.states({site: self._state(site) for site in self.accepted}, self._round.received)
         return every if sites is None else {site: every[site] for site in sites}
 

@@ -56,7 +56,7 @@ class Tested:
         personal: gains of the models that sites fine-tuned for themselves; ``None`` if there are none.
         groups: metrics by group of people (:func:`fairflare.reporting.groups.by_group`); ``None`` if not asked for.
         footing: describes which structures of which sites are compared.
-        of_sums: sites left out of the secure sums by group alone, with the reasons.
+        of_sums: sites left out only of the secure sums by group, with the reasons.
     """
 
     phase: Phase
@@ -122,8 +122,8 @@ class FinalTest:
     """Test a model at every site of the job, also at sites that were dropped during training.
 
     Args:
-        ask: performs one exchange with the sites, as ``Rounds`` has it.
-        roster, run: the sites of the job; the run's settings, with the timeout.
+        ask: performs one exchange with the sites, see :class:`fairflare.federation.collecting.phase.Exchange`.
+        roster, run: the sites of the job; the run's settings, among them the timeout.
         say: writes a line to the server's log.
         metrics, primary: the metrics that sites may measure, by name; the name of the primary one.
         parts: number of classes or structures, where the task has outcomes of single images.
@@ -195,7 +195,7 @@ class FinalTest:
             self.footing = self.footing.without({site: of.get("structure_support") or {} for site, of in said.items()})
         phase.good = self.footing.on_one(phase.good)
         for site in phase.good if self.footing.how == ADJUSTED else ():
-            phase.stats[site][RESAMPLED] = None  # draws of plain means do not say how sure an adjusted figure is
+            phase.stats[site][RESAMPLED] = None  # draws resample the plain mean, not the adjusted figure
         tested.footing = self.footing
         return tested
 

@@ -71,7 +71,7 @@ class Influence:
         return self._states[1]
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
-        """Return a rule's weights within the bounds, before the rule remembers them for later rounds."""
+        """Return a rule's weights, limited to the bounds, before the rule saves them for later rounds."""
         return self._of_sites(weights, ", remembered", "weight", " before it is remembered")
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
@@ -142,10 +142,10 @@ class Influence:
         count: int | None = None,
         majority: bool = False,
     ) -> dict[str, SiteWeights]:
-        """Return the weights of each layer within the bounds, and warn of each bound that was at work.
+        """Return the weights of each layer, limited to the bounds, and warn of each bound that changed a weight.
 
         Args:
-            given: weights of the sites, by layer; weights of whole models as those of a single layer.
+            given: the sites' weights by layer; weights of whole models are given as those of a single layer.
             of, what, when: words for the warnings: kind and name of the weights, and when they are cut.
             count: number of layers; ``None`` if the weights are those of whole models.
             majority: whether to warn also of a site that has more than half of the weight.
@@ -155,7 +155,7 @@ class Influence:
         capped = {name: self._capped(by, limit) for name, by in given.items()}
         bounded = {name: self._tempered(by) for name, by in capped.items()}
         for site in sites if limit is not None else ():
-            held = [by.get(site, 0.0) for by in given.values()]  # a missing weight shows later, in the sum
+            held = [by.get(site, 0.0) for by in given.values()]  # a missing weight is found later, by the weights' sum
             text = f"{what} {{}} cut to {limit:.4g}{when}{{}} (max_weight)"
             self._warn_above(site, f"max_weight{of}", held, limit, text, count)
         if most is not None:

@@ -184,7 +184,7 @@ class Exchange:
         """
         lock, fault, over = threading.Lock(), list[Exception](), False
         started, says_at = time.monotonic(), SAYS_AFTER
-        enough_since = rest_since = math.inf  # times since when a condition holds; infinite: not yet
+        enough_since = rest_since = math.inf  # times from which on a condition holds; infinite: it does not hold yet
         number, sites = phase.current_round, phase.asked
         self.tell("phase", phase=phase.name, current_round=number, num_rounds=self.run.rounds_in_all, sites=sites)
         phase.bytes_out = num_bytes(task.params) * len(sites)
@@ -219,7 +219,7 @@ class Exchange:
                 enough_since = min(enough_since, now)
                 if phase.doubtful and phase.doubtful.issuperset(phase.silent):
                     rest_since = min(rest_since, now)
-            # Wait for dropped sites too; when all others have answered, at most as long again as the others took.
+            # Wait for dropped sites too, but once all others have answered, at most as long again as the others took.
             return bool(fault) or 0 < self.grace < now - enough_since or now - rest_since > rest_since - started
 
         try:

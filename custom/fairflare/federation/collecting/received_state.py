@@ -28,7 +28,7 @@ class Incoming(LazyState):
         layout: dtype and shape of every tensor.
         make: returns a tensor by its name.
         notes: remarks on the model for results and log.
-        made: tensors that were made already and that no other object uses.
+        made: tensors that were converted already and that no other object uses.
         moved: whether a trained tensor differs from the received one; True also where that is not known.
     """
 
@@ -58,7 +58,7 @@ class Shape(Protocol):
     def read(self, message: Message, site: str, fits: Callable[[Layout], bool] | None = None) -> Incoming:
         """Return the state to collect from a site's message, after every tensor was checked.
 
-        Where the state fits into memory, by ``fits``, its tensors are made once and held.
+        If the state fits into memory, according to ``fits``, its tensors are converted once and held.
 
         Raises:
             ValueError, TypeError: the message's tensors cannot be collected (names site, tensor).
@@ -71,12 +71,12 @@ class Shape(Protocol):
 class LikeReceived:
     """Collect full models from sites that send models like the one that the server sent, or updates of it.
 
-    A tensor that a site did not send keeps its received value: it stays at the sites by the job's method, or a filter
-    at the site (FLARE's ``ExcludeVars``) removed it.
+    A tensor that a site did not send keeps its received value: the job's method keeps this tensor at the sites, or a
+    filter at the site (FLARE's ``ExcludeVars``) removed it from the message.
 
     Args:
         received: the model that the server sent.
-        stays: names of tensors that the sites keep; such a tensor is ignored where a site sends it.
+        stays: names of tensors that the sites keep; such a tensor is ignored if a site sends it.
     """
 
     updates = False

@@ -46,7 +46,7 @@ OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "mi
 
 @dataclass(frozen=True)
 class Script:
-    """Describe a training script of the sites' own, which FLARE's Client API executor runs.
+    """Describe the sites' own training script, which FLARE's Client API executor runs.
 
     Args:
         path: path of the script, which the job carries, or which exists at this path at every site.
@@ -73,8 +73,8 @@ class Plan:
         paper: the paper whose published setting the run has; ``None`` for a quick job, or where none is published.
         script: the sites' own training script; ``None`` if they have none.
         monai_bundle: folder of the MONAI bundle that is learned; ``None`` if the task is of another kind.
-        brought: settings of local training that the task prescribes, a line each.
-        instead: settings of another method's set-up (``train_like``) that replace the method's own, a line each.
+        brought: settings of local training that the task prescribes, one line of text for each.
+        instead: settings of another method's set-up (``train_like``) that replace the method's own, one line each.
     """
 
     method: Method
@@ -147,7 +147,7 @@ def make_plan(
         ValueError: a method, kind of task or setting is unknown (the message suggests the nearest), a value is out of
             range or given twice, or a bundle cannot be used.
     """
-    if (statistics := options.pop("norm_statistics", None)) is not None:  # set in the training; the run follows
+    if (statistics := options.pop("norm_statistics", None)) is not None:  # a setting of the training, copied by the run
         settings = {**(settings or {}), "norm_statistics": statistics}
     chosen = method_of(rule, training) if method is None else get_method(method)
     own_task = task if isinstance(task, Task) else None

@@ -106,7 +106,7 @@ def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
 
 @dataclass(frozen=True)
 class AtHome:
-    """Store what the server knows of tensors that stay at the sites.
+    """Store what the server knows about tensors that stay at the sites.
 
     Attributes:
         tensors: names of tensors that no site sends; in the common model they keep their initial values.

@@ -99,7 +99,7 @@ def load_task_class(path: Path) -> type[Task]:
 
 
 def brings(task: Task) -> Callable[[], None] | None:
-    """Return what another process must call before it unpickles a task; ``None`` if it can import the task's class."""
+    """Return the function that a process must call before it unpickles a task; ``None`` if the class is importable."""
     cls = type(task)
     if cls.__module__ != TASK_MODULE:
         return None

@@ -90,7 +90,7 @@ class Experiment:
         remove_partials(self.place.run_dir)
 
     def close(self) -> None:
-        """Release the experiment's lock; of a run without an experiment id, remove the rule's saved state."""
+        """Release the experiment's lock; if the run has no experiment id, remove the rule's saved state."""
         if self.lock is not None:
             self.lock.release()
         else:
@@ -101,7 +101,7 @@ class Experiment:
     def begin(self, start: State, config: Mapping[str, Any], info: dict[str, Any]) -> tuple[int, State]:
         """Return the first round to do and its model: ``start``, or the model of the experiment's newest checkpoint.
 
-        Also start the run's results, with ``info``; those of a resumed run go on with the earlier ones.
+        Also start the run's results, with ``info``; a resumed run continues the earlier results.
 
         Raises:
             CheckpointError: the checkpoints do not fit these settings or versions, or are damaged.
@@ -241,7 +241,7 @@ class Experiment:
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Raise an error of the disk as a ``ServerFault`` whose text tells the server's operator what to do."""
+    """Convert a disk error in the context to a ``ServerFault`` whose text tells the server's operator what to do."""
     try:
         yield
     except OSError as error:

@@ -119,12 +119,12 @@ class Journal:
             self._note_synthetic()
 
     def ledgers(self) -> dict[str, Any]:
-        """Return the directive that shows each site with differential privacy what it said last of its ledger."""
+        """Return the directive that sends each site with differential privacy the last ledger hash that it reported."""
         found = {site: of[LAST_LINE] for site, of in self.info.get(PRIVACY, {}).items() if LAST_LINE in of}
         return {LAST_LINE: BySite(found)} if found else {}
 
     def spent(self, phase: Phase) -> None:
-        """Record what sites said of their privacy ledgers, also sites whose answer is not used in the end."""
+        """Record the sites' reports about their privacy ledgers, also those of sites whose answer is not used."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
         told = {site: {name: of[name] for name in (EPSILON, LAST_LINE) if of[name]} for site, of in stats.items()}
         if private := self.info.get(PRIVACY):
@@ -169,7 +169,7 @@ class Journal:
             weighing: the rule's weights, with the reports and values that they come from.
             record: the round's record, to be filled.
             warnings: warnings about single sites in this round.
-            last: the rule has weighed for the last time: also warn if its weights were the same in all rounds.
+            last: whether this is the rule's last weighing; if so, also warn if its weights were equal in all rounds.
         """
         record.site_weights = weighing.sites
         record.layers = weighing.record or None

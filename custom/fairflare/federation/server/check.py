@@ -276,9 +276,9 @@ class Check:
 
     @property
     def annotators(self) -> dict[str, list[str]]:
-        """Return the sites that annotate each structure, class or finding, in the network's order.
+        """Return the sites that annotate each structure, class or finding, in the order of the network's outputs.
 
-        It is empty where all sites annotate all. Where a site's file says nothing, it annotates all.
+        The result is empty if all sites annotate all of them. A site whose file says nothing counts as annotating all.
         """
         found: list[tuple[str, list[str]]] = []
         for site, said in sorted(self.facts.items()):

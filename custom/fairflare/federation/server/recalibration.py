@@ -170,7 +170,7 @@ class Recalibration:
                 raise self.ask.too_few(total)
             try:
                 found, warned = self._pooled(agreed[0], usable, whole)
-            except SitesLost as lost:  # the others measure again
+            except SitesLost as lost:  # the remaining sites measure again
                 for site, reason in lost.args[0].items():
                     total.refuse(site, reason)
                 continue

@@ -27,7 +27,7 @@ class Retraining:
 
     def __init__(self, rule: Rule, run: RunSettings) -> None:
         self.rule, self.run = rule, run
-        self.own = rule  # leads the method's rounds; another one where the reports that it needs stay at home
+        self.own = rule  # rule of the method's rounds; replaced if sites withhold the reports that it needs
         self.classifier = ClassifierAverage(
             weights=run.crt_weights,
             epochs=run.crt_epochs,

@@ -154,15 +154,15 @@ class Rounds:
             self.transport.say(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
 
     def _weigh_without_reports(self) -> None:
-        """Take FedAvg for a rule whose reports a site keeps at home, or whose weights their noise would make lots."""
+        """Use FedAvg in place of a rule if privacy noise makes its weights random, or a site withholds its reports."""
         rule, own = self.rule, self.check.facts.items()
         private = [site for site, said in own if PRIVACY in said]
-        if private and self.settings.crt_rounds:  # at once, not when the rounds before have spent the budget
+        if private and self.settings.crt_rounds:  # fail now, before the method's rounds spend the budget
             raise ValueError(
                 f"crt_rounds={self.settings.crt_rounds} draws classes in equal parts, which differential privacy (site "
                 f"{', '.join(private)}) cannot count: set crt_rounds=0, or choose fed_avg"
             )
-        # No noise bounds what a patient does to a comparison with the anchor.
+        # No noise limits one patient's influence on the comparison with the anchor, so such a rule is always replaced.
         least = math.inf if isinstance(rule, TwoPhase) else float(getattr(rule, "noisy_from", LOTTERY))
         worth = {
             site: said[PRIVACY]["worth"] for site, said in own if PRIVACY in said and said[PRIVACY]["worth"] < least
@@ -292,7 +292,7 @@ class Rounds:
         """Run the ``anchor`` phase of a round, and free the anchor model's memory afterwards."""
         number, timeout = record.current_round, self.settings.anchor_timeout
         anchor = clean_state(self._with_fewer(record, self.collector.anchor_model))
-        asked = self.collector.labelled  # the others have no report
+        asked = self.collector.labelled  # sites without labels have no report
         sites = self.roster.willing(asked, TASK_ANCHOR, number)
         phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, asked)
@@ -305,7 +305,7 @@ class Rounds:
             try:
                 return make()
             except SitesLost as lost:
-                self.retraining.load_state_dict(before)  # the rule weighs the others anew
+                self.retraining.load_state_dict(before)  # the rule weighs the remaining sites anew
                 for site, reason in lost.args[0].items():
                     self.collector.drop(site, reason)
                 record.accepted = self.collector.accepted
@@ -347,7 +347,7 @@ class Rounds:
                 record, has, said = RoundRecord(current_round=number), said, {}
                 try:
                     said[POOLED], kept[POOLED] = self.sums.groups(record, state, has, shapes(self.test.parts, *bins))
-                except RoundFailed as failed:  # the model and its other figures are there
+                except RoundFailed as failed:  # the model and its other figures are available all the same
                     self.transport.say(f"groups: {failed}", warning=True)
                     record.left_out.append(LeftOut(POOLED, "groups", str(failed)))
                 last.phases += record.phases

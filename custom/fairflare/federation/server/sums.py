@@ -1,9 +1,9 @@
 """Open weighted sums of the sites' updates; the server never holds a single site's update (``secure="sums"``).
 
-The sites agree on keys that the server does not know. In each round they train and report, the rule weighs, and every
-site is shown the whole table of weights and sends its weighted update under masks that only the sum of all is free of.
-A site that is lost before the sum is opened costs a new attempt with fewer sites; one that is lost while it is opened
-is asked again. ``docs/secure_sums.md`` says what the server learns all the same.
+The sites agree on keys that the server does not know. In each round the sites train and report, and the rule weighs.
+Every site then receives the whole table of weights and sends its weighted update under masks, which cancel only in the
+sum over all sites. If a site is lost before the sum is opened, a new attempt is made with fewer sites; a site that is
+lost while the sum is opened is asked again. ``docs/secure_sums.md`` says what the server learns all the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MASKED = (
 
 
 class SitesLost(Exception):
-    """Signal that a sum cannot be opened, as some of its sites are lost; the argument has the reason for each site."""
+    """Signal that a sum cannot be opened, as some of its sites are lost; the argument: reasons by lost site."""
 
 
 class SecureSums:
@@ -68,7 +68,7 @@ class SecureSums:
 
         Args:
             current_round, live: number of the round, and its sites.
-            two: whether the round makes two sums of the same numbers, for which sites ask for one site more.
+            two: whether the round opens two sums of the same numbers; the sites then demand one more member.
 
         Raises:
             RoundFailed: a site refuses another site's key, or too few sites have keys.
@@ -90,7 +90,7 @@ class SecureSums:
         refused = second is not first and len(second.left_out) > len(second.unheard)
         if refused or len(second.good) < least:
             why = f"{len(second.good)} site(s) agreed on keys, needed are {least} sites, none of which refuses"
-            if second is first:  # nobody was asked to agree
+            if second is first:  # too few sites sent keys, so none was asked to agree
                 why = (
                     f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
                     f"{'; fed_avg needs one less' * (two and least > self.run.min_sites)}"
@@ -155,7 +155,7 @@ class SecureSums:
         except SitesLost as lost:
             if self._anchor is None:
                 raise
-            # A sum of fewer sites beside the open one would show the lost site's update.
+            # The plain mean is open: beside it, a sum without the lost site would reveal that site's update.
             sites, state = self._anchor
             self.journal.say(
                 f"round {self.record.current_round}: {listed(lost.args[0])} lost after the plain mean of "
@@ -190,12 +190,13 @@ class SecureSums:
     ) -> tuple[dict[str, dict[str, Array]], list[str]]:  # fmt: skip
         """Return the sums of each group of people over all sites, and the groups that too few sites have.
 
-        What fewer than three sites have is NaN.
+        Sums that only one or two sites have are NaN.
 
         Args:
-            record: of the round that would receive the model; it gets the exchanges, and the sites that are lost.
+            record: record of the round that would receive the model; the exchanges and lost sites are added to it.
             asked: the tested model.
-            has: by site the names of the groups, and what it has of each of their sums.
+            has: for each site the names of the groups, and for each of their sums a number, as
+                :func:`fairflare.federation.site.groups.read_kept` returns them.
             form: shapes of a group's sums.
 
         Raises:
@@ -226,7 +227,7 @@ class SecureSums:
         text = f"sums of {listed(few, 5)} are not opened: fewer than {FEWEST} sites have one"
         self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
         known = {
-            key: np.round(of, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # else counts
+            key: np.round(of, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # all other sums are counts
             for key, of in sums.items()
             if key in (IMAGES, CASES) or not np.isnan(of).all()
         }
@@ -283,7 +284,7 @@ class SecureSums:
 
         Args:
             weighing: the rule's weights.
-            parts: layers of the trained tensors, and of the buffers; one that is called ``""`` stands for all.
+            parts: names of the layers of the trained tensors, and of the buffers; ``""`` stands for all layers.
             members: the sites.
         """
         if not (layers := sorted(parts[0] | parts[1])):
@@ -338,7 +339,7 @@ class SecureSums:
             raise SitesLost(lost)
         told[PRESENT], missing, pause = members, members, PAUSE
         end = time.monotonic() + timeout
-        while missing:  # nobody who has released takes part in another attempt: these very sites are needed
+        while missing:  # a site that released its mask joins no other attempt: exactly these sites are needed
             phase = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
             missing = [site for site in members if site not in own]
             if pause == PAUSE or not missing:
@@ -369,7 +370,8 @@ def _bytes_of(
     """Return the checked bytes in a site's report, by name.
 
     Raises:
-        ReportError: another name, another kind of value, or one too long (names site and field).
+        ReportError: a name is not an expected one, or a value is not bytes of an allowed length (names site and
+            field).
     """
     report = read_head(site, message, current_round).get("report")
     told = dict(report) if isinstance(report, Mapping) else {}

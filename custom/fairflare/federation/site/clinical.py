@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 TABLE = "clinical_table"  # key in a reply's stats at the site; the gate replaces the table by its figures
 OVER_ALL, OF_CLASSES = "clinical_calibration", "clinical_classes"  # names of the fields
-BINS = 15  # number of bins of the told class's probability
+BINS = 15  # number of bins of the predicted class's probability
 DIGITS = 3  # decimals of a threshold, which is the score of a validation image
 COUNTS = ("tp", "fp", "fn", "tn")
 #: Names of the figures of each class that is looked for, in the order in which they are sent; ``squares``: sum over

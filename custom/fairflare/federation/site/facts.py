@@ -74,13 +74,13 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
         return facts
     told = Census(mark for of in own for mark in of or ()).told(names, floor.least) if sends_classes else {}
     silent = {*names}.difference(names[k] for k in data.known or range(len(names)))
-    if silent and sends_classes and {*names} <= {*told, *silent}:  # all that its labels do not have, they leave open
+    if silent and sends_classes and {*names} <= {*told, *silent}:  # every name is marked or left open
         facts.setdefault(ANNOTATED, [name for name in names if name not in silent])
     return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}
 
 
 def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
-    """Return the findings that enough cases have, and enough other cases lack, in validation and test to measure them.
+    """Return the findings that can be measured: in validation and in test enough cases have, and enough lack, them.
 
     For structures, return those that enough cases mark in both splits. Return ``None`` if all are measured, or the data
     have neither findings nor structures.

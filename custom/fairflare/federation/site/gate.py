@@ -167,7 +167,7 @@ class Gate:
         of_classes = found.of_classes if found else None
         plain = name in (self.task.primary_metric, "loss") or (found and not found.by_class and of_classes is None)
         hidden = self.floor.hidden(split)
-        # In synthetic images the structures are not counted.
+        # Structures of synthetic images are not counted (``hidden`` is None); metrics over structures may then leave.
         plain = plain or (hidden is None and self.task.has_classes is False and of_classes is not None)
         return self.floor.holds(split) and bool(plain or may_leave(of_classes, hidden))
 
@@ -196,7 +196,7 @@ class Gate:
         odd = dict.fromkeys((CLASSES, SUPPORT), few and (hidden is None or bool(hidden)))
         if not self._mean_of_images():
             odd |= dict.fromkeys(OF_DRAWS, few and hidden is None and self.task.has_classes is not False)
-        # While it trains, a site sees all of its images.
+        # Training losses are over all training images, those of hidden classes included.
         odd |= dict.fromkeys(OF_ALL_RECORDS, few and bool(self.floor.hidden("training")))
         for name in list(reply.stats):
             if odd.get(name) or not self._hold(fields[name].of if name in fields else None):

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from fairflare.base.task import Outcomes, SiteData, Task
     from fairflare.exchange.messages import SiteTask
 
-KEPT = "group_kept"  # key in a reply's stats: with secure sums, what the site has of each sum
-HELD = "group_held"  # key in a reply's stats at the site: names that the gate adds to those of what is withheld
+KEPT = "group_kept"  # key in a reply's stats with secure sums: for each sum 0 (withheld), 1 (no images) or 2
+HELD = "group_held"  # key in a reply's stats at the site: names that the gate adds to those of withheld values
 TABLE = "group_table"  # key in a reply's stats at the site; the gate replaces the table by its sums
 NAMES = "group_names"
 IN_GROUPS = "groups/"  # prefix of the names of groups in a reply's list of suppressed values
@@ -148,7 +148,7 @@ class GroupTable:
     calibration_bins: int
 
     def kept(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[Array]]:
-        """Return what is told of sums that stay at the site, and these sums in the order of :func:`pieces`.
+        """Return the reply's fields about sums that stay at the site, and these sums in the order of :func:`pieces`.
 
         Args:
             least, by_class: as in :meth:`sent`; what may not be sent may not be added up either.
@@ -244,7 +244,7 @@ def table_of(
 
 
 def _odd_names(names: Sequence[str], asked: Sequence[str], declared: Sequence[str] | None) -> dict[str, bool]:
-    """Return what may be wrong with the names of a site's groups, each with whether it is."""
+    """Return whether the names of a site's groups have a problem, by the text that describes the problem."""
     strange = [name for name in names if name.partition("=")[0] not in asked or not name.isprintable()]
     odd = next(iter(set(names) ^ set(declared or names)), "another order")
     return {
@@ -259,10 +259,10 @@ def read_kept(
     site: str, stats: Mapping[str, Any], asked: Sequence[str], form: Mapping[str, tuple[int, ...]],
     declared: Sequence[str] | None,
 ) -> tuple[list[str], Array] | None:  # fmt: skip
-    """Return the names of a site's groups, and what it has of each of their :func:`pieces`; ``None`` if it has none.
+    """Return the names of a site's groups, and 0, 1 or 2 (:data:`KEPT`) for each of their sums; ``None`` if absent.
 
     Raises:
-        ReportError: the groups are not those asked for and declared, or the answer is not of their sums.
+        ReportError: the groups are not those asked for and declared, or the numbers do not fit their :func:`pieces`.
     """
     names, has = stats[NAMES], stats[KEPT]
     if not names or has is None:

@@ -160,7 +160,7 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
 
     Raises:
         ReportError: the site has another version, the status is not exactly ``"ok"`` (the text gives the site's own
-            reason), or the reply is one to another round.
+            reason), or the reply belongs to another round.
     """
     meta = message.meta
     if not isinstance(meta, Mapping):
@@ -189,7 +189,7 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
         primary: the primary metric, whose range is that of its values on resampled test images; ``None`` for [0, 1].
 
     Raises:
-        ReportError: a value of another kind (names site, field and value).
+        ReportError: a value is of the wrong kind (names site, field and value).
     """
     of_draws: dict[str, Any] = {} if primary is None else {"low": primary.low, "high": primary.high}
     fields = [replace(field, **of_draws) if field.name == RESAMPLED else field for field in STATS]

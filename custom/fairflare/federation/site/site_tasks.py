@@ -169,7 +169,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if not request.as_sent:
         model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
     metrics = worker.evaluate(model, run, "test")
-    if worker.private is not None:  # what is measured beside it is not counted
+    if worker.private is not None:  # further measurements would not be counted in the privacy ledger
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     splits = [split for split in run.data.test_splits if split not in (SPLIT_TEST, SPLIT_GLOBAL)]
     further = {f"{split.removeprefix('test_')}/": split for split in splits}
@@ -187,7 +187,7 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
         reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
     told = bool(worker.task.has_classes or worker.task.findings) and bool(
         worker.task.outcome_names()
-    )  # a user's own task may tell none
+    )  # a user's own task may have no outcome names
     if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
@@ -203,9 +203,10 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
 
 
 def _comparing(worker: SiteWorker, request: SiteTask, run: SiteRun, task: Task) -> Task:
-    """Return the task restricted to the structures by which the site is compared with others, or the task itself.
+    """Return the task restricted to the structures by which sites are compared; if that is impossible, the task itself.
 
-    Of a single structure an interval would be a metric by class, so a site that withholds these has its own mean's.
+    With a single structure an interval would be a metric by class. So for a site that withholds these the task is not
+    restricted, and the interval is that of the site's mean over all of its structures.
     """
     compared = request.directives.get(COMPARED, {}).get(worker.site, ())
     shown = run.data.structures(SPLIT_TEST)

@@ -1,7 +1,7 @@
 """Take part in secure sums at a site: agree on keys, keep the update, send it masked, and release the own mask.
 
-What a site refuses, it refuses by name: see :mod:`fairflare.privacy.sums`. Its log of sums and its key lie in its
-folder of the experiment, so that a process that begins anew goes on from them.
+A refusal names the site and the reason; the rules are in :mod:`fairflare.privacy.sums`. The site's log of sums and its
+key lie in its folder of the experiment, so that a restarted process continues with them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fairflare.privacy.sums.ring import Layout, kinds, same_integers
 if TYPE_CHECKING:
     from fairflare.federation.site.worker import SiteWorker
 
-SHOWN = "shown"  # key of the names of the parts that a site has numbers of, beside these
+SHOWN = "shown"  # key beside stored numbers: names of the parts (classes, groups) of which the site has numbers
 KEPT = "sum_update"  # name under which a site stores the update of a round, with the rest of its answer
 KIT = ("client.crt", "client.key", "rootCA.pem")  # files of a startup kit
 RUN, HELLOS, QUESTIONS, PRESENT = "run", "hellos", "questions", "present"  # keys in a task's ``sums``
@@ -48,11 +48,11 @@ Most = Annotated[float, Field(strict=True, gt=0, le=1)]
 def check_asked(worker: SiteWorker, request: SiteTask) -> None:
     """Refuse a run that takes updates or sums in the clear if the site's own file allows secure sums only.
 
-    The check refuses it, before any training; so does each later task, for a site that comes late. A job that only
-    measures a given model takes neither.
+    The task ``check`` refuses such a run before any training; each later task does so too, as a site may join late. A
+    job that only tests a given model, without groups of people, is not refused.
 
     Raises:
-        SumRefused: the run is none of secure sums.
+        SumRefused: the run does not use secure sums.
     """
     sums_only = _own(worker, "secure", "", Literal["", "sums"])
     sends = request.num_rounds if request.name == TASK_CHECK else request.name != TASK_VALIDATE
@@ -126,9 +126,9 @@ def moments_home(request: SiteTask, store: SiteStore, report: Mapping[str, Any],
 def groups_home(
     worker: SiteWorker, request: SiteTask, store: SiteStore, run: SiteRun, table: GroupTable
 ) -> dict[str, Any]:
-    """Store the sums of groups of people in an answer to ``validate``, and return what is told of them in its stats.
+    """Store the sums by group of people of a ``validate`` task, and return the fields about them for the reply's stats.
 
-    The same model gets the answer that was given before: its sums may be open by now.
+    If the same model is tested again, the earlier fields are returned, since its sums may have been opened.
     """
     model, number = _digest(request, request.state).hex(), request.current_round
     kept = store.load_at(GROUPS, number)
@@ -171,7 +171,7 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
                 question.label == GROUPS and not opened & {*kept.get(SHOWN, ())} <= weighed,
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
-        # Parts always have weights of their own; one for all would open a class that a single site has.
+        # Each part has its own weight: a common one would open the numbers of a class that only one site has.
         layout = Layout.of(update := kept[question.vectors], layers_of(update) if part or len(row) > 1 else None)
         vectors[question.label], clipped = log.masked(question, pairs, layout, update)
         saturated += clipped

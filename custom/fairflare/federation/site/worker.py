@@ -145,7 +145,7 @@ class SiteWorker:
         self.computing = pick_computing(site, training, self.settings)
         self.threads = setting(site, self.settings, "num_threads", num_threads, PositiveInt | None, "an integer >= 1")
         self._data: SiteData | None = None
-        self._views: dict[int, Any] = {}  # what is shown of the data, by the least number of cases
+        self._views: dict[int, Any] = {}  # the data without classes of too few cases, by the least number of cases
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 
     def perform(self, request: SiteTask, should_stop: Callable[[], bool] = lambda: False) -> SiteReply:
@@ -159,7 +159,7 @@ class SiteWorker:
         try:
             if self.sent is not None:
                 note_sent(self.sent, request, reply)
-        except Exception as error:  # what cannot be written down is not sent
+        except Exception as error:  # an answer that cannot be logged is not sent
             reply = self._told(request, refusal(self.site, request.name, error))
         return reply
 
@@ -195,7 +195,7 @@ class SiteWorker:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
-            if self.private is not None and isinstance(e, (Refused, SumRefused)):  # these tell of no image
+            if self.private is not None and isinstance(e, (Refused, SumRefused)):  # their texts reveal no image
                 self.private.public.add(e.public)
             return refusal(self.site, request.name, e, tells_all=self.tells_all)
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
@@ -203,7 +203,7 @@ class SiteWorker:
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
         """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
-        if request.name in OF_SUMS:  # nothing in it is measured
+        if request.name in OF_SUMS:  # such a reply has no measured values
             return
         data = self._shown(request)
         floor = Floor(data, self._floor(request))
@@ -213,7 +213,7 @@ class SiteWorker:
         """Return the data as a task uses them: without classes of too few cases, and with the list that is tested."""
         assert self._data is not None  # every task that was performed has opened the data
         floor = self._floor(request)
-        # Under differential privacy nothing is measured, and the number of images is public whatever they show.
+        # Under differential privacy nothing is measured, and the number of images is public, whatever the images show.
         whole = floor <= 1 or self.private is not None
         data: Any = self._data if whole else self._views.get(floor) or Shown(self._data, floor)
         self._views[floor] = data
@@ -388,7 +388,7 @@ def _kind(error: Exception) -> str:
     For an error of the operating system, add the system's text without the file's name, and a remedy if one is known.
     """
     name, number = type(error).__name__, error.errno if isinstance(error, OSError) else None
-    # Of these files the program itself has made up the names.
+    # These files have fixed names, chosen by the program, so a name may be sent.
     own = next((name for name in (KEY, LOG, HEAD) if str(getattr(error, "filename", "")).endswith(name)), "")
     remedy = REMEDIES.get(number or 0, own and "move away what has this name, or give it to the site's user")
     return name if not number else f"{own or name}: {os.strerror(number)}" + (f"; {remedy}" if remedy else "")

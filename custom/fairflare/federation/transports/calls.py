@@ -51,7 +51,7 @@ class LocalTransport:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the context, at the end of a run: the sites' keys go."""
+        """Remove the sites' keys for secure sums at the end of a run."""
         for site, folder in self._folders.items():
             SiteKeys(site, folder).forget()
 

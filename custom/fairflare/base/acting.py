@@ -45,7 +45,7 @@ def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:
 
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
-    """Return the needs (:class:`OnlyWith`) of a class's settings by name; own declarations override those of bases."""
+    """Return, by setting, what a class's settings need (:class:`OnlyWith`); the class overrides its base classes."""
     found: dict[str, OnlyWith | None] = {}
     for base in cls.__mro__:
         for name, need in vars(base).get("acts", {}).items():
@@ -79,8 +79,8 @@ def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) 
 
 
 def _values(components: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the name and effective value of every setting; where a preset fills a setting, the preset's value."""
-    for component in reversed(components):  # of equal names, the first component's value comes last and wins in a dict
+    """Yield the name and effective value of every setting; if a preset fills the setting, the preset's value."""
+    for component in reversed(components):  # in a dict of these pairs the first component's value wins
         for name in field_names(type(component)):
             value = getattr(component, name, None)
             if value is None and hasattr(component, "setting"):

@@ -14,8 +14,8 @@ V = TypeVar("V")
 
 SUM_TOLERANCE = 1e-6  # largest allowed difference between the sum of weights and 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
-MAX_NAMES = 3  # most names in a message: names that stand on one side only, or are nearest to an unknown one
-SHORT = 12  # most names that a message lists in full; of more the message says where they are listed
+MAX_NAMES = 3  # most names in a message: names that one of two collections lacks, or those like an unknown name
+SHORT = 12  # most names that a message lists in full; for more names it says where they are listed
 
 # ------------------------------------------------------------------------------------------------ numbers
 
@@ -147,8 +147,8 @@ def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: boo
     Args:
         value: the unknown name; initials of a known name (``lr``) find it too.
         known: the known names.
-        most: largest number of suggestions; 1 where the message leaves a site and the names are the site's own.
-        far: suggest less similar names too where no name is close.
+        most: largest number of suggestions; 1 if the message leaves a site and the known names are private to it.
+        far: if no name is close, suggest less similar names.
     """
     names = list(known)
     near = difflib.get_close_matches(str(value), names, n=most)
@@ -169,7 +169,7 @@ def not_empty(name: str, values: S, of: str = "site") -> S:
     """Return ``values`` if it has at least one element.
 
     Raises:
-        ValueError: ``no OF in NAME``.
+        ValueError: it has none; the message is ``no OF in NAME``.
     """
     if len(values) == 0:
         raise ValueError(f"no {of} in {name}")
@@ -185,7 +185,7 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
         of: what the names are, in the singular.
 
     Raises:
-        ValueError: the names differ; the message lists those that stand on one side only.
+        ValueError: the names differ; the message lists those that only one of the two has.
     """
     left, right = set(names), set(others)
     if left != right:
@@ -286,10 +286,10 @@ def _plain(value: Any) -> Any:
 
 
 def listed(names: Collection[str], most: int = MAX_NAMES) -> str:
-    """Return names for a message, quoted and sorted; of many names only the first ones, and how many more there are."""
+    """Return names for a message, quoted and sorted; of more than ``most``, the first ones and how many more exist."""
     return few(list(map(repr, sorted(names))), most)
 
 
 def few(names: Sequence[str], most: int) -> str:
-    """Return the names joined by commas, without quotes; of more than ``most`` the first ones and how many more."""
+    """Return the names joined by commas, without quotes; if more than ``most``, the first ones and how many more."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -34,7 +34,7 @@ class Setting:
 
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
-    """List the settings of a class, each part followed by its own; a setting of several kinds is listed once."""
+    """List a class's settings, each part followed by the part's; a setting that several kinds have is listed once."""
     found: list[Setting] = []
     texts = meanings(cls)
     for field in dataclasses.fields(cls):

@@ -72,8 +72,8 @@ def reading_as(what: str) -> Iterator[None]:
         what: kind of file that is expected, for the message.
 
     Raises:
-        ValueError: an error was raised inside, which is its cause. A ``MemoryError``, and an ``OSError`` with an error
-            number, pass unchanged.
+        ValueError: an error was raised inside the context, and is the cause of this one. A ``MemoryError``, and an
+            ``OSError`` with an error number, pass unchanged.
     """
     try:
         yield

@@ -27,7 +27,7 @@ def tell_listeners(document: Path) -> list[str]:
     """Call the listeners with the document that a completed run, or a completed statistics job, has written.
 
     Returns:
-        Lines for the log. Never raises: a page or a picture must not cost a run.
+        Lines for the log. Never raises: a failed page or picture must not end a run.
     """
     lines: list[str] = []
     for point in sorted(entry_points(group=LISTENERS), key=lambda point: point.name):

@@ -79,13 +79,13 @@ class Part:
 def settings(cls: C) -> C:
     """Make the annotated fields of a class, and those of its bases, its keyword arguments.
 
-    A class calls what its base class does in ``__init__`` from ``__post_init__``; a ``ValueError`` raised there reaches
-    the caller with its own text. A subclass with its own ``__init__(..., **more)`` must store each argument that it
-    adds as an attribute of the same name.
+    Such a class calls a base class's own ``__init__`` from ``__post_init__``; a ``ValueError`` raised there reaches the
+    caller with its own text. A subclass with its own ``__init__(..., **more)`` must store each argument that it adds as
+    an attribute of the same name.
 
     Raises:
-        ValueError: (by the class) a setting that is unknown, missing, of another type or out of range: one line with
-            the setting's name.
+        ValueError: (when an object is made) a setting is unknown, missing, of another type or out of range; the message
+            is one line with the setting's name.
     """
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True)
     made: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(cls)
@@ -258,7 +258,7 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
 
 
 def field_names(cls: type) -> list[str]:
-    """List the names of a class's settings; those of its bases too where its own ``__init__`` takes ``**``."""
+    """List the names of a class's settings; those of its bases too if its own ``__init__`` takes ``**``."""
     found: dict[str, None] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):

@@ -29,7 +29,7 @@ class Batches(Protocol):
 
 
 class PriorNetwork(Protocol):
-    """Represent a frozen image encoder that a method (Fed-MAS) compares the network's features with."""
+    """Represent a frozen image encoder, with whose features a method (Fed-MAS) compares the trained network's."""
 
     name: str
     width: int  # number of features of an image
@@ -59,7 +59,8 @@ class SiteData(ABC):
         annotated: numbers of the structures or classes that the site's file says are annotated; ``None`` if it says
             nothing.
         lists: all lists (splits) that the data have.
-        known: numbers of the findings that any label speaks of; ``None`` if the data are not labelled with findings.
+        known: numbers of the findings that at least one label marks as present or absent; ``None`` if the data are
+            not labelled with findings.
     """
 
     synthetic: bool = False
@@ -121,15 +122,16 @@ class SiteData(ABC):
         raise ValueError("these data cannot be read sample by sample")
 
     def enough(self, least: int) -> SiteData:
-        """Return the data without the records that fewer than ``least`` cases have; default: the data themselves.
+        """Return the data without records of classes with fewer than ``least`` cases; default: the data themselves.
 
-        A class with fewer cases in a list, or none, has no record there; labels of such a finding are not known; such a
-        structure is not one of :meth:`structures`. A list of which nothing would be left is whole, with 0 cases.
+        In each list, images of a class with fewer cases are left out, labels of a finding with fewer cases count as
+        unknown, and :meth:`structures` omits a structure with fewer cases. A list that would become empty stays whole,
+        with 0 cases.
         """
         return self
 
     def structures(self, split: str) -> tuple[int, ...] | None:
-        """Return the numbers of the structures that enough cases of a list mark; ``None`` for all or if uncounted."""
+        """Return the numbers of the structures that enough cases of a list mark; ``None`` means all structures."""
         return None
 
     def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]] | None:

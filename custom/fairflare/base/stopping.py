@@ -1,7 +1,7 @@
 """Stop a task from deep inside its loops, without handing FLARE's stop signal through every function on the way.
 
 Code that performs a task opens :func:`stoppable`; long loops call :func:`check_stop` in each step. Outside of a task
-:func:`check_stop` does nothing. Threads that a step starts are not stopped; the step itself is, when they are done.
+:func:`check_stop` does nothing. Threads that a step starts are not stopped; the step stops once they are done.
 """
 
 from __future__ import annotations

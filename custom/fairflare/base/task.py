@@ -46,7 +46,7 @@ class Task(ABC):
     shown_metrics: ClassVar[tuple[str, ...]] = ()
     #: Whether the task has its own optimizer, which local training uses with ``optimizer="task"``.
     has_optimizer: bool = False
-    #: Names of findings, of which an image may have several, and its label may leave some out; None if there are none.
+    #: Names of findings; an image may have several, and its label need not state all of them. None: the task has none.
     findings: list[str] | None = None
     #: Whether each sample has exactly one of several classes; ``None`` if this is not known.
     has_classes: ClassVar[bool | None] = None
@@ -64,7 +64,7 @@ class Task(ABC):
         return {}
 
     def check(self) -> None:
-        """Check, where a run is put together, whether the task can be learned at all.
+        """Check, when a run is built, whether the task can be learned at all.
 
         Raises:
             ValueError: the task cannot be learned.
@@ -150,11 +150,11 @@ class Task(ABC):
         """Return the scalar training loss, the mean over the samples of the batch."""
 
     def chosen(self, values: torch.Tensor) -> torch.Tensor:
-        """Return outputs of the network, or targets, of only the structures or classes that a site annotates."""
+        """Return the given network outputs, or targets, restricted to structures or classes that the site annotates."""
         return values
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the loss of each sample, (n,). Their mean is :meth:`loss`; subclasses may be quicker."""
+        """Return the loss of each sample, (n,). Their mean is :meth:`loss`; a subclass may compute them faster."""
         import torch
 
         return torch.stack([self.loss(o[None], t[None]) for o, t in zip(outputs, targets, strict=True)])
@@ -248,10 +248,10 @@ class Task(ABC):
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return every metric that :meth:`evaluate` gives, with direction and range; a metric not listed is refused.
 
-        From a site that withholds metrics by class only these leave: the primary metric, the loss, and each metric that
-        is listed as not by class.
+        A site that withholds metrics by class reports only the primary metric, the loss, and each metric that is listed
+        as not by class.
         """
-        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # its direction is not declared
+        return (Metric(name=self.primary_metric, doc="the primary metric"), LOSS)  # the first has no direction
 
     def by_name(self) -> dict[str, Metric]:
         """Return the declared metrics and the loss; ``dice_<class>`` stands for every name that begins with ``dice_``.

@@ -1,4 +1,4 @@
-"""Count in which of a site's cases each structure or class occurs, and ask what its labels' silence means."""
+"""Count in which of a site's cases each structure or class occurs, and ask about those that never occur."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Census:
         self.everybody = {case for case, _ in known}
 
     def told(self, names: Sequence[str], least: int) -> dict[str, int]:
-        """Return the number of cases with each structure or class that may leave a site, see :func:`told_cases`."""
+        """Return, by structure or class, the numbers of cases that may leave the site; see :func:`told_cases`."""
         return told_cases({name: self.cases[k] for k, name in enumerate(names)}, len(self.everybody), least)
 
 
@@ -71,7 +71,7 @@ class Marked(SiteData):
         own = copy.copy(self) if least > 1 else self
         if own is not self:
             own._least = least
-            # Both read training images, so that each has half of the memory for decoded ones.
+            # Both objects read training images, so each may keep decoded images in half of the memory.
             own._left = self._left = self._left // 2
         return own
 

@@ -17,7 +17,7 @@ _all: ContextVar[bool] = ContextVar("fairflare_all_records", default=False)
 
 @contextmanager
 def all_records() -> Iterator[None]:
-    """Let :class:`Shown` give all training images, for computations that only the update of the model shows."""
+    """Let :class:`Shown` give all training images inside the context, for computations that end in a model update."""
     token = _all.set(True)
     try:
         yield
@@ -37,7 +37,7 @@ class Floor:
         self.data, self.least = data, least
 
     def holds(self, split: str) -> bool:
-        """Return whether a split of the site and one of its classes at least, has enough cases to be reported."""
+        """Return whether a split, and at least one class in it, has enough cases to be reported."""
         cases = None if self.least <= 1 or split == UNLABELLED else self.data.class_cases(split)
         some = cases is None or not len(cases) or int(cases.max()) >= self.least
         return self.least <= 1 or (some and self.data.num_cases(split) >= self.least)
@@ -54,7 +54,7 @@ class Floor:
 
 
 class Shown(Proxy):
-    """Give a site's data without the records that have too few cases (see :meth:`SiteData.enough`).
+    """Give a site's data without the records of classes that have too few cases (see :meth:`SiteData.enough`).
 
     Every measurement is then computed from the remaining records alone, for any model and any method. Only inside of
     :func:`all_records` does the training split have all of its images.

@@ -79,8 +79,8 @@ def draws(site: str, num_units: int, count: int) -> Drawn:
         ValueError: ``num_units`` or ``count`` is out of range.
 
     Source:
-        Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979. That clusters are drawn
-        whole: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8.
+        Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 1979. Drawing
+        whole clusters: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 3.8.
     """
     checks.whole(f"site {site!r}: number of test {PATIENTS} or {IMAGES}", num_units)
     checks.number("number of draws", count, low=1, high=MOST, whole=True)

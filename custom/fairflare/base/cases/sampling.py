@@ -1,4 +1,4 @@
-"""Measure how far chance moves a site's metric: its standard error over the site's own test cases, and how these score.
+"""Measure how far chance moves a site's metric: standard error over its test cases, and histogram of their scores.
 
 A *case* is a unit of independent samples: a patient where the data name the patient of an image, else a volume or an
 image.

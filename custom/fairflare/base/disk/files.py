@@ -118,12 +118,12 @@ def append(path: Path, data: bytes, size: int | None = None, *, durable: bool = 
 def remove_partials(folder: Path, *, mine: bool = False) -> int:
     """Remove partial files that dead processes left in a folder during :func:`write_whole`, and return their number.
 
-    A process of another machine is taken for gone: call this only with a folder that one machine owns.
+    A process of another machine counts as dead, so call this only for a folder to which a single machine writes.
 
     Args:
         folder: the folder to clean; need not exist.
         mine: True: nobody but the caller writes to the folder now, so all partial files are removed, also those with
-            the number of a process that lives (numbers come again in a container that was started again).
+            the number of a living process (a restarted container uses the same process numbers again).
     """
     import psutil
 
@@ -201,7 +201,7 @@ def unreadable(error: OSError | ValueError | RecursionError) -> str:
 def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of a JSON file as a dict; raise ``ValueError`` if a key stands in it twice.
 
-    Given to ``json.loads`` as ``object_pairs_hook``, which takes the last of two keys otherwise, without a word.
+    Pass it to ``json.loads`` as ``object_pairs_hook``; without it, ``json.loads`` silently takes the last of two.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -221,7 +221,7 @@ def sha256_of(path: Path) -> str:
 
 
 def save_torch(value: Any, path: Path) -> None:
-    """Save a value with ``torch.save``, and raise the disk's own error where the disk cannot be written.
+    """Save a value with ``torch.save``; if the disk cannot be written, raise the system's error and not torch's.
 
     Raises:
         OSError: the disk is full or cannot be written.

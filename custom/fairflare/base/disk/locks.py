@@ -32,7 +32,7 @@ class Held(RuntimeError):
 
 @contextmanager
 def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
-    """Hold the lock of a file inside the context, which gives the file's descriptor.
+    """Hold the lock of a file inside the context, and yield the file's descriptor.
 
     The file and its folder are made where they are missing. The file is unlocked afterwards, and stays.
 

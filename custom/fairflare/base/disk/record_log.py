@@ -1,4 +1,4 @@
-"""Write text records to a file that only grows: each record is compressed by itself, so a cut end can be left out."""
+"""Write text records to a file that only grows: each is compressed alone, so that a record cut short can be skipped."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RecordLog:
         self._add(bz2.compress(text.encode()))
 
     def take_over(self, other: RecordLog) -> None:
-        """Append the further records of another log, which begins with all records of this log."""
+        """Append the records that another log has beyond those of this log, with which it begins."""
         if not other.path.exists():
             return
         with other.path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Do work in a process of its own that ends, so that the work's memory and its imports do not stay in this one."""
+"""Do work in a separate process that then ends, so that this process does not keep the work's memory and imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None]
         before: function that the new process calls before it unpickles the work.
 
     Raises:
-        ValueError: the work raised an error, whose text is kept; or the new process was ended.
+        ValueError: the work raised an error (the message has its text), or the new process died.
     """
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=before) as pool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Precision = Literal["fp32", "bf16", "fp16"]
 LOWER = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names of the dtypes of mixed precision
 FIRST_SCALE = 2.0**10  # first loss scale; torch's 2^16 overflows at first, and a round may be short
-LEAST_SCALE = 1.0  # least loss scale: gradients that overflow without any scaling overflow by themselves
+LEAST_SCALE = 1.0  # least loss scale: gradients that overflow even here overflow without any scaling
 _NAME = "_fairflare_lowered"
 
 
@@ -63,7 +63,7 @@ class Computing:
         if not self.deterministic:
             yield
             return
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch and cuBLAS read it at their first product
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by torch and cuBLAS at their first product
         before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
         cudnn: Any = torch.backends.cudnn
         with ExitStack() as stack:
@@ -80,7 +80,7 @@ class Computing:
                 raise
 
     def on(self, device: torch.device) -> str:
-        """Return the chosen computing settings (precision and others) as text, with a warning if they are slow here."""
+        """Return the chosen settings (precision and others) as text, with a warning if they are slow on the device."""
         slow = self.precision == "bf16" and device.type == "cpu" and not _cpu_has_bf16()
         return f"{self}{' (emulated by this processor: about 17 times slower than fp32)' if slow else ''}"
 

@@ -153,7 +153,7 @@ def summarize(
     else:
         scaled = x / largest  # scaling keeps the squares finite
         jain = float(scaled.sum() ** 2 / (len(sites) * np.square(scaled).sum()))
-    linked = linked and (len(sites) > 1 or len(given) == 1)  # the only value of several sites is compared with none
+    linked = linked and (len(sites) > 1 or len(given) == 1)  # a single value of several sites cannot be compared
     known = higher_is_better is not None and linked
     if not linked:
         std = jain = math.nan

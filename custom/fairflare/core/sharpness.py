@@ -64,8 +64,8 @@ def sharpness(
         model: model to measure. Parameters, buffers, gradients, ``requires_grad``, training mode and torch's random
             state are restored bit by bit afterwards, also after an exception.
         loss_fn: ``loss_fn(outputs, targets)`` returns the losses of the samples, shape (n,), for instance
-            ``torch.nn.CrossEntropyLoss(reduction="none")``. A scalar is taken for the mean over the batch; it was
-            rounded before it came here, so of a float32 model S is then uncertain by about 6e-8 of the loss.
+            ``torch.nn.CrossEntropyLoss(reduction="none")``. A scalar is taken for the mean over the batch; it
+            is already rounded, so that S of a float32 model is then uncertain by about 6e-8 of the loss.
         batches: re-iterable of (inputs, targets), tensors or lists, tuples and dicts of tensors, the first one of
             inputs with the samples along its first dimension. Iterated twice, both times with the same random
             state of torch; the same samples must come, without random augmentation, in any order. Moved to the

@@ -259,12 +259,14 @@ def proportional_weights(
 def blended_weights(
     shares: Mapping[str, float], parts: Iterable[tuple[float, Mapping[str, float]]]
 ) -> dict[str, float]:
-    r"""Return a weighted sum of shares, each in proportion to a number of the sites: FedCostWAvg's, FedPIDAvg's rule.
+    r"""Return a weighted sum of several shares of each site, the rule of FedCostWAvg and FedPIDAvg.
 
     .. math:: a_k = \sum_i c_i \, x_{ik} / \sum_j x_{ij}
 
-    Args: shares: shares by site, used for a part whose numbers sum to 0. parts: c, with a sum of 1, and x by site; a
-            negative x counts as 0, one that is not finite as the mean of the finite ones.
+    Args:
+        shares: shares by site, used for a part whose numbers sum to 0.
+        parts: c, with a sum of 1, and x by site; a negative x counts as 0, one that is not finite as the mean of the
+            finite ones.
 
     Example:
         >>> blended_weights({"A": 0.5, "B": 0.5}, [(0.5, {"A": 3.0, "B": 1.0}), (0.5, {"A": -1.0, "B": 0.0})])

@@ -1,4 +1,4 @@
-r"""Define and train networks that value each agent's action, and a monotonic mixer that values all actions jointly."""
+r"""Define and train a network for the values of each agent's actions, and a monotonic mixer for their joint value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INDEX = torch.int16  # dtype of an action's index in the replay memory
 
 
 def mix(q: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, v: Tensor) -> Tensor:
-    r"""Return the joint value of the agents' values, which no agent can raise by lowering its own.
+    r"""Return the joint value of the agents' values; it never falls if an agent's own value rises.
 
     .. math:: Q_{tot} = \mathrm{ELU}(q^T |W_1| + b_1) \cdot |W_2| + V
 

@@ -1,4 +1,4 @@
-"""Choose an action by Thompson sampling: draw from what is believed of each action, and take the best draw."""
+"""Choose an action by Thompson sampling: draw from the posterior of each action's reward, and take the largest."""
 
 from __future__ import annotations
 

@@ -37,14 +37,14 @@ def finite_or_mean(values: Mapping[str, float], before: Mapping[str, float] | No
 
 
 def updated_share(memory: Mapping[str, float], fresh: Mapping[str, float]) -> dict[str, float]:
-    """Return remembered weights after the sites of ``fresh`` have shared the sum of their own weights anew.
+    """Return the remembered weights, with the sum of those of the sites in ``fresh`` shared anew among these sites.
 
     Sites that are not in ``fresh`` keep their weights.
 
     Args:
         memory: weight of each site, ``>= 0``; includes all sites of ``fresh``.
-        fresh: number of each site, in proportion to which the sum is shared; a negative number counts as 0. All 0:
-            equal shares.
+        fresh: number of each site; the sum is shared in proportion to these numbers, of which a negative one counts as
+            0. If all are 0, the shares are equal.
     """
     held = math.fsum(memory[site] for site in fresh)
     return dict(sorted({**memory, **{site: held * share for site, share in normalise(fresh).items()}}.items()))

@@ -6,7 +6,7 @@ import torch
 
 PRECISE = 1e-10  # gap in slope, relative to the largest squared length, at which the search ends
 EQUAL = (
-    1e-6  # losses whose vector is so near to one of equal losses, or a sum so much shorter than its parts, count as 0
+    1e-6  # relative bound below which the losses' distance from equality, or a sum of changes that cancel, counts as 0
 )
 MOST = 1000  # steps for each vector, far above what was seen
 
@@ -17,9 +17,9 @@ def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) ->
     .. math:: \min_\lambda \lambda^T G \lambda, \quad \sum_k \lambda_k = 1, \quad
               \lambda \ge 0, \quad \lVert \lambda - \lambda_0 \rVert_\infty \le \epsilon
 
-    Each step moves weight from the vector with the largest slope to the one with the smallest, as far as it helps (of
-    equal ones the first), so that equal inputs give equal bits. Where vectors are equal the weights are not unique;
-    the mean is.
+    Each step moves weight from the vector with the largest slope to the one with the smallest, as far as this shortens
+    the mean. On a tie the first vector is taken, so that equal inputs give equal bits. If some vectors are equal, the
+    mean is unique but the weights are not.
 
     Args:
         products: G, inner products of the vectors in float64, (n, n).
@@ -54,7 +54,7 @@ def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) ->
 
 
 def evening(losses: torch.Tensor) -> torch.Tensor:
-    r"""Return FedLF's h: the sum of the sites' changes with factors h makes their losses more equal; 0 if they are.
+    r"""Return FedLF's factors h, by which the sum of the sites' changes makes losses more equal; 0 if losses are equal.
 
     .. math:: h = \frac{\cos(F, e) F - \lVert F \rVert e}{\lVert F \rVert^2}, \quad e = 1 / \sqrt K
 
@@ -79,7 +79,7 @@ def fair_factors(products: torch.Tensor, fair: torch.Tensor) -> torch.Tensor:
 
     Args:
         products: inner products of the sites' changes of the layer.
-        fair: h, see :func:`evening`; the direction is left out where its sum of the changes is 0.
+        fair: h, see :func:`evening`; the direction is left out if the sum of the changes with these factors is 0.
 
     Source:
         Pan et al., AAAI 2024, ``get_FedLF_d_layers`` of the authors' code.

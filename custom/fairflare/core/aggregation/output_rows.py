@@ -1,6 +1,6 @@
-"""Average the rows of an output layer over the sites that annotate what a row produces.
+"""Average each row of an output layer over the sites that annotate the row's structure.
 
-A site that does not annotate a structure has no loss of it, and sends the structure's row as it received it. In an
+A site that does not annotate a structure has no loss for it, and sends the structure's row as it received it. In an
 average over all sites such a row would take only a part of the step that its annotators made.
 """
 

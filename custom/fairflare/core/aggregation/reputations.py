@@ -21,7 +21,7 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
     scaled so that the sites' reputations have the same sum as before (1 if that sum was 0).
 
     Args:
-        before: reputation r of each site of the round before this round, ``>= 0``; 0 for all in the first round.
+        before: reputation r that each site of the round had until now, ``>= 0``; 0 for all in the first round.
         cosines: phi by site, cosine of the site's change with the mean change, in [-1, 1].
         alpha: share of the old reputation that is retained, in [0, 1].
 
@@ -82,7 +82,7 @@ def cffl_reputations(
 
 
 def whole(reputations: Mapping[str, float]) -> dict[str, float]:
-    """Return reputations scaled to sum 1, unchanged if they do; they do not after a site has joined or left."""
+    """Return reputations scaled to sum 1 (their sum differs from 1 after a site has joined or left)."""
     return dict(reputations) if abs(sum(reputations.values()) - 1) < TOLERANCE else normalise(reputations)
 
 

@@ -53,8 +53,8 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
               k_n = \prod_h (1 - a_{hn})
 
     With one site the result is the paper's step :math:`m_n + a_n (v - m_n)`. With several sites the neuron
-    keeps the share of itself that the sites' steps one after the other would leave, but no site has the advantage of
-    being the last one.
+    keeps the share k of its old value that would be left after the sites' steps in turn, but no site has the advantage
+    of being the last one.
 
     Args:
         sq_distances: squared distance of every site's model to every neuron, (sites, neurons).

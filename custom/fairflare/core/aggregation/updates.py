@@ -13,7 +13,7 @@ import torch
 from fairflare.core.aggregation.tensor_mean import HELD
 from fairflare.core.states import State, blocks
 
-CANCELS = 1e-6  # a sum of changes that is so much shorter than they are is of rounding
+CANCELS = 1e-6  # a sum of changes whose length is below this share of their lengths is a rounding error
 
 
 def pairs(tensor: torch.Tensor, base: torch.Tensor | None) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -122,8 +122,8 @@ def cosines(products: torch.Tensor, weights: Mapping[str, float], *, leave_out: 
         leave_out: whether the site's own part is left out of the mean: :math:`\bar\Delta - c_k \Delta_k` is taken.
 
     Returns:
-        The cosine by site, in [-1, 1]; 0 where one of the two changes is 0, or the mean shorter than a millionth of the
-        changes that it is made of (they cancel).
+        The cosine by site, in [-1, 1]; 0 if one of the two changes is 0, or if the mean is shorter than a millionth of
+        the changes in it, which then cancel.
     """
     found, lengths = {}, products.diagonal().sqrt()
     for k, site in enumerate(sorted(weights)):

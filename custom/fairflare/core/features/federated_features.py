@@ -20,12 +20,12 @@ EPSILON = 1e-6  # term added to the denominator of a cosine, as in the published
 
 
 def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tensor) -> Tensor:
-    r"""Return the gradient of the mean cross-entropy of features of one class, by the classifier's parameters.
+    r"""Return the gradient of one class's mean cross-entropy with respect to the classifier's parameters.
 
     .. math:: \frac1n \sum_i (\mathrm{softmax}(W h_i + b) - e_c) [h_i^\top, 1]
 
     Args:
-        features: features h, (n, d), n at least 1; the result can be differentiated by them.
+        features: features h, (n, d), n at least 1; the result is differentiable in them.
         label: class index c of all the features.
         weight, bias: parameters W and b of the classifier, (C, d) and (C,).
 

@@ -1,4 +1,4 @@
-"""Define a norm of a network's input: by a site's own statistics, or in training by those of a random site."""
+"""Define a layer that normalises a network's input by the site's statistics, or in training by a random site's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 NAME = "input_norm"  # name of the module in a network
-FLAT = 1 / 255  # a deviation below one step of an 8-bit picture is no scale, and counts as 1
+FLAT = 1 / 255  # a deviation below one grey level of an 8-bit image is no usable scale, and counts as 1
 
 
 class InputNorm(nn.modules.batchnorm._BatchNorm):
@@ -22,7 +22,7 @@ class InputNorm(nn.modules.batchnorm._BatchNorm):
 
     Attributes:
         sites: means and deviations of sites, (sites, 2, channels), from which training draws for each image; ``None``:
-            its own are used, as always in evaluation.
+            the layer's own are used, as always in evaluation.
     """
 
     running_mean: torch.Tensor

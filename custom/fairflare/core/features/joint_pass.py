@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HELD_BYTES = 96 * 2**20  # bytes of model a's features that wait for model b's; limits the images per forward pass
-SAME = 1e-3  # relative difference, by rounding, of an image's features computed alone and with another image
-SAME_NORM = 1e-5  # relative difference, by rounding, of a norm's features that are computed again
+SAME = 1e-3  # relative difference by rounding between features of an image run alone and run with another
+SAME_NORM = 1e-5  # relative difference by rounding between a norm's features and the same computed again
 NORM = ("running_mean", "running_var", "weight", "bias")
 SEED = 0
 

@@ -18,9 +18,9 @@ def layer_of(tensor_name: str) -> str:
     """Return the name of the layer that holds a tensor.
 
     It is the tensor's name without its last component. A parametrized tensor
-    (``torch.nn.utils.parametrizations``: weight norm, spectral norm) belongs to the module that it is the weight of,
-    as does all that the parametrization keeps for itself; the same holds for the factors of a low-rank adapter and the
-    frozen layer inside it (``peft``).
+    (``torch.nn.utils.parametrizations``: weight norm, spectral norm), and any other tensor of the parametrization,
+    belongs to the module that has the weight; so do the factors of a low-rank adapter and the frozen layer inside it
+    (``peft``).
 
     Args:
         tensor_name: key of a state dict.
@@ -84,7 +84,7 @@ def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[st
     last = [module for module, output in ran if output is outputs]
     whole = [
         m for m in last if "weight" in m._parameters and sum(other is m for other, _ in ran) == 1
-    ]  # not made of parts
+    ]  # a plain weight, and a single call
     own = [id(parameter) for module in whole for parameter in module._parameters.values()]
     return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own]
 

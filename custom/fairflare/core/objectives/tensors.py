@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _alike(*lists: Sequence[Tensor]) -> list[list[list[Tensor]]]:
-    """Group the tensors of parallel lists by device and dtype, as PyTorch's fused functions need to be fast."""
+    """Group the tensors of parallel lists by device and dtype, without which PyTorch's fused functions are slow."""
     groups: dict[tuple[Any, ...], list[list[Tensor]]] = {}
     for tensors in zip(*lists, strict=True):
         group = groups.setdefault(tuple((t.device, t.dtype) for t in tensors), [[] for _ in lists])

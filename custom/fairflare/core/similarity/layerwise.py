@@ -28,7 +28,7 @@ GPU_BLOCK = 2**18  # columns of a block on a GPU: so many that waiting for the h
 LEAST_PIXELS = 64  # a layer's products are reused for the batch norm after it if a channel has at least these pixels
 PRODUCTS = 2**26  # largest number of bytes of products of single channels that are in memory at once
 LEAST_TRACE = 1e-25  # products are in float64 if the sum of squared features is smaller: float32 could underflow
-CANCELLED = 2e-5 * 2**23  # as above, if a difference's terms are this many times larger than it: its error is 2e-5
+CANCELLED = 2e-5 * 2**23  # as above, if a difference is this many times smaller than its terms: error 2e-5
 ACROSS = 1e-4 * 2**23  # as above, if terms are this many times larger than the part of the difference that changes CKA
 STANDS_OUT = 4.0  # an image this many times farther away than others: subtracting it costs their features digits
 FAR, LOOKED_AT = 0.05, 8  # ratio of K - L to K above which models are far apart; number of images for this test
@@ -244,7 +244,7 @@ class _Rows:
         return [slice(j, min(j + step, i + whole)) for i in starts for j in range(i, min(i + whole, a.shape[1]), step)]
 
     def _find_scale(self, *pairs: tuple[Tensor, Tensor]) -> None:
-        """Find a factor that makes b's features as large as a's, or their changes: of both ratios that nearer to 1."""
+        """Find the factor to make b's features, or their changes, as large as a's; of both, the one nearer to 1."""
         alone = self.varies[1]  # rows of b are stored already, with the factor 1
         for i, (x, first) in enumerate(zip(pairs[0], self.first or (), strict=True)):
             self.varies[i] |= not _largest(x) <= CONSTANT * _largest(first)  # NaN counts as varying

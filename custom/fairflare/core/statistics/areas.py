@@ -1,8 +1,8 @@
 r"""Compute areas under the ROC curve with DeLong's covariance by case, their intervals, and thresholds of scores.
 
 A pair of a positive and a negative image counts 1 where the positive one has the higher score, and a half for a tie.
-The area is the mean over all pairs. Of m positive and n negative images, r the mid-ranks of all, r+ and r- those among
-the positive and among the negative ones:
+The area is the mean over all pairs. For m positive and n negative images, with r the mid-ranks among all images, and r+
+and r- the mid-ranks among the positive and among the negative ones:
 
 .. math:: V10_i = (r_i - r^+_i) / n, \quad V01_j = 1 - (r_j - r^-_j) / m, \quad A = \overline{V10}
 
@@ -27,7 +27,7 @@ Truth: TypeAlias = "npt.NDArray[np.bool_]"
 Ends: TypeAlias = tuple[float, float]
 #: Operating points: sensitivity or specificity, and its wanted value; thresholds are found on validation images.
 OPERATING = (("specificity", 0.90), ("sensitivity", 0.90))
-ALL = "all classes"  # name of the figures that are of no class alone
+ALL = "all classes"  # name of the figures that do not belong to a single class
 ROUNDING = 1e-12  # a variance that is no more than this is 0
 FEW = 10  # positive or negative cases; with fewer, the interval does not use the variance
 
@@ -38,13 +38,14 @@ def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = No
     .. math:: C = \frac{I^+}{I^+ - 1} \frac{\sum a a'}{m^2} + \frac{I^-}{I^- - 1} \frac{\sum b b'}{n^2}
         + \frac{I}{I - 1} \frac{\sum (a b' + b a')}{m n}
 
-    Of each case a is the sum of V10 - A over its positive, b the sum of V01 - A over its negative images; I cases, of
-    which :math:`I^+` have positive and :math:`I^-` negative images. With one image a case this is DeLong's covariance.
+    For each case, a is the sum of V10 - A over its positive images, and b the sum of V01 - A over its negative ones. I
+    is the number of cases, of which :math:`I^+` have positive and :math:`I^-` have negative images. With one image per
+    case this is DeLong's covariance.
 
     Args:
         truth: (n,) whether each image is positive.
         scores: (models, n) scores.
-        cases: (n,) number of the case (patient) of each image; ``None`` if each image is of another.
+        cases: (n,) number of the case (patient) of each image; ``None`` if each image is its own case.
 
     Returns:
         (models,) areas, NaN where all images are alike; (models, models) covariance, NaN with fewer than two cases with
@@ -88,8 +89,8 @@ def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
 def area_interval(area: float, variance: float, positive: int, negative: int) -> Ends:
     """Return the confidence interval of an area under the ROC curve (AUC) at :data:`.intervals.LEVEL`.
 
-    It is that of its logit; with fewer than :data:`FEW` cases on one side, or without scatter, that of Newcombe's
-    method 5. NaN with fewer than two cases on a side.
+    The interval is computed for the area's logit; with fewer than :data:`FEW` cases on one side, or without scatter, by
+    Newcombe's method 5. Its ends are NaN with fewer than two cases on a side.
 
     Args:
         area, variance: from :func:`delong`.
@@ -138,7 +139,7 @@ def threshold(truth: Truth, scores: Array, share: float, of: str) -> float:
             largest one.
 
     Returns:
-        NaN where the images whose share is wanted (positive or negative) have no image.
+        The score; NaN if there is no image of the kind (positive or negative) whose share is wanted.
     """
     marks, own = np.unique(scores), np.sort(scores[truth if of == "sensitivity" else ~truth])
     if not len(own):

@@ -76,7 +76,7 @@ class Footing:
         return [s for s, of in without.items() if len(_parts(of)) > len(self.parts) - ([s] in self.parts)]
 
     def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
-        """Return the comparison's definition without a site's structures whose number of images (``support``) is 0."""
+        """Return a copy without each site's structures of which it has 0 images (``support``, by structure)."""
         of = {k: frozenset(s for s in own if support.get(k, {}).get(s, 1)) for k, own in self.of.items()}
         empty = {site: {*self.empty.get(site, ()), *(own - of[site])} for site, own in self.of.items()}
         return replace(self, of=of, empty=empty)

@@ -52,7 +52,7 @@ Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
 def over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
-    """Return the interval of :func:`wilson` for the effective number of independent images, as cases have several.
+    """Return the interval of :func:`wilson` for the effective number of independent images, as a case may have several.
 
     ``squares``: (parts,), the sum over cases of the squared number of images of a case.
     """
@@ -131,7 +131,7 @@ def _dice(sums: Sums, error: float) -> Array:
     return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
 
 
-#: For each metric of a group, the sums it needs and the function of its value and interval; then for each gap.
+#: The sums that each metric of a group needs, and the function that returns its value and interval; then for gaps.
 METRICS: Mapping[str, tuple[str, Measure]] = {
     "accuracy": (CALIBRATION, _accuracy), "auc": (HISTOGRAM, _auc), "dice": (DICE, _dice),
 }  # fmt: skip

@@ -109,12 +109,14 @@ def _merged(
     bins: int,
     least: int,
 ) -> npt.NDArray[np.int64]:
-    """Return the bin of each value, where bins of fewer than ``least`` cases go with the next, or the last with it.
+    """Return the bin of each value after bins of fewer than ``least`` cases are merged with the next ones.
+
+    Bins at the end that together have too few cases are merged with the bin before them.
 
     Args:
         place: the bin of each value.
         whose: number of the case that each value belongs to.
-        sides: masks of the values that are counted apart, in the same bins: each bin has enough cases of all.
+        sides: masks of the values that are counted separately; a merged bin has enough cases in every mask.
         bins: number of bins.
         least: smallest number of cases of a bin.
     """

@@ -37,7 +37,7 @@ def paired_gain(gain: float, draws: Array) -> list[float]:
 
     Args:
         gain: gain of one model over another on the same cases.
-        draws: the gain on draws of the cases with replacement; one that is not defined does not count.
+        draws: the gain on draws of the cases with replacement; an undefined gain (NaN) does not count.
 
     Returns:
         five numbers, all but the first NaN without a defined draw. With B draws, p is 2 / (B + 1) at least.

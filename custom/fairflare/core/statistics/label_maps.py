@@ -66,12 +66,12 @@ def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Arra
     They are the square root of the share of the picture, the share of the picture's edge, mean and spread of the
     distance from the centre of all structures, the share of pixels at the region's own edge, and in the slice of a
     volume the place along its second axis, 0.5 at that centre: grey values are left out, since they differ between
-    stains and scanners. So a swap, a shift and an inversion show.
+    stains and scanners. Size and place show whether codes are swapped, shifted or inverted.
 
     Args:
         target: (structures, height, width), above 0 inside.
-        volume: whether it is a slice of a volume; its first axis may be that of left and right, which patients differ
-            in.
+        volume: whether the mask is a slice of a volume. The place along its first axis is not used, since this axis may
+            run from left to right, where patients differ.
     """
     inside = np.concatenate([~(target > 0).any(0, keepdims=True), target > 0])
     rim = np.ones(inside.shape[1:], bool)
@@ -94,11 +94,12 @@ def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Arra
 def exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, list[int]]]:
     """Yield two structures and the numbers of the masks of one site in which they look exchanged.
 
-    Exchanged codes exchange size and place: the logarithm of the ratio of the two structures' features, which otherwise
-    scatters around one value, has two values then, of which one is minus the other. A pair is yielded if such ratios
-    are on both sides of 0 in 8 masks each, with means beyond 2.5 standard deviations whose sizes differ by less than
-    two thirds, and if no other ratio that is as clear keeps its sign, as where one of two structures is at times left
-    of the other and at times right.
+    If the codes are exchanged in some masks, the structures exchange size and place there. The logarithm of the ratio
+    of their features, which otherwise scatters around one value, then scatters around two values, one minus the other.
+    A pair is yielded if such a logarithm is above 0 in at least 8 masks and not in at least 8 others, if both means are
+    beyond 2.5 standard deviations and differ in size by less than two thirds, and if every other logarithm that is as
+    clear changes its sign too; where a structure is left of the other in some masks and right of it in others, that of
+    the size does not.
 
     Args:
         masks: the features of :func:`regions_of` by structure, of each mask.

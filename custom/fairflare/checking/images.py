@@ -38,9 +38,11 @@ from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
-MOST, LESS, FEWER = 0.95, 0.8, 2  # shares of masks and a number of masks, for what a site draws seldom or only as lines
-# The p-value of a difference between two splits that a random split hardly makes; the number of combinations of
-# findings, the most frequent, that the probe of the labels tells apart.
+# For structures that a site marks seldom, or only as lines: share of masks from which all other sites mark a structure,
+# share up to which this site marks it, and number of masks.
+MOST, LESS, FEWER = 0.95, 0.8, 2
+# p-value below which a difference between two splits is reported; number of the most frequent combinations of findings
+# that the probe of the labels distinguishes.
 CHANCE, COMBINED = 0.001, 16
 EMPTY, FULL, LINES = (
     "with nothing in it", "that leaves no background",
@@ -244,7 +246,7 @@ class _Looker:
             found.number = None if target.ndim else int(target)
             found.labelled = np.flatnonzero(marked).tolist() if target.ndim else [int(target)]
             found.target = _hash(seen)
-            # A number of its own for each combination of structures or findings.
+            # Each combination of structures or findings gets a different number.
             codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
             if target.ndim > 1:
                 found.odd = [EMPTY] if not marked.any() else [
@@ -254,7 +256,7 @@ class _Looker:
                     ) if so
                 ]  # fmt: skip
                 found.features = [(features, number) for number, features in regions_of(seen, target.ndim > 3).items()]
-                # In the box that padding leaves; none where nothing counts.
+                # The mask is described within the box without padding; there is no box if no pixel counts.
                 boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
                 found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], codes[box]) for box in boxes]
             elif (target >= 0).all():
@@ -306,7 +308,8 @@ class _Looker:
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
         """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.
 
-        Findings that the file does not name are known where a label is, unless all are, or an unseen one is among them.
+        If the site's file says nothing, the findings that have a known label in any image count as annotated. The
+        result is still ``None`` if these are all findings, or if no image has one of them.
         """
         told = None
         try:
@@ -322,7 +325,7 @@ class _Looker:
         return known if len(known) < len(self.names) and all(labelled[self.names[k]] for k in known) else None
 
     def _judge(self, split: str) -> None:
-        """Add odd masks of a split, and classes or structures that it has far more or less often than 'training'."""
+        """Add problems on a split's odd masks, and on labels far more or less frequent in it than in 'training'."""
         looks, trained = ([look for look in self.good if look.split == of] for of in (split, "training"))
         for what, count in Counter(what for look in looks for what in look.odd).items():
             if what != LINES or count > max(FEWER, len(looks) / 2):
@@ -359,9 +362,9 @@ def _hash(*arrays: npt.NDArray[Any]) -> str:
 
 
 def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> Iterator[Problem]:
-    """Yield a problem where the sites' datalists name or group classes, or people, differently.
+    """Yield a problem if the sites' datalists differ in names or groups of classes, or in attributes of people.
 
-    Findings are read by their names: a site may list them in an order of its own, or some of them alone.
+    Findings are read by their names, so a site may list them in another order, or only some of them.
     """
     for what, key, grave in (
         ("names of classes", "class_names", not findings),
@@ -380,7 +383,7 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
 def _silent(
     reports: Sequence[SiteReport], classes: bool, numbers: Mapping[str, Sequence[int]], file: str
 ) -> Iterator[Problem]:
-    """Yield a question for each site without a structure or class that others have, if the site's file is silent."""
+    """Yield a question for each site without a label that others have, unless its file says what is annotated."""
     seen = [r for r in reports if any(found.total() for split, found in r.counts.items() if split != UNLABELLED)]
     told = {report.site: [name for name, count in report.labelled.items() if count] for report in seen}
     explained = [report.site for report in reports if report.annotated is not None]
@@ -389,7 +392,7 @@ def _silent(
 
 
 def _seldom(reports: Sequence[SiteReport]) -> Iterator[Problem]:
-    """Yield a note on each structure that nearly all masks of all other sites mark, and some of a site do not."""
+    """Yield a note on each structure that a site marks in clearly fewer masks than all other sites do."""
     totals = {
         one.site: sum(found.total() for split, found in one.counts.items() if split not in (UNLABELLED, SPLIT_GLOBAL))
         for one in reports

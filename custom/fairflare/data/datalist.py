@@ -7,20 +7,20 @@ Decathlon, as MONAI uses it::
      "validation": [...],
      "test":       [...]}
 
-For classification ``label`` is the number of the class, from 0, or a list with 1 (there), 0 (not there) or null (not
+For classification ``label`` is the number of the class, from 0, or a list with 1 (present), 0 (absent) or null (not
 known) for each finding in ``"class_names"``; a list ``"class_names"`` beside the splits names all
 classes, ``"class_groups"`` has groups of classes by number (``{"head": [0, 2], "tail": [1]}``). Further lists named
 ``test_<name>`` (a corrupted copy of the test images, those of one skin tone, ...) are optional; their images may be in
 ``test`` too. The results show ``<name>``, so it is made of letters, digits, ``-`` and ``_``. ``test_global`` is the
 test list of all sites together: the same list at each site, or each site's share; the common model is measured on
-``test_global`` once, for all sites. A list ``unlabelled`` has images alone; where it has some, a site without labels
+``test_global`` once, for all sites. Entries of a list ``unlabelled`` have no ``label``; a site with only such images
 leaves ``training`` empty, and perhaps ``validation`` and ``test``.
 
 Paths are relative to the folder, and links may not leave it unless the site allows that. An image is a PNG, JPEG, BMP
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
 volume is picked with a third key, ``"slice": 12``. More keys are optional: ``"patient"`` (the site's own key of a
-person, who may then be in one split only; it never leaves the site), ``"volume"`` (what the slices of one volume have
-in common, where that is not their file), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices where it is
+person, who may then be in one split only; it never leaves the site), ``"volume"`` (identifier of a volume whose slices
+are separate files), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices if it is
 known), ``"attributes"`` of the person (:mod:`fairflare.data.listing.attributes`). ``"synthetic": true`` beside the
 splits marks the images as synthetic; the results then state this, too.
 
@@ -73,8 +73,8 @@ def load_datalist(
 
     Raises:
         DataError: the folder or the list is missing or malformed, a split is missing or empty, an entry lacks
-            a key, a file does not exist or lies outside ``data_root``, a link (also the list's own) leads out of it and
-            of ``linked_roots``, or an image or a patient is in two splits.
+            a key, a file does not exist or lies outside ``data_root``, a link (to a file or the datalist) leads out of
+            both ``data_root`` and ``linked_roots``, or an image or a patient is in two splits.
     """
     root = Path(os.path.normpath(Path(data_root).expanduser().absolute()))
     if not root.is_dir():
@@ -124,7 +124,7 @@ def write_datalist(
 
 
 def labels_in(own: Mapping[str, Any]) -> tuple[list[Any], Any]:
-    """Return all labels of a site's datalist, and its ``class_names``, unchecked: nothing if it cannot be read.
+    """Return all labels of a site's datalist and its ``class_names``, unchecked; ``[], None`` if it cannot be read.
 
     Args:
         own: settings of the site, as in its ``fairflare.json``.

@@ -125,7 +125,7 @@ class DecodedVolumes:
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:
-        """Log a failure to write the cache once, and suppress the error."""
+        """Suppress an error of writing the cache in the ``with`` block; log only the first such error."""
         try:
             yield
         except OSError as error:
@@ -136,7 +136,7 @@ class DecodedVolumes:
             self._told = True
 
     def _make_room(self, needed: int, new: Path) -> None:
-        """Remove cached older states of the same source, long unused files, and more until ``needed`` bytes fit."""
+        """Remove older states of the same source and long unused files, then more files until ``needed`` bytes fit."""
         remove_partials(self.folder)
         source = new.name.partition("-")[0]
         oldest = time.time() - UNUSED_DAYS * 86400

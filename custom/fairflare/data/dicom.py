@@ -83,7 +83,7 @@ class Picture:
         path: path of the file.
         rows, columns, frames: size of the image.
         colour: whether the image has three channels.
-        bytes: bytes of one value of the array that :func:`decode` returns.
+        bytes: number of bytes of one value of the array that :func:`decode` returns.
         inverted: whether the lowest value is white.
         rescaling: slope and intercept, for each frame or one pair for all frames.
         windows: first display window in the header, for each frame or one for all frames.
@@ -281,9 +281,10 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
 
 
 def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], frames: int) -> list[Plane]:
-    """Return the plane of each frame by its functional groups; a single frame's plane is at the top of the header.
+    """Return the plane of each frame from its functional groups, or without these from the top of the header.
 
-    The frames of a dose grid are offsets along the normal (PS3.3, C.8.8.3). Frames without positions have one entry.
+    The frames of a dose grid lie at offsets along the normal (PS3.3, C.8.8.3). If a file without functional groups has
+    several frames without such offsets, the result is a single plane without a position.
     """
     from pydicom.datadict import keyword_for_tag
 

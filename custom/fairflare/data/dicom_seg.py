@@ -1,7 +1,7 @@
-"""Read a DICOM SEG as a mask by highdicom: the numbers of its segments, in frames that lie where the file says.
+"""Read a DICOM SEG by highdicom as a mask of segment numbers, with its frames at the positions that the file states.
 
-Frames that a file leaves out are empty, so :func:`fairflare.data.geometry.fit` gives a mask the slices of its image.
-Segments that overlap, or hold shares between 0 and 1, are no labels of single voxels and are refused.
+A SEG may leave out empty frames; :func:`fairflare.data.geometry.fit` gives its mask all slices of the image. Segments
+that overlap, or are fractional (values between 0 and 1), do not give each voxel one label, and are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes point to the left and t
 
 
 def file_in(path: Path) -> Path | None:
-    """Return the SEG file that a path names, or the only one in the folder of this path; ``None`` if there is none."""
+    """Return a path if it is a SEG file, or the SEG that is the only DICOM file of a folder; otherwise ``None``."""
     import pydicom
 
     files = files_of_series(path) if path.is_dir() else [path]
@@ -37,10 +37,10 @@ def file_in(path: Path) -> Path | None:
 
 
 def grid_of(file: Path) -> Grid:
-    """Return where the frames of a SEG lie; without a position (a picture) it is a grid of one slice.
+    """Return the position of a SEG's frames; for a picture, which has no position, a grid of one slice.
 
     Raises:
-        Misfit: highdicom is not installed, or the file is damaged or holds what no mask can say.
+        Misfit: highdicom is not installed, or the file is damaged or cannot be read as a mask.
     """
     with _reading(file) as found:
         where, frame = found.get_volume_geometry(), str(found.get("FrameOfReferenceUID", ""))
@@ -54,7 +54,7 @@ def grid_of(file: Path) -> Grid:
 
 
 def labels_of(file: Path) -> npt.NDArray[Any]:
-    """Return the number of the segment of each voxel, (rows, columns, slices), or (rows, columns) without positions.
+    """Return each voxel's segment number: (rows, columns, slices), or (rows, columns) if the SEG has no positions.
 
     Raises:
         Misfit: as :func:`grid_of`, or two segments overlap.
@@ -68,7 +68,7 @@ def labels_of(file: Path) -> npt.NDArray[Any]:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[Any]:
-    """Open a SEG; raise errors of highdicom as a ``Misfit``, as well as that it is not installed."""
+    """Open a SEG; raise ``Misfit`` for errors of highdicom, in the ``with`` block too, and if it is not installed."""
     remedy = f"Export segments that do not overlap and are yes or no. Or make a NIfTI mask of it: {NO_IMAGES['SEG'][1]}"
     if find_spec("highdicom") is None:
         needed = "it is a DICOM SEG, which needs the package highdicom"

@@ -141,7 +141,7 @@ def modality_table(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.flo
 
 
 def palette_colours(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return the colours of a palette's indices, three channels as last axis; indices beyond an end get its colour.
+    """Return the colours of a palette's indices, three channels as last axis; an index beyond an end gets its colour.
 
     Tables of 16 bits are reduced to their upper byte, unless no entry is above 255.
 

@@ -151,7 +151,7 @@ class ImageFile(ABC):
 
 
 class Picture(ImageFile):
-    """Read a picture by Pillow; read a TIFF that Pillow cannot, or not rightly, by tifffile (64 bits, signed 8)."""
+    """Read a picture by Pillow, or by tifffile if it is a TIFF that Pillow refuses or misreads (64 bits, signed 8)."""
 
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         import numpy as np

@@ -31,7 +31,7 @@ Bounds = tuple[float, float]
 def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bounds | None:
     """Return the values of a file that become 0 and 1, or ``None`` if some values are NaN or infinite.
 
-    The two bounds are equal where all values are equal.
+    The two bounds are equal if all values are equal.
 
     Args:
         array: the values of a whole file.

@@ -21,10 +21,13 @@ P = TypeVar("P")
 
 NAMED = 3  # number of files of one kind of problem that a message names
 FEW = 8  # largest number of different values of a drawn mask; a photograph has more
-POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9  # of :func:`odd_masks`
-# Of :func:`misplaced` and :func:`apart`: numbers of masks, least fit, its gain, images that have it, errors, likeness.
+# Limits of :func:`odd_masks`: points in each direction, least cosine and contrast, least number of masks, least share
+# of odd masks, least share of its bounding box that a part fills to count as a box.
+POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9
+# Limits of :func:`misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit, least
+# share of images with a gain, least gain in standard errors, least correlation between sites.
 ENOUGH, MOST, FIT, GAIN, MOSTLY, ERRORS, ALIKE = 16, 1000, 0.15, 0.03, 0.65, 4.5, 0.9
-Way = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]]  # axes in their order, which are mirrored, the move
+Way = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]]  # order of axes, which are mirrored, shift along each
 # Parts in which messages of one kind differ: names in quotes, and numbers.
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
 
@@ -78,7 +81,7 @@ def shown(path: Path) -> str:
 
 
 def odd_pair(image: Path, mask: Path) -> str:
-    """Return a message if an image and its mask look swapped by their number of values; an empty text otherwise.
+    """Return a message if an image and its mask seem swapped, judged by their numbers of values; else an empty text.
 
     Args:
         image, mask: paths of files with one picture each.
@@ -106,12 +109,12 @@ class Drawn(NamedTuple):
     Attributes:
         file: name of the image, for messages.
         image, mask: checksums of the values of image and mask.
-        seen, marked: image, in its standard deviations, and mask at 48 x 48 points of a picture, or at
-            24 in each direction of a volume.
+        seen, marked: values of the image (minus its mean, in its standard deviations) and of the mask at 48 x 48
+            points of a picture, or at 24 x 24 x 24 points of a volume.
         contrast: mean of the image inside minus outside of the mask, in standard deviations of the image; 0 without
             an inside or an outside.
-        boxed: share of the mask in parts, each longer than 3 pixels in every direction and in a box smaller than
-            the image, that fill this box.
+        boxed: area of the connected parts of the mask that nearly fill their bounding box, as a share of the mask;
+            only boxes count that are longer than 3 pixels in every direction and smaller than the image.
     """
 
     file: str
@@ -154,7 +157,7 @@ def _placed(values: npt.NDArray[Any], way: Way) -> npt.NDArray[Any]:
 
 
 def _ways(seen: npt.NDArray[Any], marked: npt.NDArray[Any]) -> Iterator[Way]:
-    """Yield all exchanges and mirrorings of axes, and the move by which all (n, ...) masks fit the images best."""
+    """Yield all exchanges and mirrorings of axes, and the one shift of all (n, ...) masks that fits the images best."""
     import numpy as np
 
     axes = tuple(range(1, marked.ndim))
@@ -178,7 +181,7 @@ def _in_words(way: Way, shape: Sequence[int]) -> str:
 
 
 def _units(values: npt.NDArray[Any], axes: tuple[int, ...], middle: Any = 0) -> npt.NDArray[Any]:
-    """Return arrays less ``middle``, each divided by its Euclidean norm over the axes."""
+    """Subtract ``middle`` from arrays, divide each by its Euclidean norm over the axes, and return the result."""
     import numpy as np
 
     away = values - middle
@@ -188,12 +191,14 @@ def _units(values: npt.NDArray[Any], axes: tuple[int, ...], middle: Any = 0) -> 
 def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line if a site's masks fit its images clearly better when they are mirrored, turned, moved or exchanged.
 
-    The fit is the correlation of image and mask at the points of :class:`Drawn`, both without their mean over the site,
-    so that a place which all have in common counts nothing. It is compared with that of masks mirrored along axes or
-    with axes exchanged, moved all alike, and given to the images anew, one to one, by the best sum of fits. The last
-    must fit better than the same assignment of mirrored masks, which shows what assigning alone gives, and twice as
-    well as the masks do now. A line needs 16 images, a fit beyond 0.15, and a gain over the given fit that two thirds
-    of the images have and that is 4.5 standard errors from 0: without contrast at the structures nothing can be told.
+    The fit is the correlation of image and mask at the points of :class:`Drawn`, each minus its mean over the site, so
+    that a position which all images have in common has no influence. It is compared with the fit of four kinds of
+    changed masks: mirrored along axes; with exchanged axes; all moved by the same shift; assigned anew to the images,
+    one to one, with the largest sum of fits. New assignments of random masks improve the fit too. So the assigned masks
+    must fit better than mirrored masks that are assigned in the same way, and twice as well as the given masks.
+
+    A line needs 16 images, a mean fit beyond 0.15, and a gain over the given fit in about two thirds of the images,
+    with a mean above 0.03 and above 4.5 standard errors. Images without contrast at the structures give no line.
     """
     import numpy as np
     from scipy.optimize import linear_sum_assignment
@@ -222,11 +227,12 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
 
 
 def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
-    """Yield site and line where a site's masks lie as other sites' do if they are mirrored, turned or moved.
+    """Yield name and line for each site whose masks lie as other sites' do only after mirroring, turning or moving.
 
-    So it is if the site's mean mask, placed anew, has a correlation above 0.9 with the mean of the other sites, and the
-    mean image has that as it is; as it is the mask has 0.2 less, and placed anew the image.
-    Only structures that have a place common to all, such as organs, can show it.
+    Compared are the site's mean mask and mean image with those of the other sites. A site is named if the changed mean
+    mask and the unchanged mean image both have a correlation above 0.9, while the correlations of the unchanged mean
+    mask and of the changed mean image are lower than these by more than 0.2. Only structures that lie at the same
+    position in all images, such as organs, can show this.
     """
     import numpy as np
 
@@ -250,16 +256,17 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line on copied masks of a site, on boxes, on masks that look inverted, and what :func:`misplaced` finds.
 
-    A mask counts as copied if images of three files or more, with different values, have it. It counts as a box if half
-    of it are parts that fill their bounding box to 0.9; a line needs 16, and half of the masks.
+    A mask counts as copied if three or more different images have it. It counts as a box if more than half of its area
+    are connected parts that fill their bounding box to 0.9; a line needs 16 such masks, and half of all masks.
 
-    A mask looks inverted if it marks mostly what the others leave, and the other side of the image's contrast. The
-    first: the cosine of 8 points in each direction (1 where nothing is marked, else -1) with the axis that all masks
-    have in common (the first right singular vector, turned to two thirds of them, or else to those that mark less) is
-    below -0.2.
-    The second: ``contrast`` is beyond 0.2 on the other side of 0 than the median of the masks with a positive cosine,
-    which is beyond 0.2 too. So a crowded image is no inverted one. Fewer than 4 masks are not judged, and fewer odd
-    ones than 5 % of them are not named.
+    A mask counts as inverted if two conditions hold.
+    1. It marks mostly what the other masks leave unmarked. Each mask is a vector of 8 points in each direction, 1 where
+       nothing is marked, else -1. The vectors' common axis is their first right singular vector, with the sign that
+       gives two thirds of the masks, or else those that mark less, a positive cosine. The mask's cosine is below -0.2.
+    2. Its ``contrast`` and the median contrast of the masks with a positive cosine have different signs, and both are
+       beyond 0.2. So an image with many structures does not count as inverted.
+
+    Fewer than 4 masks are not checked. Inverted masks are not reported if they are less than 5 % of all masks.
     """
     import numpy as np
 
@@ -276,7 +283,7 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     marked = (one.marked[(slice(None, None, len(one.marked) // POINTS),) * one.marked.ndim] for one in masks)
     clear, contrast = np.array([np.where(of, -1, 1).ravel() for of in marked]), np.array([of.contrast for of in masks])
     along = clear @ np.linalg.svd(clear, full_matrices=False)[2][0] / clear.shape[1] ** 0.5
-    most = round(1.5 * np.sign(along).mean())  # 0 unless two thirds agree: then those that mark more are the odd ones
+    most = round(1.5 * np.sign(along).mean())  # 0 unless two thirds have one sign; if 0, those that mark more are odd
     along *= np.sign(most + np.sign(along @ clear.mean(1)) / 2)
     usual = np.median(contrast[along > 0])
     odd = (along < -CLEAR) & (contrast * np.sign(usual) < -CLEAR) & (abs(usual) > CLEAR)

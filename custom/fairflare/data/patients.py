@@ -1,4 +1,4 @@
-"""Guess from names of files and folders which images are of one patient, where no list names the patients."""
+"""Guess from names of files and folders which images are of one patient, if no list names the patients."""
 
 from __future__ import annotations
 

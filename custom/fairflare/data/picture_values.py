@@ -20,11 +20,11 @@ WIDTH, LENGTH, PHOTOMETRIC, DESCRIPTION, SAMPLES, SUB_PAGES, SAMPLE_FORMAT, DEPT
 
 
 def pictures_in(pages: int, tag: Any) -> int:
-    """Return the number of pictures in a TIFF, with sub-pages, and with slices that are no pages of their own.
+    """Return the number of pictures in a TIFF, including sub-pages and slices that are no separate pages.
 
     Args:
-        pages: number of pages that the file lists; of a long stack ImageJ lists the first alone, as tifffile does with
-            ``truncate``.
+        pages: number of pages that the file lists; of a long stack ImageJ lists only the first page, as does tifffile
+            with ``truncate``.
         tag: function that returns the value of a tag of the first page by its number; ``None``: there is none.
     """
     smaller, stack = tag(SUB_PAGES), re.match(r"(?s)ImageJ=.*\nimages=(\d+)", str(tag(DESCRIPTION)))
@@ -35,7 +35,7 @@ def pictures_in(pages: int, tag: Any) -> int:
 
 
 def check_parts(path: Path) -> None:
-    """Raise ``ValueError`` for a TIFF without the data of a strip or tile, which libraries make up without a word."""
+    """Raise ``ValueError`` if a TIFF lacks the data of a strip or tile, which libraries would silently invent."""
     import tifffile
 
     with reading_as("TIFF"), tifffile.TiffFile(path) as file:
@@ -53,7 +53,7 @@ def is_misread(picture: Any) -> bool:
 
 
 def check_end(picture: Any) -> None:
-    """Raise ``ValueError`` for an opened JPEG that ends in zeros, as broken copies do: Pillow makes up its rows."""
+    """Raise ``ValueError`` if an opened JPEG ends in zeros, as broken copies do: Pillow would invent missing rows."""
     if (
         picture.format in ("JPEG", "MPO")
         and b"\xff\xd9" not in (rest := picture.fp.read())

@@ -49,7 +49,7 @@ class NotSendable(TypeError):
 class VersionError(ValueError):
     """Signal that server and site run versions of FairFlare that do not understand each other.
 
-    The text names nothing of the site's own, and is also sent to the server.
+    The text contains nothing private of the site, because it is also sent to the server.
     """
 
     public = property(str)
@@ -84,7 +84,7 @@ COMPARED = "compared"  # directive of ``validate``: names of the structures over
 
 
 class BySite(dict[str, Any]):
-    """Store, for each site, the value that the server sends it; a site is sent its own value only."""
+    """Store a value for each site, by the site's name; the server sends each site only its own value."""
 
 
 @dataclass
@@ -101,7 +101,7 @@ class SiteTask:
     run: str = ""  # id of the run: the same for all jobs that resume one run of an experiment
     each: Each | None = None  # function that makes the tensors for each site, sent in place of ``state``
     measure: tuple[str, ...] = (SPLIT_TEST,)  # for validate: splits on which the model is measured
-    resample: int = 0  # for validate: number of draws of the test images on which to measure the primary metric too
+    resample: int = 0  # for validate: number of resamples of the test images for the primary metric
     min_cases: int = 1  # for every task: values of fewer cases are withheld; a site's own setting may be larger
     exchange: str = ALL  # rule for which tensors are sent, see exchange.sent_tensors
     makes: tuple[str, ...] = ()  # prefixes of the names of tensors that the server computes, which are sent too
@@ -111,7 +111,7 @@ class SiteTask:
     calibration_bins: int = 0  # number of bins of the calibration by group
     as_sent: bool = False  # for validate: measure the received model without the site's stored tensors; not sent
     beside: dict[str, torch.Tensor] = field(default_factory=dict)  # for train: tensors that are no part of the model
-    sums: dict[str, Any] = field(default_factory=dict)  # of a run with secure sums: what is asked; empty: a plain run
+    sums: dict[str, Any] = field(default_factory=dict)  # the server's request for secure sums; empty without
 
 
 @dataclass
@@ -195,7 +195,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         )
 
     def told(field: str, of: Callable[[Any], Any], usual: Any = None, all_of: Mapping[str, Any] = meta) -> Any:
-        """Return a field of the message, converted; ``usual`` where it is empty."""
+        """Return a field of the message converted by ``of``; an empty field counts as ``usual``."""
         value = all_of.get(field)
         try:
             return of(value if value or usual is None else usual)

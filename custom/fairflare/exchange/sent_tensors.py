@@ -28,8 +28,9 @@ class SentTensors:
     """Determine the tensors of a network that server and sites send each other.
 
     ``"all"``: all tensors. ``"trainable"``: the tensors that training can change. Any other text is a regular
-    expression: the tensors in whose name :func:`re.search` finds it, and the buffers that training changes. A parameter
-    that does not match is frozen (``requires_grad`` in ``model`` is set to False), so that no trained value is lost.
+    expression: the tensors in whose names it has a match (:func:`re.search`), and the buffers that training changes. A
+    parameter that does not match is frozen (``requires_grad`` in ``model`` is set to False), so that no trained value
+    is lost.
 
     Training can change
 
@@ -44,7 +45,7 @@ class SentTensors:
     Args:
         model: network of the task; with a regular expression its unmatched parameters are frozen.
         exchange: ``"all"``, ``"trainable"`` or a regular expression.
-        makes: prefixes of the names of tensors that the server makes.
+        makes: prefixes of the names of tensors that the method's server computes.
 
     Attributes:
         names: names of the tensors that are sent, in the order of the state dict.

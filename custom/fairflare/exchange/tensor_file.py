@@ -58,7 +58,7 @@ def write_tensors(
 
     Args:
         path: path of the file.
-        tensors: dense tensors by name, of any device and strides; each is asked for once.
+        tensors: dense tensors by name, of any device and strides; each is read once.
         layout: dtype and shape that every tensor must have.
         metadata: texts to store in the file's header.
 
@@ -86,7 +86,7 @@ def write_tensors(
 
 
 def layout_of(state: Mapping[str, torch.Tensor]) -> Layout:
-    """Return the dtype and shape of each tensor of a state, by name; tensors of a lazy state are not made."""
+    """Return the dtype and shape of each tensor of a state, by name; tensors of a lazy state are not computed."""
     if isinstance(state, LazyState):
         return state.layout
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}

@@ -1,7 +1,7 @@
 """Measure batch norm statistics for a hospital that took no part in the training, on its own unlabelled images.
 
-With ``norm_statistics=site`` each site has its own statistics, so that a site that joins later has none. With common
-statistics, in turn, the model has those of other hospitals' scanners. ``docs/norm_statistics.md`` reports how much
+With ``norm_statistics=site`` each site has its own statistics, and a site that joins later has none. With common
+statistics the model has only those of other hospitals' scanners. ``docs/norm_statistics.md`` reports how much
 adapting improves predictions.
 """
 
@@ -63,8 +63,8 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     .. math:: v = \frac{1}{N - 1} \sum_i (x_i - m)^2
 
     Both are computed in float64. A batch norm is measured after those in front of it have their new statistics, as with
-    ``norm_statistics=recalibrated`` in a federation. No label is read, and no weight changes. Of FedRDN's model only
-    the statistics of the input are measured: a site has no others of its own.
+    ``norm_statistics=recalibrated`` in a federation. No label is read, and no weight changes. In a FedRDN model only
+    the statistics of the input are measured, because the sites share all other statistics.
 
     Args:
         predictor: result of :func:`fairflare.prediction.predictor.load_predictor` with ``to_adapt``; its network is

@@ -66,9 +66,9 @@ def given_model(
         sites: names of the sites, or their number.
         settings: settings of the run (:data:`OF_RUN`), of the local training (:data:`OF_TEST`), or else of the model's
             task.
-        task: kind of the task, where the model's file does not name the task.
-        task_file: file of the task, where the task has code of its own.
-        bundle: folder of the MONAI bundle that the model is of.
+        task: kind of the task, if the model's file does not name the task.
+        task_file: file with the task's own code, if the task has such code.
+        bundle: folder of the MONAI bundle that the model belongs to.
 
     Raises:
         ValueError: there is no model, its file holds more than tensors, it does not fit its task, or its task is not

@@ -155,7 +155,7 @@ def load_predictor(
     Args:
         place: a run's folder or a model file; see :func:`fairflare.prediction.saved_model.find_model`.
         which: ``"best"`` or ``"last"`` model of the run; default: the best by validation.
-        task_file: file with the task's own code, where the task has such code.
+        task_file: file with the task's own code, if the task has such code.
         device: device to compute on.
         to_adapt: load for :func:`fairflare.prediction.adapt.adapt`; then a model may lack the norm statistics that
             stayed at the sites, but nothing else.
@@ -172,11 +172,11 @@ def load_predictor(
 
 
 def to_measure(found: Predictor) -> list[str]:
-    """Return the names of the batch norms to adapt to new images: all; of a FedRDN model only the input's.
+    """Return the names of the batch norms to adapt to new images: all, or in a FedRDN model only that of the input.
 
     Raises:
-        ValueError: the network has no norm statistics to adapt, other tensors stayed at the sites too, or the images
-            get an edge, which would count as a part of them.
+        ValueError: the network has no norm statistics to adapt, other tensors stayed at the sites too, or
+            preprocessing pads a FedRDN model's images, so that the padding would be measured too.
     """
     names, model = registered_names(found.network), found.model
     if not names:

@@ -49,7 +49,7 @@ def recall(
         folder: folder of the model's file.
         task_file: file with the task's own code, which is run. Without it only packaged code is run.
         bundle: folder of the model's MONAI bundle, whose configuration is run.
-        or_give: text on what, other than a task file the caller takes, for the message that the task is not known.
+        or_give: what the caller accepts besides a task file, for the message that the task is not known.
 
     Raises:
         ValueError: the task has code of its own and no file was given, or it does not fit the record.
@@ -76,7 +76,7 @@ def recall(
     names = record.get("class_names")
     if (
         names
-        and getattr(task, "findings", None) is None  # which name themselves
+        and getattr(task, "findings", None) is None  # findings are already the names
         and getattr(task, "class_names", names) is None
         and len(names) == len(task.names())
     ):

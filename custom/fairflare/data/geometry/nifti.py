@@ -1,4 +1,4 @@
-"""Read the position of voxels from the header of a NIfTI file, which has no form, one form, or two different forms."""
+"""Read the position of voxels from the header of a NIfTI file: its sform, its qform, both or neither."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from fairflare.data.orientation import PLAIN, Turn, back, turn_of, turned
 DrawnOn = Literal["stored", "upright"]
 Affine = npt.NDArray[Any]
 
-# Largest distance between the corners of two grids that count as equal, without and with a note, in smallest voxel
-# sides.
+# Largest distance between corners of two grids that count as equal: without a note, and with a note. The unit is the
+# smallest side of a voxel.
 TOGETHER, NEAR = 0.1, 0.5
 
-SEGMENTS = "segments"  # of a DICOM SEG: slices without a frame are empty
+SEGMENTS = "segments"  # value of ``Grid.of`` for a DICOM SEG: slices without a frame are empty
 TWO_FORMS = "two forms that differ"
 ANEW = (
     "Have the mask written anew on this very image, by a program that keeps the image's geometry (3D Slicer, ITK-SNAP, "
@@ -80,11 +80,12 @@ class Fit:
     """Describe how a mask is brought to the axes of its image.
 
     Attributes:
-        turn: for :func:`fairflare.data.orientation.turned`: (3, 2), image's axis of each axis of the mask, and 1 or -1.
+        turn: argument of :func:`fairflare.data.orientation.turned`: (3, 2), for each axis of the mask the number of the
+            image's axis, and 1 or -1 (flipped).
         affine: affine of the image, by the form that fits the mask; ``None`` if the image states none.
         note: a remark on the pair for the user; empty for none.
-        places: of a mask without its empty slices the image's slice of each one; empty if the mask has all slices.
-        slices: number of the image's slices, where there are ``places``.
+        places: for a mask file that lacks empty slices, the image's slice of each slice in the file; otherwise empty.
+        slices: number of the image's slices; used only with ``places``.
     """
 
     turn: Turn
@@ -94,7 +95,7 @@ class Fit:
     slices: int = 0
 
     def bring(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return a view of the whole mask along the image's axes; axes after the third stay as they are."""
+        """Return the whole mask along the image's axes, missing slices as 0; axes after the third are unchanged."""
         if self.places:
             whole = np.zeros((*mask.shape[:2], self.slices), mask.dtype)
             whole[:, :, list(self.places)] = mask
@@ -225,10 +226,11 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
 
 
 def _with_empty_slices(image: Grid, mask: Grid) -> tuple[Grid, tuple[int, ...]]:
-    """Return a mask's grid with all slices of its image, and the slice that each of the mask's own is.
+    """Extend a mask's grid to all slices of its image; return it and, for each slice of the mask, the image's slice.
 
-    The grid stays as it is, with no places, where a slice of the mask is beyond the image, or two are at the same
-    slice: then the mask is judged as any other. One between two slices comes to the nearest, and is judged there.
+    If a slice of the mask is beyond the image, or two slices of the mask are nearest to the same slice of the image,
+    return the grid unchanged and no slices; the mask is then checked like any other. A slice of the mask between two
+    slices of the image gets the nearest one; its distance from that slice is checked later.
     """
     a, b = _full(image.statements[0][1], image.shape), _full(mask.statements[0][1], mask.shape)
     axis, count = int(_axes_of(a, b)[2, 0]), mask.shape[2]
@@ -331,7 +333,7 @@ def _named(image: Grid, mask: Grid) -> Misfit:
 
 
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
-    """Fit a mask to an image where only one of the two files states a geometry."""
+    """Fit a mask to an image if only one of the two files states a geometry."""
     said, other = (image, "mask") if image.statements else (mask, "image")
     try:
         affine, slices = said.affine, said.shape[2]
@@ -363,7 +365,8 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
 def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
     """Fit a mask by the site's setting of how its masks were drawn (``drawn_on``).
 
-    Without the setting, return ``misfit``; but if the sizes fit in no way, return a misfit of the sizes.
+    Without the setting, return ``misfit``; if the sizes of image and mask fit neither as stored nor as shown upright,
+    return a misfit about the sizes.
     """
     ways = {"stored": stored, "upright": upright}
     if drawn_on is None and any(_shape_fits(image.shape, mask.shape, way.turn) for way in ways.values()):
@@ -383,7 +386,7 @@ def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
 
 
 def _after(first: Turn | None, second: Turn) -> Turn:
-    """Return the rotation that does what ``first`` and then ``second`` do."""
+    """Return the rotation that has the effect of ``first`` followed by ``second``."""
     if first is None:
         return second
     return np.array([[second[int(axis), 0], flip * second[int(axis), 1]] for axis, flip in first])

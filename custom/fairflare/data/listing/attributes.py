@@ -23,11 +23,11 @@ from fairflare.base.checks import is_number, nearest
 UNKNOWN = "unknown"  # name of the group of images without a value, which is always the last group
 MOST_GROUPS = 50  # largest number of groups of one attribute
 MAX_NAME = 60  # largest number of characters of the name of an attribute, a category or a class
-# Words for a missing value, lower case; in the column of a class the words of NOT_KNOWN alone may be names.
+# Words for a missing value, lower case. Words that only NOT_KNOWN has, such as "none", may be names of classes.
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>", "?", ".")  # "." is that of SAS, SPSS and Stata
 NOT_KNOWN = ("", "unknown", "none", "not known", "-", *NO_VALUE)
 MARKS = (-9999, -999, -99, -9, -1, 99, 999, 9999)  # numbers that tables hold where a number is not known
-# What names may differ in. Signs between digits, or behind a letter ("HER2-"), are part of a name.
+# Parts in which two spellings of a name may differ. Signs between digits, or at the end ("HER2-"), are none of them.
 LEFT_OUT = r"\s+$|[\u0300-\u036f]|(?<=[^\W\d_])[\s_.-]+(?=[^\W\d_])|^0+(?=\d)|(?<=\d)\.0*$"
 FORM = '{"kind": "category", "values": ["F", "M"]} or {"kind": "number", "bins": [40, 60]}'
 
@@ -36,8 +36,8 @@ class UndeclaredValue(ValueError):
     """Report that attributes of an image contradict the attributes that the datalist declares.
 
     Args:
-        public: the text without the value of the attribute.
-        value: what follows in the site's own log, with the value.
+        public: text without the attribute's value.
+        value: text with the attribute's value, which follows in the site's own log only.
     """
 
     def __init__(self, public: str, value: str) -> None:
@@ -143,7 +143,7 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
 def doubts_of(
     attributes: Mapping[str, Attribute], numbers: Mapping[str, Sequence[float]], class_names: Sequence[str] = ()
 ) -> list[str]:
-    """Return a line on each pair of names that may be one, and on values that may mark what is not known.
+    """Return a line on each two names that may mean the same, and on names and values that may mean "not known".
 
     Args:
         attributes: the declared attributes, by name.
@@ -173,7 +173,7 @@ def doubts_of(
 
 
 def bare(name: str) -> str:
-    """Return a name without what two spellings of it differ in: capitals, accents, blanks, zeros in front.
+    """Return a name in a form that all its spellings share: without capitals, accents, blanks and leading zeros.
 
     >>> bare("0012 "), bare("Ann Müller")
     ('12', 'annmuller')

@@ -28,7 +28,7 @@ from fairflare.data.listing.attributes import (
 from fairflare.data.listing.samples import DataError, Sample
 
 SPLITS = ("training", "validation", "test")
-KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # of an entry, that are read
+KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # keys of an entry that are read
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
@@ -135,7 +135,8 @@ class CheckedList:
     def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
         """Raise ``DataError`` for an image or patient that is in two splits.
 
-        Both may be test lists; and training may share patients, and volumes of slices, with ``unlabelled``.
+        Several test lists may share images and patients; ``training`` and ``unlabelled`` may share patients, and
+        volumes of which they list different slices.
         """
         splits = seen.setdefault(key, [split])
         if split in splits:

@@ -11,7 +11,7 @@ For example::
 
     python -m fairflare.data.preparers images --source FOLDER --out DATA
 
-writes ``DATA/<site>/images/*.png``, ``DATA/<site>/masks/*.png`` (not where a class is the label) and
+writes ``DATA/<site>/images/*.png``, ``DATA/<site>/masks/*.png`` (unless labels are classes) and
 ``DATA/<site>/datalist.json`` for every site, a table of counts, a manifest, and ``DATA/fairflare.json``, which names
 the folder of each site's data: copied into the ``local`` folder of a simulator workspace, this file makes the job run
 on the data. Images are split 6:2:2 into training, validation and test by patient, unless the data set defines the

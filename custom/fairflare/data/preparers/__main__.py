@@ -105,7 +105,7 @@ def counting_files() -> Iterator[Callable[[int], None]]:
 
 
 def say(out: Path, by_name: bool = False) -> None:
-    """Print each site's images and what a run needs; ``by_name``: the command finds patients by names (``--group``)."""
+    """Print the number of each site's images, and what a run needs; ``by_name``: the command has ``--group``."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
     for site, found in manifest["sites"].items():
         print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
@@ -147,7 +147,7 @@ def _table(sites: Mapping[str, Any]) -> str:
 
 
 def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
-    """Print the images with each label at each site; return the question where only other sites' labels have one."""
+    """Print how many images have each label at each site; return a question on labels that only other sites have."""
     sites = manifest["sites"]
     own = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
     classes = all("classes" in found for found in sites.values())
@@ -165,7 +165,7 @@ def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
             columns = zip(*(entry["label"] for split in SPLITS for entry in listed[split]), strict=True)
             seen = {
                 name: Counter(of) for name, of in zip(findings, columns, strict=False)
-            }  # none where none is labelled
+            }  # empty if no image is labelled
             told[site] = [name for name, of in seen.items() if of[1]]
             explained += [site] if all(of[1] or not of[0] for of in seen.values()) else []
             print(f"{site}: labels with {', '.join(f'{name}: {of[1]}' for name, of in seen.items()) or 'no finding'}")

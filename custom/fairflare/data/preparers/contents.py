@@ -69,7 +69,7 @@ class Contents:
         return [folder for folder in self.folders if files_of_series(folder)]
 
     def key(self, path: Path) -> str:
-        """Return the path of a file below the folder without its ending, letters composed, to compare files by."""
+        """Return a key to compare files by: the path below the folder, without its ending, with composed letters."""
         return composed(without_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:
@@ -108,7 +108,7 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
         seen.add(real)
         below[:] = sorted(name for name in below if not is_companion(name))
         folders.append(here)
-        # Opening a pipe would wait for ever; a broken link is refused where it is read.
+        # Leave out pipes, since opening one would wait for ever; keep broken links, which reading refuses later.
         files += (
             path for name in names if not is_companion(name) and ((path := here / name).is_file() or not path.exists())
         )

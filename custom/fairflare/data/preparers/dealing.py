@@ -185,7 +185,7 @@ def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[
 
 
 def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int) -> dict[str, list[Item]]:
-    """Divide held-out images into the sites' own test sets, each class in proportion to the sites' images of it."""
+    """Divide held-out images into the sites' own test sets, each class in proportion to its number at each site."""
     groups, labels = group_labels(held)
     counts = {name: Counter(group_labels(own)[1]) for name, own in sites.items()}
     owner: dict[str, str] = {}
@@ -277,8 +277,8 @@ def options(usual: Dealing) -> list[Parameter]:
 def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     """Take the options of :class:`Dealing` out of all options, and make the rule from them.
 
-    Options that are not given have the data set's usual value, if that is possible with the given ones: the number of
-    sites is left out with the data's own sites, and corrupted sites are left out without a corruption.
+    Options that are not given have the data set's usual value, except where the given options exclude it: with the
+    partition ``"site"`` there is no number of sites, and without a corruption there are no corrupted sites.
     """
     given = {name: options.pop(name) for name in field_names(Dealing)}
     corrupt = None if given["corrupt"] == NO_CORRUPTION else given["corrupt"]

@@ -9,7 +9,7 @@ from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers.names import listing
 
-# Most values that are labels; more in pictures are grey values, smoothed edges or numbered objects.
+# Largest number of different values that are labels; more are grey values, smoothed edges or numbered objects.
 MOST_LABELS: Mapping[str, int] = {"volume": 256, "image": 40}
 VOID = 255  # value of unlabelled pixels in many data sets
 BLACK_AND_WHITE = [0, 255]  # values that every task on masks reads as 0 and 1

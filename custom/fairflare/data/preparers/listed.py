@@ -106,9 +106,10 @@ def person_in_header(path: Path, seed: int) -> str | None:
 
 
 def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
-    """Raise ``DataError`` for a site whose patients are written in two ways, or all of whose images are of one patient.
+    """Raise ``DataError`` for a site that has one patient only, or whose patients' identifiers cannot be trusted.
 
-    Such a site cannot be split, and its patient's name is often a placeholder.
+    A site with one patient cannot be split, and this patient's name is often a placeholder. Identifiers cannot be
+    trusted if one patient is spelled in two ways, or if a spreadsheet shortened a number (``1.2E+10``).
 
     Raises:
         DataError: the message names the site, the source of the patient's name, and how to correct it.
@@ -138,7 +139,7 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
 
 
 def refuse_two_spellings(values: Iterable[str], what: str) -> None:
-    """Raise ``DataError`` for two of some values that are the same number, or differ in capitals or composition alone.
+    """Raise ``DataError`` if two values are the same number, or differ only in capitals or in composed letters.
 
     >>> refuse_two_spellings(["0012", "12.0"], "patients")
     Traceback (most recent call last):
@@ -226,7 +227,7 @@ def _as_number(text: str, where: str) -> float:
 
 
 def split_name(text: str, row: Row) -> str:
-    """Return the split that a text of a table names by a usual name; an empty text stays empty."""
+    """Return the split that a cell of a table names (``train``, ``val``, ...); an empty text for an empty cell."""
     if text and text.lower() not in SPLIT_NAMES:
         raise DataError(f"{row.where}: the split is '{text}'; expected one of {', '.join(SPLITS)}")
     return SPLIT_NAMES.get(text.lower(), "")
@@ -234,10 +235,10 @@ def split_name(text: str, row: Row) -> str:
 
 @dataclass(frozen=True)
 class Answers:
-    """Define the meaning of cells in a table of findings that are neither 1 nor 0.
+    """Define the meaning of cells that are neither 1 nor 0 in a table of findings.
 
     Attributes:
-        uncertain: what -1 becomes, ``"ignore"`` (not known), ``"zero"`` or ``"one"``; in test images it is not known.
+        uncertain: what -1 becomes, ``"ignore"`` (not known), ``"zero"`` or ``"one"``; always not known in test images.
         blank: what an empty cell becomes, ``"zero"`` or ``"missing"`` (not known).
     """
 

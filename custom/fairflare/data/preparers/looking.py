@@ -38,7 +38,7 @@ class Look:
         slices: numbers of the slices to list; None if the file is listed whole.
         empty: number of slices that are left out because their mask is empty.
         own_plane: whether the listed slices have the plane and the order of the file.
-        drawn: what to compare the mask with others by; None if there is none.
+        drawn: description of the mask for comparison with other masks; None if there is no mask.
     """
 
     values: tuple[int, ...] = ()

@@ -168,6 +168,6 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
 
 
 def of_function(name: str, text: str, prepare: Callable[..., dict[str, Path]], dealing: Dealing | None) -> Preparer:
-    """Return the command of a function; its arguments that are in :data:`OPTIONS`, with their defaults, are options."""
+    """Return the command that calls ``prepare``, whose arguments in :data:`OPTIONS` become the command's options."""
     given = [own for own in signature(prepare).parameters.values() if own.name in OPTIONS]
     return Preparer(name, text, prepare, [OPTIONS[own.name].replace(default=own.default) for own in given], dealing)

@@ -49,8 +49,8 @@ def prepare_images(
             after a colon are the inner edges of bins; an attribute without edges is a category.
         classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
             that occur, numbers by size, names by the alphabet.
-        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.Answers`; a table without
-            the column ``label`` whose columns ``classes`` names is one of findings, a column each.
+        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.Answers`. A table has
+            findings if it lacks the column ``label`` and has a column for each name in ``classes``.
         leave_out: skip images that cannot be used, or of which no finding is known, and report them.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
         dealing: rule by which the images are dealt to sites; default: the sites that the source names.
@@ -97,7 +97,7 @@ def prepare_masks(
     Args:
         source_dir: folder with the images.
         out_dir: folder to write to.
-        csv, columns, attributes, group: as in :func:`prepare_images`; the group is searched in the name of an image.
+        csv, columns, attributes, group: as in :func:`prepare_images`; ``group`` is searched in the name of an image.
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
         mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
         dealing: rule by which the images are dealt to sites; default: the sites that the source names. Only partitions

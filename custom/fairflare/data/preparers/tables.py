@@ -163,7 +163,7 @@ class Images:
                 self._known.setdefault(name, []).append(path)
 
     def find(self, name: str) -> Path | None:
-        """Find the image that a table calls by this path or name, or None if there is none.
+        """Return the path of the image that a table names by this path or name, or None if there is no such image.
 
         The folders in ``name`` and in the image's path must agree as far as both name any. The ending may be in
         capitals or missing; letters may be composed or not.

@@ -60,9 +60,9 @@ class Tree:
 
 
 def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | None = None) -> dict[str, Tree]:
-    """Find the volumes of a source folder: those of one site, or of a site for each subfolder.
+    """Find the volumes of a source folder, which is the folder of one site or has a subfolder for each site.
 
-    Return them by the subfolder's name; a source of one site has the empty name.
+    Return the volumes by the subfolder's name; the name is empty if the source is the folder of one site.
 
     Args:
         source: the source folder.
@@ -79,9 +79,9 @@ def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | N
 
 
 def paired_sites(source: Path) -> dict[str, Tree]:
-    """Find the pictures with masks of a source folder: those of one site, or of a site for each subfolder.
+    """Find pictures with masks in a source folder, which is the folder of one site or has a subfolder for each site.
 
-    Return them by the subfolder's name; a source of one site has the empty name.
+    Return the pictures by the subfolder's name; the name is empty if the source is the folder of one site.
 
     Raises:
         DataError: there are no pictures with masks, or a subfolder is not that of a site.
@@ -97,9 +97,9 @@ def paired_sites(source: Path) -> dict[str, Tree]:
 def _sites_below(
     source: Path, read: Callable[[Path], Tree | None], endings: Collection[str], expected: str, instead: str
 ) -> dict[str, Tree]:
-    """Read a source folder as that of one site, or else each subfolder as that of a site.
+    """Read a source folder as the folder of one site or, if this fails, each of its subfolders as that of a site.
 
-    Return the trees by the subfolder's name; a source of one site has the empty name.
+    Return the trees by the subfolder's name; the name is empty if the source is the folder of one site.
 
     Args:
         source: the source folder.
@@ -109,7 +109,7 @@ def _sites_below(
         instead: description of what the user may name instead, for messages.
 
     Raises:
-        DataError: nothing is found, or a subfolder with images is not that of a site, so that no site is lost unseen.
+        DataError: nothing is found, or a subfolder with images is not that of a site; else a site could be overlooked.
     """
     own = read(existing_folder(source))
     if own is not None:
@@ -169,8 +169,8 @@ def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
     """Pair the images of one folder with the masks of the same names in another folder, which may be the same.
 
     ``_mask``, ``_label``, ``_seg`` and ``_segmentation`` at the end of a name are ignored; so is, in names of volumes,
-    nnU-Net's ``_0000``. The mask of a DICOM series may have the name of the outer folder, where that holds this series
-    alone.
+    nnU-Net's ``_0000``. The mask of a DICOM series may have the name of the outer folder, if that folder holds only
+    this series.
 
     Args:
         images, masks: the two folders.
@@ -313,15 +313,15 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
 
 
 def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures: bool = False) -> None:
-    """Add the images of folders without labels to their sites; a site that has no other images is a new one.
+    """Add the images of folders without labels to their sites; add sites that have only such images.
 
     Args:
         trees: images of each site.
-        given: ``SITE=FOLDER`` of each folder, or ``FOLDER`` where there is one site.
+        given: ``SITE=FOLDER`` of each folder, or ``FOLDER`` if there is only one site.
         pictures: whether the images are pictures; else NIfTI volumes and DICOM series.
 
     Raises:
-        ValueError: a folder does not say of which site it is.
+        ValueError: a folder is given without a site, although there is not exactly one site.
         DataError: a folder does not exist or has no image.
     """
     for text in given or ():

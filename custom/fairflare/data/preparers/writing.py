@@ -83,7 +83,7 @@ def write_pool(
     items: Sequence[Item], out_dir: str | Path, dealing: Dealing, settings: Mapping[str, Any] | None = None,
     form: Form | None = None, **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
-    """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split by class."""
+    """Deal the images to sites, and write the sites by :func:`write_sites`; dealt images are split class by class."""
     sites = deal(items, dealing, whole("seed", writing.get("seed", 0), low=0))
     form = replace(form or Form(), dealing=dealing)
     stratified = form.stratified or dealing.partition != "site"
@@ -134,8 +134,8 @@ def write_sites(
         result = _Result(draft, form, names, items)
         result.write_datalists(seed)
         result.write_manifest({"seed": seed, **writing.get("record", {})})
-        # In images that were dealt to sites, every structure or class was looked for in all images, whatever site has
-        # them.
+        # In a data set that was dealt to sites, every structure or class was annotated in all images, whichever site
+        # gets them.
         more = {KEYS[bool(result.classes)]: "all"} if form.dealing.partition != "site" or form.synthetic else {}
         if lost := [
             f"{site}: {key} {own[key]}"
@@ -273,7 +273,7 @@ class _Result:
         return named | ({"class_groups": groups} if groups else {})
 
     def write_manifest(self, record: Mapping[str, Any]) -> None:
-        """Write each site's checksums, and what the sites have, with the options, versions and notes of the call."""
+        """Write each site's checksums, and a manifest of the sites' images with options, versions and notes."""
         form, new = self.form, self.draft.new
         sites = {}
         for site, name in self.names.items():
@@ -330,7 +330,7 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
 def _entries(item: Item, split: str) -> list[dict[str, Any]]:
     """Return the datalist entries of a written image: one entry, or one for each listed slice."""
     label: Any = item.mask
-    if isinstance(label, tuple):  # of findings; -2 and -3: uncertain, and to be 0 or 1 where that is not tested
+    if isinstance(label, tuple):  # findings; -2 and -3: uncertain, read as 0 and 1 except in test images
         assumed = {} if split.startswith("test") else {-2: 0, -3: 1}
         label = [value if value >= 0 else assumed.get(value) for value in label]
     entry = {

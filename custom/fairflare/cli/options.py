@@ -157,7 +157,7 @@ def _place_in_help(parameter: Any) -> tuple[int, str]:
 
 
 def _no_paper(word: str) -> bool:
-    """Return whether the word after ``--paper`` is no paper's name, but nothing, an option or a method.
+    """Return whether the word after ``--paper`` is no paper's name: it is empty, an option or a method.
 
     Any other word is a paper's name, perhaps a mistyped one.
     """

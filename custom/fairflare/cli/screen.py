@@ -50,11 +50,12 @@ def user_errors(out: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def one_document(wanted: bool) -> Iterator[Callable[..., None]]:
-    """Print one document to standard output; where it is ``wanted``, all other output goes to standard error.
+    """Yield a function that prints a JSON document; if ``wanted``, all other output goes to standard error.
 
     Yields:
-        A function that prints its arguments as JSON, objects by their fields and a number that is undefined as null.
-        Keys are only added; where the meaning of one changes, ``version`` does (docs/command_line.md).
+        A function that prints its arguments as JSON to standard output: objects by their fields, an undefined number as
+        null. New versions of FairFlare only add keys; if a key's meaning changes, so does ``version``
+        (docs/command_line.md).
     """
     out = sys.stdout
 

@@ -306,7 +306,7 @@ class FairAggregator(Bounds, ModelAggregator):
         message = from_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
-        message.metrics = None  # metrics are for the stock controller, may be in percent: unchecked
+        message.metrics = None  # unchecked: metrics are for the stock controller and may be in percent
         if _positive(message.meta.get("num_steps")) is None:  # FLARE counts such steps as 1
             message.meta.pop("num_steps", None)
         if message.current_round is not None:

@@ -72,7 +72,7 @@ class Site:
             in the job (``ScriptRecipe(metrics=...)``); it is called with the loaders that are given here.
         primary_metric: name of the number that ``metrics`` returns, or the job's ``primary_metric`` in the dict.
         annotated: numbers, from 0, of the structures that this site annotated in masks (n, structures, ...). ``loss``
-            gets their channels alone; take :meth:`known` in ``metrics``. Without a value all are.
+            gets their channels alone; use :meth:`known` in ``metrics`` to select them. Default: all structures.
         classes: number of classes, or number of training images of each class (then they are not counted); ``None``
             if images have no class.
         prior: Fed-MAS's frozen network: a module, or the path of the hospital's file; ``None`` if the job defines it.
@@ -122,9 +122,9 @@ class Site:
     # -- calls of the script's training loop
 
     def receive(self) -> bool:
-        """Wait for the next round; True: ``model`` holds the received weights: train it, then call :meth:`send`.
+        """Wait for the next round; return True once it has begun, False if the job is over.
 
-        False: the job is over.
+        When it has begun, ``model`` holds the received weights: train it, then call :meth:`send`.
         """
         if self._round is not None:
             raise RuntimeError(f"round {self._round} is not answered yet; call site.send() first")
@@ -172,7 +172,7 @@ class Site:
         return self._training().loss(inputs, targets, self._epoch)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the method's optimizer step, in place of ``optimizer.step()``, after the backward pass of its loss."""
+        """Make the method's optimizer step in place of ``optimizer.step()``, after ``backward()`` of :meth:`loss`."""
         self._training().step(optimizer)
 
     def known(self, values: torch.Tensor) -> torch.Tensor:

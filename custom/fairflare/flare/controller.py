@@ -215,7 +215,7 @@ class RoundsController(RunSettings, ModelController):
         super().handle_event(event_type, fl_ctx)
         name = None
         task = self._task if event_type == EventType.BEFORE_TASK_DATA_FILTER else None
-        if task is not None and (task.by_site or task.each is not None):  # the task has a part for each site alone
+        if task is not None and (task.by_site or task.each is not None):  # the task has a separate part for each site
             _add_own(task, fl_ctx)
         if event_type == EventType.CLIENT_RECONNECTED:
             name = fl_ctx.get_prop(FLContextKey.RECONNECTED_CLIENT_NAME)

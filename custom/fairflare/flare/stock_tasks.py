@@ -109,8 +109,8 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
     """Check that a site may send its local model in answer to ``submit_model``.
 
     Raises:
-        NotServed: the site's own file does not allow it, there is no model of the requested name, or the model or parts
-            of it stay at the site by the method.
+        NotServed: the site's own file does not allow it, there is no model of the requested name, or the method keeps
+            the model or parts of it at the site.
     """
     allowed, name = worker.settings.get(SUBMITS, False), shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
     no, own = ReturnCode.TASK_UNSUPPORTED, isinstance(worker.training.home, OwnModel)

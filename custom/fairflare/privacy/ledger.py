@@ -1,8 +1,8 @@
 """Keep a site's privacy ledger: what each round costs its cases in privacy, written before the round begins.
 
-One line of JSON for each round: the line's number, the hash of the line before and a code that only the site's secret
-gives. A copy of the last line's hash (the head) lies in another folder, and servers show the one that they last heard.
-A budget belongs to cases: what counts for a list are all lines of lists that share a case with it.
+Each round has one line of JSON: the line's number, the hash of the line before, and a code (HMAC) under the site's
+secret key. A copy of the last line's hash (the head) lies in another folder, and a server sends back the hash that the
+site reported last. A budget belongs to cases: against a list count all lines whose lists share a case with this list.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def epsilon(history: Iterable[Cost], delta: float, error: float = ERROR) -> tupl
     Args:
         history: noise multiplier z, sampling rate q and number of steps of each line.
         delta: the chance for which epsilon does not hold.
-        error: largest error by PRV, by which the result is above the estimate; a larger one takes less time.
+        error: largest error of PRV, by which the result is above PRV's estimate; a larger error takes less time.
 
     Returns:
-        The epsilon by PRV; by RDP, which is 9 to 16 % above, where PRV fails.
+        The epsilon by PRV; if PRV fails, that by RDP, which is 9 to 16 % larger.
 
     Source:
         Gopi et al., NeurIPS 2021 (PRV); Mironov et al., arXiv 1908.10530 (RDP); both by Opacus.
@@ -181,7 +181,7 @@ class Ledger:
         return self.folder.exists() or self.head.exists() or self.shown is not None
 
     def _past(self, cases: Iterable[Hashable], lines: Sequence[bytes]) -> tuple[set[bytes], list[Cost]]:
-        """Return the keys of cases, and what all lines of lists that share one of them have spent."""
+        """Return the keys of cases, and the costs of all ledger lines whose lists share one of these cases."""
         keys = {self._code(repr(case).encode(), b"case").digest() for case in cases}
         past = list(map(json.loads, lines))
         shares = {digest: not keys.isdisjoint(self._list(digest)) for digest in {line["cases"] for line in past}}
@@ -261,7 +261,7 @@ class Ledger:
         return lines
 
     def _list(self, digest: str) -> set[bytes]:
-        """Return the keys of the cases of a list that a line names."""
+        """Return the keys of a list's cases; a ledger line names the list by this digest."""
         path = self.folder / LISTS / digest
         content = path.read_bytes() if path.exists() else b""
         if hashlib.sha256(content).hexdigest() != digest:
@@ -278,7 +278,7 @@ class Ledger:
     # -- writing
 
     def _begin(self) -> None:
-        """Make an empty ledger with a new secret, whole or not at all."""
+        """Create an empty ledger with a new secret, atomically."""
         draft = self.folder.with_name(f".{self.folder.name}.new")
         shutil.rmtree(draft, ignore_errors=True)
         private_folder(draft / LISTS)
@@ -292,7 +292,7 @@ class Ledger:
         write_whole(self.head, lambda path: path.write_text(told, "utf-8"))
 
     def _signed(self, record: Mapping[str, Any]) -> bytes:
-        """Return a record as a line, with the code of its content."""
+        """Return a record as a ledger line that includes the HMAC of its content."""
         plain = json.dumps(dict(record), sort_keys=True)
         signed = {**record, "mac": self._code(plain.encode(), b"line").hexdigest()}
         return json.dumps(signed, sort_keys=True).encode() + b"\n"
@@ -302,10 +302,10 @@ class Ledger:
 
 
 def _costs(of: Mapping[str, Any]) -> list[Cost]:
-    """Return what a line of the ledger, or a round that will be one, costs."""
+    """Return the costs of a ledger line, or of a round that is not written yet."""
     return [(of["z"], of["q"], of["steps"]), *of["also"]]
 
 
 def _hash(lines: Sequence[bytes]) -> str:
-    """Return the SHA-256 of the last line; of none, an empty text."""
+    """Return the SHA-256 of the last line; an empty text if there is no line."""
     return hashlib.sha256(lines[-1]).hexdigest() if lines else ""

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 PRIVACY = "privacy"  # name of the site's setting, and of the fact that a site reports
 #: Name of the fact with target, delta, units times epsilon of a noisy number, and rounds that the budget lasts for.
 BUDGET = "budget"
-LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are lots
+LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are nearly random
 EPSILON = "epsilon"  # name of the value in the stats of a round
 LAST_LINE = "ledger"  # name of the last line's hash in a reply's stats, and of the directive in which it comes back
 SAYS = "under_dp"  # attribute by which a class says whether its training may be differentially private
@@ -131,7 +131,7 @@ class Private:
         self._after: dict[int, float] = {}
         self._lasts = 0
         self.public: set[str] = set()  # reasons that may leave
-        self._names: dict[str, Any] = {}  # of job, experiment and round
+        self._names: dict[str, Any] = {}  # names of job, experiment and round
         self._asked: dict[str, tuple[float, ...]] = {}  # what is reported: name, and distances from the received model
         self._noisy: list[tuple[str, float]] = []  # the numbers that may leave, with noise and counted
 
@@ -165,7 +165,8 @@ class Private:
         """Refuse a run whose cost in privacy cannot be counted, or whose first round the budget does not last for.
 
         Raises:
-            Refused: the training, the task, a setting, the network, the budget, or a ledger that cannot be trusted.
+            Refused: training, task, a setting or the network does not allow it, the budget is spent, or the ledger
+                cannot be trusted.
         """
         spending = self._planned(half, run, model)
         cases, left = run.data.identities("training"), run.num_rounds - run.current_round
@@ -175,7 +176,7 @@ class Private:
         """Reserve a round in the ledger, then train it.
 
         Raises:
-            Refused: what cannot be counted, a spent budget, or a ledger that cannot be trusted.
+            Refused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
         """
         own = self.own
         spending = self._planned(half, run, model)
@@ -197,7 +198,7 @@ class Private:
         return self._spending(TASK_TRAIN, units, cost, own.clip, also)
 
     def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Return the report of a round that was trained, with noise: mean losses, or how far apart two of them are."""
+        """Return the noisy report of a trained round: mean losses, or differences between two mean losses."""
         units, found = Units.of(run.data), {}
         for name, distances in self._asked.items():
             values, *base = (losses_at(run, units, model, received, distance) for distance in distances)
@@ -206,9 +207,9 @@ class Private:
         return found
 
     def measured(self, run: SiteRun, model: torch.nn.Module, split: str) -> dict[str, float]:
-        """Return one metric of a model on a split with noise, the others as NaN; NaN too where the budget is spent.
+        """Return one metric of a model on a split with noise, the others as NaN; all are NaN if the budget is spent.
 
-        It is the primary one if it is a mean of images, else the first that is.
+        The one metric is the primary metric if that is a mean over images, else the first declared metric that is.
         """
         found = dict.fromkeys((run.task.primary_metric, LOSS.name), math.nan)
         means = [of for of in run.task.declared_metrics() if of.mean_of_images and not of.by_class]
@@ -302,7 +303,7 @@ class Private:
             return SiteReply(STATUS_FAILED, reason=f"site {self.site!r}: {request.name} failed; its own log says why")
         stats: dict[str, Any] = {"synthetic": reply.stats["synthetic"]} if "synthetic" in reply.stats else {}
         numbers = {name: value for name, value in reply.metrics.items() if (name, value) in self._noisy}
-        # With secure sums the norm of the update, which has its noise: it costs no more than the update itself.
+        # With secure sums the update's norm may leave: the update has its noise, so its norm costs no further privacy.
         free = {LENGTH} if request.sums and request.name == TASK_TRAIN else set()
         report = {name: of for name, of in reply.report.items() if name in free or (name, of) in self._noisy}
         if request.name == TASK_CHECK:
@@ -318,8 +319,9 @@ class Private:
     def facts(self, units: Units) -> dict[str, Any]:
         """Return the guarantee of differential privacy, for the results.
 
-        It has unit, mechanism and what it covers; then target, delta, the number of units times the epsilon of one
-        noisy number, which is 0 where none leaves, and for how many rounds of the job the budget lasts.
+        The first fact has the unit, the mechanism and what is covered. The second has target, delta, the number of
+        units times the epsilon of one noisy number (0 if no such number leaves), and the number of the job's rounds
+        for which the budget lasts.
         """
         own, delta = self.own, self._delta(units)
         worth = 0.0 if own.reports is None else len(units.members) * one_release(own.reports, delta)

@@ -24,8 +24,8 @@ def noisy_mean(
 ) -> float:
     """Return the mean of values, one of each unit, clipped to [low, high], with noise, and clipped again.
 
-    A unit moves the mean by at most (high - low) / n, of which ``z`` times is the noise's standard deviation. A value
-    that is not a number counts as ``high``.
+    A unit moves the mean by at most (high - low) / n; the noise's standard deviation is ``z`` times this. A value that
+    is not a number counts as ``high``.
     """
     clipped = [high if math.isnan(value) else min(max(value, low), high) for value in values]
     noise = z * (high - low) / len(values) * float(draws().noise(1)[0])
@@ -33,7 +33,7 @@ def noisy_mean(
 
 
 def one_release(z: float, delta: float) -> float:
-    """Return the exact epsilon of one number with noise ``z`` times what a unit can move it by.
+    """Return the exact epsilon of a number whose noise has ``z`` times the deviation by which a unit can move it.
 
     Source:
         Balle and Wang, ICML 2018, Theorem 8.
@@ -46,7 +46,7 @@ def one_release(z: float, delta: float) -> float:
         tail = float(norm.logcdf(-1 / (2 * z) - epsilon * z))
         return float(norm.cdf(1 / (2 * z) - epsilon * z)) - math.exp(epsilon + tail) - delta
 
-    most = 1 / (2 * z * z) + math.sqrt(2 * math.log(1 / delta)) / z  # of the concentrated kind, which is above
+    most = 1 / (2 * z * z) + math.sqrt(2 * math.log(1 / delta)) / z  # bound by concentrated privacy, which is larger
     return 0.0 if beyond(0.0) <= 0 else float(brentq(beyond, 0.0, most))
 
 
@@ -65,14 +65,14 @@ def by_unit(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T],
 def losses_at(
     run: SiteRun, units: Units, model: torch.nn.Module, received: Mapping[str, torch.Tensor], distance: float
 ) -> list[float]:
-    """Return each unit's mean loss at a distance from the received model, away from where the training went.
+    """Return each unit's mean loss at a distance from the received model, in the direction opposite to the update.
 
-    The direction is the opposite of the update, which has its noise already: no patient moves it without being counted.
+    The update has its noise already, so a patient's influence on this direction is counted.
 
     Args:
         run: the server's task that this site performs, with the site's data.
         units: the training list's units.
-        model: the trained network, which is as before afterwards.
+        model: the trained network; it is unchanged after the call.
         received: the received model.
         distance: 2-norm over all trained tensors; 0: at the received model.
     """

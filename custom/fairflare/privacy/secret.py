@@ -13,10 +13,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class SecretDraws:
-    """Draw from ChaCha20 under a key of the operating system; a new object, with a new key, for each step.
+    """Draw random numbers by ChaCha20 with a secret random key; each step has a new object with a new key.
 
-    Nothing is drawn from the run's seed, which the server knows: the same noise on another model would give the
-    difference of two gradients without noise.
+    The run's seed is not used, since the server knows it: by training another model with the same noise, the server
+    would learn the difference of two gradients without noise.
 
     Args:
         key: 32 bytes, for tests; ``None`` for random ones from the operating system.

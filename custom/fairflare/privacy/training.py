@@ -1,7 +1,8 @@
 """Train one round by DP-SGD: clip the gradient of each unit (such as a patient), add the gradients up, and add noise.
 
-A unit's gradient is autograd's own, of the unit's images alone, so that every network and loss is right in which images
-do not see each other. Opacus counts (:mod:`fairflare.privacy.ledger`) and is what the tests compare these steps with.
+Autograd computes each unit's gradient from the unit's images alone, so every network and loss can be used in which
+images do not influence each other. Opacus only counts the cost (:mod:`fairflare.privacy.ledger`); the tests compare
+these steps with those of Opacus.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class PrivateLoop:
     Args:
         half: the method's site half, the part that runs at a site.
         run: the server's task that this site performs, with the site's data.
-        model: the network, which is trained in place; of its state only what is trained changes.
+        model: the network, which is trained in place; only its trained tensors change.
         noise, clip: noise multiplier, and the norm that the gradient of a unit is clipped to.
         images: largest number of images of a drawn unit that are used in a step.
         draws: makes the secret draws of a step.
@@ -83,7 +84,7 @@ class PrivateLoop:
         """
         half, run, model = self.half, self.run, self.model
         before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-        torch.manual_seed(run.seed)  # of dropout alone: it need not be secret
+        torch.manual_seed(run.seed)  # seeds only dropout, which need not be secret
         model.train()
         half.begin_round(run, model)
         optimizer = make_optimizer(half, model.parameters(), run.task)
@@ -97,10 +98,10 @@ class PrivateLoop:
         for _ in range(steps):
             draws = self.draws()
             drawn = draws.drawn(len(units.members), chance)
-            most = iter(range(getattr(half, "gradients", 1)))  # a step that took more would not be counted
+            most = iter(range(getattr(half, "gradients", 1)))  # further gradients in a step would not be counted
             half.step(run, model, optimizer, partial(self._set_gradients, trained, units, chance, drawn, draws, most))
         names = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
-        for name, tensor in model.state_dict().items():  # statistics of norms and the like hold images without noise
+        for name, tensor in model.state_dict().items():  # norms' statistics would reveal images without noise
             if name not in names:
                 tensor.copy_(before[name])
         check_finite(run, model)
@@ -117,7 +118,7 @@ class PrivateLoop:
         draws: SecretDraws,
         most: Iterator[int],
     ) -> torch.Tensor:
-        """Set each parameter's gradient: clipped ones of the drawn units, summed, noised, over the expected number.
+        """Set each gradient: the drawn units' clipped gradients, summed, with noise, over their expected number.
 
         Returns:
             0 in place of the loss, which is not measured.
@@ -127,7 +128,7 @@ class PrivateLoop:
         for number in drawn:
             try:
                 own = self._of_unit(trained, draws.some(units.members[number], self.images), draws)
-            except ValueError as error:  # an unreadable image; that a round fails would tell of one patient
+            except ValueError as error:  # an unreadable image; a failed round would reveal one patient
                 log.warning("site %s: a %s counts as one without a gradient: %s", self.run.site, units.kind, error)
                 continue
             norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in own))
@@ -144,7 +145,7 @@ class PrivateLoop:
     def _of_unit(
         self, trained: Sequence[torch.nn.Parameter], images: Sequence[int], draws: SecretDraws
     ) -> list[torch.Tensor]:
-        """Return the gradient of a unit: the sum over its images, of each parameter."""
+        """Return a unit's gradient of each parameter, summed over the unit's images."""
         seed = int(draws.uniform(1)[0] * 2**32)
         inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
         self.run.batch = list(images)

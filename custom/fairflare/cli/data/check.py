@@ -89,7 +89,7 @@ def make_task(
     """Return the task that reads the images, and the names of its classes.
 
     Without ``kind`` the manifest beside the path ``data`` or, without a manifest, the labels decide the kind of task.
-    Without ``num_classes`` a classification has as many classes as the datalists name, else the highest label and one.
+    Without ``num_classes`` a classification has as many classes as the datalists name, else the highest label plus one.
     """
     from fairflare.federation.plan.plan import make_plan
     from fairflare.tasks.images import ImageTask

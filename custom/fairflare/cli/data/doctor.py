@@ -86,7 +86,7 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
 
     Args:
         folder: the bundle's folder; none of its code is run.
-        settings: settings of the task, of which those count that say which files, keys and values are read.
+        settings: settings of the task; only those that say which files, keys and values are read are used.
     """
     from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
     from fairflare.tasks.bundles.bundle_parts import BundleParts
@@ -100,7 +100,7 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     no = f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
     yield Finding("sealed", "warning" if problems else "ok", no if problems else yes)
     for problem in problems:
-        code = isinstance(first_cause(problem), Refused)  # else it is wrong where code may run, too
+        code = isinstance(first_cause(problem), Refused)  # else it fails even where code may run
         yield Finding("not sealed", "warning" if code else "problem", str(problem))
     if own := bundle.own_code():
         yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(own)}")

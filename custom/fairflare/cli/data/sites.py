@@ -47,18 +47,18 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     Args:
         chosen: value of ``--sites``; ``"default"``: the option was not given.
         local: content of the data file.
-        some: whether some of the file's sites may be chosen; else they are chosen all.
+        some: whether ``--sites`` may choose some of the file's sites; otherwise it must name all of them.
 
     Returns:
-        The number of the sites (0: as many as the method's quick job has) or their names. Where the data file has data
-        for sites by name, or names other than site-1, site-2, ..., they are the file's sites.
+        The number of the sites (0: as many as the method's quick job has) or their names. If the data file has data
+        for sites by name, or has names other than site-1, site-2, ..., the names are those of the file.
 
     Raises:
-        ValueError: ``--sites`` and the file name different sites (the message says which), or the file is of one site.
+        ValueError: ``--sites`` and the file name different sites (the message says which), or the file is for one site.
     """
     blocks = local.get("sites")
     blocks = {name: block for name, block in blocks.items() if name != "server"} if isinstance(blocks, Mapping) else {}
-    shared = "data_root" in local  # one folder of all sites, whose datalists differ; or this is one site's own file
+    shared = "data_root" in local  # one folder for all sites, whose datalists differ; or this is one site's own file
     told = ("data_root", "datalist") if shared else ("data_root",)
     named = any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values())
     if not named and all(re.fullmatch(r"site-\d+", name) for name in blocks):  # settings of sites with phantoms

@@ -76,9 +76,9 @@ def _there(folder: Path) -> Results | None:
 def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[None]:
     """Move an earlier run's results away during a new run, so that nobody takes them for the new run's results.
 
-    Where the new run continues an experiment, the experiment's earlier results are put aside. They are deleted after
-    the new run if it has begun. They are restored if the new run ended before it began, for instance because its
-    settings differ from the checkpoint's: it then has no results that could contain them.
+    If the new run continues an experiment, the experiment's earlier results are put aside. They are deleted after the
+    new run if this has results of its own. They are restored if the new run ended before it had any, for instance
+    because its settings differ from the checkpoint's.
 
     Args:
         workspace: workspace of the new run; the earlier results are put aside next to it.

@@ -60,7 +60,7 @@ def say_how_to_go_on(workspace: Path, experiment: str) -> None:
 
 
 def say_what_was_left() -> None:
-    """Remove the temporary folders of dead runs, which may hold models of single sites, and print this."""
+    """Remove the temporary folders of dead runs, which may hold models of single sites, and say so."""
     from fairflare.base.disk.temporary import sweep
 
     for text in sweep():

@@ -134,7 +134,7 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
             _parameter(name, declared[name].annotation, declared[name].default),
             of_recipe[name].replace("`", "``"),
         )
-    hidden = ("label", "norm_statistics")  # norm_statistics is a setting of the site half, and the run follows it
+    hidden = ("label", "norm_statistics")  # norm_statistics is a setting of the site half, which the run copies
     yield from (found for found in _settings(quick.run, paper.run) if found[0] not in hidden)
     yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
     for part in ("rule", "training", "task"):

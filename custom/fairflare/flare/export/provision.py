@@ -96,7 +96,7 @@ class SitePolicyBuilder(Builder):
 
         Raises:
             ValueError: the project has no server, or ``site_settings`` names a site that the project does not have.
-            RuntimeError: the kits do not exist yet, as the builder comes too early in the project file.
+            RuntimeError: the kits do not exist yet, because the builder stands too early in the project file.
         """
         server, clients = project.get_server(), list(project.get_clients())
         if server is None:

@@ -54,8 +54,8 @@ class FairRecipe(Recipe):
         settings: settings of the method's halves and of the task, by name; see
             :func:`fairflare.federation.plan.plan.make_plan`.
         small: False: settings that are not given are those of the paper.
-        paper: name of the paper whose settings hold without ``small`` (``--paper NAME``); default: the first paper with
-            a table that has the method.
+        paper: name of the paper whose settings are used if ``small`` is False (``--paper NAME``); default: the first
+            paper with a table that has the method.
         train_like: another method whose set-up this one gets (task, network, data, local training, rounds, number of
             sites), so that the two can be compared.
         task_file: a Python file with a class ``Task``: your own network and data.

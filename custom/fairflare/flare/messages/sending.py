@@ -67,7 +67,7 @@ class Sent(TensorDownloadable):
     Args:
         tensors: the model's tensors by name.
         max_chunk_size: largest number of bytes of a piece that holds several tensors.
-        models: registry to which this model is added under FLARE's id of it.
+        models: registry to which this model is added, under the id that FLARE gives it.
     """
 
     def __init__(self, tensors: Mapping[str, Any], max_chunk_size: int, models: WeakValueDictionary[str, Sent]) -> None:
@@ -208,7 +208,7 @@ class Turns:
         return None
 
     def _until_next(self) -> float | None:
-        """Return the seconds after which a waiting request may be served unprompted; ``None`` if no request waits."""
+        """Return the seconds until a waiting request may be served without any event; ``None`` if none waits."""
         if not self._waiting:
             return None
         first = next(iter(self._waiting.values()))[2] + self.longest_wait

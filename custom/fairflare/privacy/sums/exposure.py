@@ -12,9 +12,9 @@ from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused
 from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
-MOST_SITES = 100  # each site makes a stream for each other one
+MOST_SITES = 100  # each site generates a stream of masks for each other site
 SAME = 1e-12  # relative size below which a direction of weights adds nothing to the others
-RINGS = {"params": TRAINED, GROUPS: SUMS}  # of the vectors; all others are BUFFERS
+RINGS = {"params": TRAINED, GROUPS: SUMS}  # ring of the vectors of this name; all others have BUFFERS
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def exposure(tables: Sequence[Table]) -> Floats:
     """Return how much of each site's numbers several sums of the same vectors reveal, by layer.
 
     It is the norm of the projection of the site's unit vector on the span of the rows of weights, which is the largest
-    correlation that a combination of the sums can have with the site's numbers, where sites' numbers are independent
-    and of one length. 1: the site's numbers can be solved for.
+    correlation that a combination of the sums can have with the site's numbers, if the sites' numbers are independent
+    and have the same norm. 1: the site's numbers can be solved for.
 
     Args:
         tables: the weights of each sum, of the same sites; one with a single layer holds for all layers.
@@ -45,7 +45,7 @@ def exposure(tables: Sequence[Table]) -> Floats:
     """
     rows = [np.array([table[site] for site in sorted(tables[0])]).T for table in tables]
     stacked = np.stack(np.broadcast_arrays(*rows), axis=1)  # (layers, sums, sites)
-    # A server can take one sum off another and read what is left, however little the weights differ.
+    # A server can subtract one sum from another and read the difference, however little the weights differ.
     stacked[:, 1:] -= stacked[:, :1].copy()
     largest = np.abs(stacked).max(2, keepdims=True)
     _, sizes, directions = np.linalg.svd(stacked / np.where(largest > 0, largest, 1), full_matrices=False)
@@ -57,7 +57,7 @@ def exposure(tables: Sequence[Table]) -> Floats:
 def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[str, tuple[float, ...]], list[int]]:
     """Return weights made equal in each layer in which they would expose a site, and the numbers of these layers.
 
-    A mean of two sites exposes each to the other, which takes its own numbers off.
+    A mean of two sites exposes each to the other, which can subtract its own numbers.
 
     Args:
         table: weights of a mean.
@@ -94,7 +94,7 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites": count > MOST_SITES,
         f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more": 3 * count < 2 * pairs.first,
         f"another sum of these numbers is not of {members}": any(set(table) != set(members) for table in opened),
-        # In a finer ring the difference of two sums with nearly the same weights would show more.
+        # In a ring with more bits of fraction, the difference of two sums with nearly equal weights would reveal more.
         f"its numbers are to be integers of {question.ring}; use the same version at server and sites":
             question.ring != RINGS.get(question.vectors, BUFFERS),
     }) or _shown(question, limits, opened)  # fmt: skip
@@ -111,10 +111,10 @@ def _shown(question: Question, limits: Limits, opened: Sequence[Table]) -> str:
     off = float(abs(weights.sum(0) - (owners > 0 if part else 1)).max())
     revealed = float(exposure([question.table, *opened]).max())
     return first_of({
-        # Else it is hardly a sum; 0: not asked for.
+        # With fewer sites it is hardly a sum; a part of 0 sites is not asked for.
         f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out":
             bool(part and ((owners > 0) & (owners < FEWEST)).any()),
-        # From a sum of unequal weights, or several sums of one group with different weights, a site's counts follow.
+        # A site's counts could be computed from a sum with unequal weights, or from a group's sums with different ones.
         "sites of a group have unequal weights; give each the same":
             question.label == GROUPS and bool((weights != (weights > 0) / np.maximum(owners, 1)).any()),
         f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method": off > SLACK,

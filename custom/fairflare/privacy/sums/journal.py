@@ -28,8 +28,8 @@ Line = dict[str, Any]
 class SumLog:
     """Answer the server's requests for secure sums at a site, which opens its own mask only once for each sum.
 
-    Before a vector leaves, a line about it is on disk: run, experiment, round, label, attempt, members and weights,
-    digests of question, model and vector. Before the key of an own mask leaves, a line about that is.
+    Before a vector leaves the site, a line about it is written to disk: run, experiment, round, label, attempt, members
+    and weights, digests of question, model and vector. The same holds before the key of the site's own mask leaves.
 
     Args:
         site: name of the site.
@@ -109,10 +109,11 @@ class SumLog:
     # ------------------------------------------------------------------------------------------------ rules
 
     def _check(self, question: Question, pairs: Pairs) -> list[Line]:
-        """Refuse a question that does not fit to what was sent and opened before.
+        """Refuse a question that does not fit what was sent and opened before.
 
         Returns:
-            What was sent for this question, or opened for the same one in another run: now it must be the same numbers.
+            Lines about numbers sent for this question, or opened for an equal one before; the same numbers must now be
+            sent.
         """
         before, rows, asked = list[Line](), [], question.plain()
         for line in self._read():
@@ -120,14 +121,14 @@ class SumLog:
                 before.append(line)
             elif line["run"] == pairs.run.hex():
                 at, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
-                # Each exchange of a recalibration is about another model, with the norms before it measured.
+                # Each exchange of a recalibration has another model, in which the earlier norms are measured already.
                 same = same and (question.label != NORMS or line["model"] == asked["model"].hex())
                 self._need(at <= question.round, question, f"round {at} has begun; an earlier one is over")
                 why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
                 self._need(not (same and line["opened"]), question, why.format("is open"))
                 self._need(not same or line["attempt"] < question.attempt, question, why.format("was asked for"))
             same, of = line["model"] == asked["model"].hex(), (self.experiment, question.vectors)
-            # How many images a group has does not depend on the model, so sums of others would show a site's numbers.
+            # A group has the same number of images for every model, so a sum of other members would reveal a site's.
             other = (line["experiment"], line["vectors"]) != of or not (same or question.label == GROUPS)
             if this or not line["opened"] or other:
                 continue
@@ -144,7 +145,7 @@ class SumLog:
         return before
 
     def _asked(self, line: Line, question: Question, pairs: Pairs) -> bool:
-        """Return whether a line is of this very question."""
+        """Return whether a line of the log is about exactly this question, in this run."""
         return bool((line["run"], line["context"]) == (pairs.run.hex(), question.context().hex()))
 
     def _need(self, good: object, question: Question, why: str) -> None:
@@ -155,7 +156,7 @@ class SumLog:
     def _read(self) -> list[Line]:
         """Return the lines about what was sent, each with whether its own mask was opened."""
         *whole, cut = (content := self.file.read_bytes() if self.file.exists() else b"").split(b"\n")
-        if cut:  # by a crash: what the line would have told was not sent
+        if cut:  # a crash cut the last line off: what it is about was not sent
             os.truncate(self.file, len(content) - len(cut))
         try:
             head = self.file.with_name(HEAD)

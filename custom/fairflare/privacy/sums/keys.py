@@ -29,8 +29,8 @@ from fairflare.methods.base.site_run import SiteError
 
 MAGIC, KEY = b"fairflare-sum-1", "sums.key"
 SIZE = 32  # bytes of keys, nonces and digests
-FEWEST = 3  # of two sites, each would know the other from the sum
-LIFE = 7 * 24 * 3600.0  # seconds that a private key is kept after its last use, where the end of its run never comes
+FEWEST = 3  # with two sites, each could compute the other's numbers from the sum
+LIFE = 7 * 24 * 3600.0  # seconds that a private key is kept after its last use if its run never ends properly
 PSS = padding.PSS(padding.MGF1(hashes.SHA256()), salt_length=SIZE)
 EXTENSIONS = {"ca_policy": ExtensionPolicy.webpki_defaults_ca(), "ee_policy": ExtensionPolicy.permit_all()}
 
@@ -49,7 +49,7 @@ def need(good: object, error: Exception) -> None:
 
 
 def fields(*parts: bytes) -> bytes:
-    """Return byte strings joined to one, each preceded by its length (4 bytes, the lowest first)."""
+    """Return byte strings joined to one, each preceded by its length (4 bytes, little-endian)."""
     return b"".join(struct.pack("<I", len(part)) + part for part in parts)
 
 
@@ -64,8 +64,8 @@ class Kit:
 
     Attributes:
         certificate, key, root: contents of the site's certificate, of its key and of the root's certificate, PEM.
-        pins: SHA-256 of the certificates (DER, hexadecimal) of all other sites; none: every certificate of the root
-            will do, also that of the server, which can so take part as a site.
+        pins: SHA-256 of the certificates (DER, hexadecimal) of all other sites; if empty, every certificate that the
+            root signed is accepted, also the server's, so that the server could take part as a site.
     """
 
     certificate: bytes
@@ -100,7 +100,7 @@ class SiteKeys:
     Args:
         site: name of the site.
         folder: where the site keeps the key, for its owner only.
-        kit: certificate and key of the site; ``None`` if nobody signs, which protects from a curious server only.
+        kit: certificate and key of the site; ``None`` if keys are not signed: this protects only from a curious server.
     """
 
     def __init__(self, site: str, folder: Path, kit: Kit | None = None) -> None:
@@ -135,7 +135,7 @@ class SiteKeys:
             told: what :meth:`hello` gave at each site, as the server hands it on.
 
         Raises:
-            SumRefused: a hello is not as it must be; the text names the site.
+            SumRefused: a hello is invalid; the text names the site.
         """
         kept, hellos, owners = self._of(run), dict[str, str](), dict[bytes, str]()
         for one in told:
@@ -166,7 +166,7 @@ class SiteKeys:
         """
         kept = self._of(run)
         self._need(kept["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first")
-        os.utime(self.file)  # a run of weeks goes on with its key
+        os.utime(self.file)  # a run that takes weeks keeps its key
         return self._pairs(kept)
 
     def forget(self) -> None:
@@ -187,7 +187,7 @@ class SiteKeys:
         return name, public
 
     def _check_signature(self, kit: Kit, name: str, one: Mapping[str, Any]) -> None:
-        """Check that the root stands for a site's certificate, and the certificate for its hello."""
+        """Check that the root signed a site's certificate, and that the certificate's key signed the site's hello."""
         try:
             certificate, root = map(x509.load_pem_x509_certificate, (one["certificate"], kit.root))
             verifier = PolicyBuilder().store(Store([root])).extension_policies(**EXTENSIONS).build_client_verifier()
@@ -233,15 +233,15 @@ class SiteKeys:
         return kept
 
     def _kept(self, run: Any) -> dict[str, Any]:
-        """Return what the key's file holds of a run; nothing, if it is of another one. Old keys of all runs go."""
+        """Return the key file's content, empty if it belongs to another run; remove outdated keys of all runs."""
         why = f"field 'run' must be {SIZE} bytes, got {run!r:.80}; use the same version at server and sites"
         self._need(isinstance(run, bytes) and len(run) == SIZE, why)
         for path in self.file.parents[2].glob(f"*/*/{self.file.name}"):
-            with suppress(OSError):  # a run that ends just now removes its own
+            with suppress(OSError):  # a run that is just ending removes its own key
                 if time.time() - path.stat().st_mtime > LIFE:
                     path.unlink()
         told, _, text = (self.file.read_bytes() if self.file.exists() else b"").partition(b" ")
-        whole = told.decode("latin-1") == hashlib.sha256(text).hexdigest()  # a damaged file is as good as none
+        whole = told.decode("latin-1") == hashlib.sha256(text).hexdigest()  # a damaged file counts as missing
         kept = json.loads(text) if whole else {}
         return kept if kept.get("run") == run.hex() else {}
 

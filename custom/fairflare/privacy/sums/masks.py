@@ -26,7 +26,7 @@ NORMS, CLASS_GRADIENTS, GROUPS = "norms", "class_gradients", "groups"
 MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_buffers": "buffers"} | {
     label: label for label in (NORMS, CLASS_GRADIENTS, GROUPS)
 }
-BY_PART = {CLASS_GRADIENTS: "class", GROUPS: "group"}  # sums of parts that not every site has, and what a part is of
+BY_PART = {CLASS_GRADIENTS: "class", GROUPS: "group"}  # sums of parts that not every site has; value: what a part is
 FIRST_OF_TWO = ("anchor", "anchor_buffers")
 
 _ZEROS = memoryview(bytes(8 * BLOCK))
@@ -38,7 +38,7 @@ class SumSpoiled(ValueError):
 
 @dataclass(frozen=True)
 class Question:
-    """Describe the sum that the server asks for; the masks of a site that was told another sum do not cancel.
+    """Describe the sum that the server asks for; masks cancel only if all sites were asked for the same sum.
 
     Attributes:
         round, attempt: numbers from 0.
@@ -94,7 +94,7 @@ class Question:
         """Return the sum that the server's message asks a site for.
 
         Raises:
-            SumRefused: a part is missing, or is nothing that could be asked; the text names it.
+            SumRefused: a part of the message is missing or invalid; the text names it.
         """
         told, field = dict[str, Any](), "ring"
         try:
@@ -116,7 +116,7 @@ class Question:
 
 
 def _is_table(table: Table) -> bool:
-    """Return whether a table has by site's name as many weights as for each other one."""
+    """Return whether a table maps names of sites to weights, equally many for each site."""
     named = all(isinstance(name, str) and name.isprintable() for name in table)
     floats = all(isinstance(weight, float) for row in table.values() for weight in row)
     return named and floats and len({len(row) for row in table.values()}) == 1 and all(table.values())
@@ -137,7 +137,7 @@ class Masks:
     """Add masks to numbers block by block: the words of ChaCha20 under each key; a key serves for one vector.
 
     Args:
-        added, taken: keys of the masks that are added and of those that are taken off.
+        added, taken: keys of the masks that are added, and of those that are subtracted.
     """
 
     def __init__(self, added: Iterable[bytes], taken: Iterable[bytes]) -> None:
@@ -180,7 +180,7 @@ class Addition:
         """Add a site's masked vector to the sum.
 
         Raises:
-            ValueError: the vector is no tensor of this ring and length, or the site is no member, or has sent one
+            ValueError: the vector is no tensor of this ring and length, or the site is no member or has sent a vector
                 already.
         """
         where, ring = f"site {site!r}: field {self.question.label!r}", self.question.ring

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 BLOCK = 1 << 19  # numbers that are worked on at a time: 4 MiB of a ring of 64 bits
 MOST_FRACTION = 40  # more bits of fraction would only add digits that a double does not have
-SLACK = 1e-9  # how far the weights of a mean may be from 1 together
+SLACK = 1e-9  # largest difference between 1 and the sum of a mean's weights
 COUNTER = "num_batches_tracked"  # steps of a batch norm: the server counts them by the steps that the sites report
 
 

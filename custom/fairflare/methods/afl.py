@@ -24,7 +24,7 @@ class AFL(Rule):
 
     .. math:: w \leftarrow \sum_k \lambda_k w_k, \qquad \lambda \leftarrow \Pi(\lambda + \gamma F)
 
-    with the projection on the simplex; all lambda are equal in the first round. An absent site keeps its lambda:
+    with :math:`\Pi` the projection on the simplex; all lambda start equal. An absent site keeps its lambda:
     the sites of a round share the sum of their lambda. A new site starts with the mean lambda, and all are projected
     again. An F that is not a number is replaced by the site's last F, or else by the mean of the other sites' F.
 

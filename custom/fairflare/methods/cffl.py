@@ -74,7 +74,7 @@ class CollaborativeModel(OwnModel):
 
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
-        # Of a stored update that is damaged the site's own part cannot be subtracted, and would count twice.
+        # Without its stored update (damaged), the site cannot subtract its own part, which would then count twice.
         return last if sent is None else with_entries(last, download, sent, float(entry["own_weight"]))
 
 

@@ -67,9 +67,9 @@ class CGSV(Downloads):
     .. math:: u = \sum_k r_k u_k, \quad r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \cos(u_k, u),\, 10^{-3}), \quad
               q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 
-    with r by number of samples in the first sum, 0 in the first mean, and normalised. Site k is sent the
-    :math:`\lceil q_k D_l \rceil` largest entries of each tensor l of u. An absent site keeps its r and is sent nothing
-    in the round after; a new site starts with the mean r. Where u is 0, r does not change.
+    with r normalised; in the first round, r is the share of the samples in u, and 0 in the moving average. Site k is
+    sent the :math:`\lceil q_k D_l \rceil` largest entries of each tensor l of u. An absent site keeps its r and is sent
+    nothing in the round after; a new site starts with the mean r. If u is 0, r does not change.
 
     Args:
         cgsv_alpha: how much of a reputation is kept, in [0, 1).
@@ -77,7 +77,7 @@ class CGSV(Downloads):
 
     Source:
         Xu et al., equations 1 to 5. Authors' code: alpha 0.95, beta 0.5 to 2; one entry of each tensor is never sent,
-        here all are where q is 1.
+        while here all are sent if q is 1.
     """
 
     cgsv_alpha: BelowOne = 0.95

@@ -131,7 +131,7 @@ class CReFF(MakesTensors):
         return weighing
 
     def _shares(self, label: int, inputs: RoundInputs) -> dict[str, float]:
-        """Return equal weights of the sites that have a class; none where the run's bounds would change them."""
+        """Return equal weights of the sites that have a class; all 0 if the run's bounds would change these weights."""
         own = [site for site in inputs.sites if label in (inputs.reports[site][CLASSES] or ())]
         shares = {site: 1 / len(own) if site in own else 0.0 for site in inputs.sites}
         return shares if not own or inputs.bounded(shares) == shares else dict.fromkeys(shares, 0.0)

@@ -37,7 +37,7 @@ class WithoutReports(FedAvg):
     """Average by samples in place of a method whose reports sites under differential privacy do not send.
 
     Attributes:
-        why: the reason in words, which stands in the record of each round that is weighed so.
+        why: the reason in words, for the record of each round that is averaged in this way.
     """
 
     directive_docs: ClassVar[dict[str, str]] = {STAY: "sites under differential privacy make no report in this run"}

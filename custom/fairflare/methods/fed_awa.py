@@ -48,8 +48,8 @@ def misfit(scores: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
 class FedAWA(Rule):
     r"""Average with weights that a step of Adam fits to the sites' changes in each round (FedAWA).
 
-    :func:`misfit` is the fitted loss; T begins with the logarithm of the samples, and outlives a round. A site that is
-    absent keeps its T. The weights are those behind the step.
+    The loss is :func:`misfit`. T starts as the logarithm of the number of samples and is kept from round to round, also
+    for an absent site. The weights of the round are those after its steps.
 
     Args:
         awa_steps: steps of Adam in a round.

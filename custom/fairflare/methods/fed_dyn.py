@@ -30,8 +30,8 @@ class DynamicTraining(LocalTraining):
               l_k = -g_k / \alpha, \quad l_k \leftarrow l_k + y - x
 
     with x the received and y the trained model. Up to a constant the two terms are a pull of strength alpha towards
-    x - l_k, in which form they are computed. l_k stays at the site, begins with 0, and is of the trained parameters
-    that travel.
+    x - l_k, in which form they are computed. l_k stays at the site, starts as 0, and has the trained parameters
+    that are sent.
 
     Args:
         feddyn_alpha: alpha, strength of the pull.
@@ -62,8 +62,8 @@ class FedDyn(SumOfKept):
     .. math:: x \leftarrow \frac{1}{|P|} \sum_P y_k - \frac h\alpha, \qquad
               -\frac h\alpha \leftarrow -\frac h\alpha + \frac1N \sum_P (y_k - x)
 
-    with P the sites of the round and N all sites seen so far. :math:`-h/\alpha` is kept in float64, and a new site
-    has l_k = 0 in it. Batch norm's statistics are a plain mean.
+    with P the sites of the round and N all sites seen so far. :math:`-h/\alpha` is kept in float64; in it, the l_k
+    of a new site is 0. Batch norm's statistics are a plain mean.
 
     Source:
         Acar et al., Algorithm 1, with the sign and scale of the authors' code.

@@ -25,7 +25,7 @@ SIGNS, ROUNDS = "signs", "rounds"  # name of a site's history in its store, and 
 
 @dataclass
 class ConsistentUpdates(Home):
-    """Count how often each entry of the model fell, and send 0 where a change rarely had its direction before."""
+    """Count how often each entry of the model fell, and send 0 for a change whose direction was rare in past rounds."""
 
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
         update = super().finish(run, model, start, local)
@@ -75,7 +75,7 @@ class FedHEAL(Rule):
               p'_k \leftarrow (1 - \beta) p'_k + \beta \frac{d_k}{\sum_j d_j}, \quad
               P_k \leftarrow P_k + p'_k, \quad p_k = \frac{P_k}{\sum_j P_j}
 
-    over the trained tensors l and the sites of the round; P begins with one over their number. An entry moves by the
+    over the trained tensors l and the sites of the round; P starts as 1 / (number of sites). An entry moves by the
     mean of the sites that changed it, with weights in proportion to p. Batch norm's statistics are weighed by p.
 
     Args:

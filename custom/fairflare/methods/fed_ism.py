@@ -110,7 +110,7 @@ class SharpnessReport(LocalTraining):
         return dict(run.own.report)
 
     def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
-        """Return at which distances from the received model the report's mean losses are, for noise: L_p, or S."""
+        """Return the distances from the received model at which the losses in L_p, or in S, are measured, for noise."""
         told, wanted = run.directives.get("search_distance"), VARIANTS[run.directives.get("variant", "S")]
         return {} if told is None else {wanted: (float(told), 0.0) if wanted == "sharpness" else (float(told),)}
 
@@ -219,7 +219,7 @@ class FedISM(Rule):
 
     @property
     def noisy_from(self) -> float:
-        """Return the number of patients times epsilon below which noisy reports make weights of chance."""
+        """Return the number of patients times epsilon below which the noise in reports makes the weights random."""
         return 1000.0 if self.variant == "S" else 100.0
 
     def follows_num_rounds(self) -> list[str]:

@@ -105,7 +105,7 @@ class RescueTraining(LocalTraining):
         found = super().check(run, model)
         return {**found, "prior": self._priors.network(run, model).fingerprint} if self.lambda_f > 0 else found
 
-    @all_records()  # what the prior network sees is kept by the image's number; only means of classes are told
+    @all_records()  # prior features are cached by image number; only means by class are reported
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         own = run.own = _Rescue()
         weighed = bool(run.directives.get("rescue_factor"))

@@ -37,10 +37,11 @@ class ReportCost(LossProbe):
 class FedPID(Rule):
     r"""Weight sites by their number of images n_k and by the fall of their cost c_k, the trained model's loss.
 
-    A negative number counts as 0; where all numbers are 0, the shares of n take the place of theirs.
+    A weight is a sum of shares, each in proportion to a number by site (``form``). A negative number counts as 0; if
+    the numbers of all sites are 0, the shares of n are used in their place.
 
-    Costs are remembered by site. A site's first round, and a cost that is not a number, counts as the mean of the other
-    sites; in the first round all weights are the shares of n.
+    Costs are remembered by site. A site in its first round, or whose cost is not a number, counts with the mean of the
+    other sites' numbers; in the first round of all, the weights are the shares of n.
 
     Args:
         form: shares that are added, with c the present and c' the last cost: ``"fed_cost_w_avg"``: 0.5 by n, 0.5 by

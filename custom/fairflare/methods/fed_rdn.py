@@ -51,8 +51,8 @@ class RandomStatistics(LocalTraining):
 
     .. math:: x' = (x - \mu_j) / \sigma_j
 
-    by channel, with j drawn anew for each image and step, uniformly from all sites that have told theirs, the own
-    among them. :math:`\mu, \sigma` are of all pixels of a site's training images. In the first round it is the own.
+    by channel, with j drawn anew for each image and step, uniformly from all sites that have reported theirs, this
+    one included; :math:`\mu, \sigma` are over all pixels of a site's training images. At first j is the site itself.
 
     Source:
         Yan et al., section 3.
@@ -93,7 +93,7 @@ REVEALS = "how bright the site's images are and how much they vary: its scanner,
 class FedRDN(FedAvg):
     """Average the sites' models, and send all sites the input statistics of each site, without its name (FedRDN).
 
-    A site that is absent keeps its statistics, so the others go on drawing them.
+    The statistics of an absent site are kept, so that the other sites go on drawing them.
 
     Source:
         Yan et al., section 3.
@@ -124,7 +124,7 @@ class FedRDN(FedAvg):
         told = {site: report["input_std"] for site, report in inputs.reports.items()}
         known = {site: stds for site, stds in told.items() if stds and all(map(math.isfinite, stds))}
         lengths = [len(stds) for stds in known.values()]
-        channels = max(lengths, key=lengths.count, default=0)  # of most sites
+        channels = max(lengths, key=lengths.count, default=0)  # the number at most sites
         alike = {s: stds for s, stds in known.items() if len(stds) == channels}
         by_channel = [inputs.moderated({s: stds[c] for s, stds in alike.items()}, "input_std") for c in range(channels)]
         for site in alike:

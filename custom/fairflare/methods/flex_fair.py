@@ -126,7 +126,7 @@ class FlexFair(Rule):
     :func:`fairflare.core.aggregation.fair_rules.variance_slopes` and K the number of sites of the round. K divides,
     because the paper's objective is the *sum* of the sites' losses plus :math:`\lambda P`, and the mean of the sites'
     models follows a K-th of its gradient. The slopes are one round late: sites report the losses of the model that they
-    receive, and get the slopes with the next model. At the model of the slopes, and where no factor is clipped to
+    receive, and get the slopes with the next model. At the model for which the slopes hold, if no factor is clipped to
     [0, 10], the federation's gradient is that of the mean loss plus :math:`\lambda P / K`. A value that a site
     withholds has no effect.
 

@@ -32,9 +32,8 @@ class QFedAvg(Steps):
 
     L is the Lipschitz constant of the gradients. The paper uses 1 / learning rate for L, which holds only where an
     update is learning rate times gradient: with Adam the step would be some 1e-4 of the mean change. By default L is
-    measured.
-    A loss that is never negative has a gradient with a square of at most 2 L F, and of L F where it falls
-    exponentially; with L times the change for the gradient, as in the paper, that gives
+    measured. The squared gradient of a loss that is never negative is at most 2 L F, and at most L F if the loss falls
+    exponentially. With L times the change in place of the gradient, as in the paper, this gives
 
     .. math:: L = 1 / \sum_k a_k \lVert w_k - w^r \rVert^2 / F_k, \quad a_k = F_k^q / \sum_j F_j^q
 

@@ -40,10 +40,10 @@ class ControlledTraining(LocalTraining):
 
     .. math:: y \leftarrow y - \eta (g - c_k + c), \qquad c_k \leftarrow c_k - c + \frac{x - y}{\sum \eta}
 
-    over the trained parameters that travel, with x the received and y the trained model, and the sum of the learning
+    over the trained parameters that are sent, with x the received and y the trained model, and the sum of the learning
     rates of all steps of the round. c_k stays at the site and begins with 0. Weight decay and the clipping of gradients
-    act on g, so that c_k contains them. Where the site has hidden records, neither the sum nor the correction is of the
-    steps that it makes beyond those of a site without them.
+    act on g, so that c_k contains them. If the site has hidden records, the further steps that these cause get no
+    correction and are not in the sum.
 
     Args:
         optimizer: always plain SGD; with another (x - y) over the rates would be no mean gradient.
@@ -65,7 +65,7 @@ class ControlledTraining(LocalTraining):
         loss: torch.Tensor = closure()
         kinds = {(group.get("momentum"), group["lr"]) for group in optimizer.param_groups}
         if not isinstance(optimizer, torch.optim.SGD) or len(kinds) > 1 or min(kinds)[0]:
-            # Of another optimizer (x - y) over the rates would be no mean gradient.
+            # With another optimizer, (x - y) over the sum of the rates would not be the mean gradient.
             raise SiteError(
                 f"site {run.site!r}: {type(optimizer).__name__} with (momentum, rate) {sorted(kinds)} in its script; "
                 "for SCAFFOLD use torch.optim.SGD without momentum and with one rate"
@@ -124,7 +124,7 @@ class Scaffold(SumOfKept, SendsBeside):
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
-        # A sum that is said to be small would make the change of c large; a large one makes it small.
+        # A falsely small sum would make the change of c large; a falsely large one makes it small.
         least = inputs.moderated({site: min(rate, median(told.values())) for site, rate in told.items()}, "rate_sum")
         rates = {site: max(rate, told[site]) for site, rate in least.items()}
         shares = {site: inputs.shares.get(site, 1.0) * told[site] / rate for site, rate in rates.items()}

@@ -121,9 +121,9 @@ class Method:
 
 
 def sums_of(method: Method) -> str:
-    """Return what secure sums with a method take (default settings): ``"one sum"``, ``"two sums"``, or ``"no: ..."``.
+    """Return how many secure sums a method's round takes by default: ``"one sum"``, ``"two sums"``, ``"no: REASON"``.
 
-    The first of two sums is the plain mean of the models, about which the sites are asked.
+    With two sums, the first is the plain mean of the models, which the sites then measure.
     """
     if why := build(method.rule, method.server).reads_models:
         return f"no: {why}"
@@ -220,7 +220,7 @@ def get_method(name: str) -> Method:
 
 
 def owner_of(form: str) -> str | None:
-    """Return the name of the method that has such a ``form``; ``None`` if none has, or a method has this name."""
+    """Return the method whose setting ``form`` can be this one; ``None`` if none has it, or a method has this name."""
     having = (m.name for m in all_methods().values() if form in get_args(hints_of(m.rule).get("form")))
     return None if form in all_methods() else next(having, None)
 

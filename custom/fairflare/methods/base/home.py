@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 # it received (needed where the anchor is sent as a difference to the received model).
 LOCAL_MODEL = "local_model"
 PARTS, OWN_MODEL = "parts", "own_model"
-#: Name of the directive with a site's last round whose answer counted (-1: none did), and the share of it that did.
+#: Name of the directive that tells a site its last round that counted (-1: none), and the share of its update that did.
 COUNTED = "counted"
-BEFORE = "before/"  # beginning of the names of the values before a round, beside those that the round made
+BEFORE = "before/"  # prefix of the names of values from before a round, stored beside the new ones
 DOWNLOAD = "download"  # name of the directive to the sites in methods that send each site other parts of the model
 KEEP, FINETUNE = "keep:", "finetune"  # beginnings of the setting ``personalise``
 BUFFERS_STAY = "a model of its own; buffers of the network are not sent, of the parameters an update is"
@@ -198,10 +198,11 @@ def last_kept(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor] |
 def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
     """Return the tensors that the site stored under ``name`` in its newest earlier round, as far as they fit ``like``.
 
-    A tensor fits if ``like`` has one of its name and shape; it is returned on that one's device and with its type.
-    If the server names the site's last round that counted, what the site stored in later rounds is deleted, as in a
-    round whose answer was lost (:class:`~fairflare.methods.base.rule.SumOfKept`); and where a share of the update
-    counted, as it was clipped, so does this share of what the round changed.
+    A tensor fits if ``like`` has a tensor of the same name and shape; it is returned on the device and with the type of
+    that tensor. If the server names the site's last round that counted
+    (:class:`~fairflare.methods.base.rule.SumOfKept`), the values of later rounds, whose answers were lost, are deleted.
+    If only a share of that round's update counted, since it was clipped, only this share of the round's change of each
+    value is applied.
     """
     last, share = (run.directives.get(COUNTED) or {}).get(run.site, (run.current_round, 1.0))
     run.store.clear(name, but=run.current_round, after=int(last))
@@ -212,7 +213,7 @@ def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
 
 
 def keep(run: SiteRun, name: str, before: State, after: State) -> None:
-    """Store tensors for :func:`fitting`, beside those of the same names before the round; a missing one was 0."""
+    """Store tensors ``after`` a round for :func:`fitting`, with those ``before`` it; a missing earlier one is 0."""
     earlier = {BEFORE + n: before[n].cpu() if n in before else torch.zeros_like(x) for n, x in after.items()}
     run.store.save(name, run.current_round, {**after, **earlier})
 

@@ -114,7 +114,7 @@ class LocalLoop:
     run: SiteRun
     model: torch.nn.Module
     optimizer: Any = None
-    _told: int | None = None  # the number of steps of a site without the hidden records; None if there are none
+    _told: int | None = None  # number of steps that the shown records alone would take; None if none are hidden
     unsure: int = 0  # steps that were left out for lack of a pseudo-label
 
     def begin(self) -> None:
@@ -138,7 +138,7 @@ class LocalLoop:
         """
         self.begin()
         found, run = self._train(), self.run
-        if self._told is not None:  # what is told of the round's size is of the records that are shown
+        if self._told is not None:  # report the round's size as if there were no hidden records
             found.num_samples, found.num_steps = run.data.num_samples("training"), self._told
         return found if run.unlabelled is None else run.unlabelled.told(found)
 

@@ -226,7 +226,7 @@ def read_report(
 
 
 def misfits(reports: Mapping[str, Mapping[str, Any]], declared: Field) -> dict[str, str]:
-    """Return the sites to leave out, with reasons: their value of a field is not that of most sites; in a tie all."""
+    """Return the sites whose value of a field is not the most frequent one (on a tie, all sites), with the reasons."""
     values = {site: report[declared.name] or "none" for site, report in reports.items()}
     first, *others = Counter(values.values()).most_common(2) or [("", 0)]
     common = first[0] if not others or others[0][1] < first[1] else None

@@ -48,7 +48,7 @@ class RoundInputs:
     anchor_reports: dict[str, dict[str, Any]]
     states: Mapping[str, State]
     owner: dict[str, str]  # name of the layer by name of the tensor
-    asked: list[str] = field(default_factory=list)  # all sites that were sent the task, also without an answer
+    asked: list[str] = field(default_factory=list)  # all sites that were sent the task, whether they answered or not
     received: State | None = None  # model that the sites started from; None if it is unknown (stock controllers)
     #: Function that limits weights which a rule saves for later rounds: no site's share exceeds the run's
     #: ``max_weight``.
@@ -101,7 +101,7 @@ class RoundInputs:
 
     def whole_gram(self, rule: Rule, *, model: bool = False) -> torch.Tensor:
         """Return the inner products of the sites' changes of the whole model, (sites, sites); see :meth:`gram`."""
-        return reduce(torch.add, self.gram(rule, model=model).values())  # in order: layers that stay change no bit
+        return reduce(torch.add, self.gram(rule, model=model).values())  # in order: a layer that is not sent adds 0
 
 
 @dataclass
@@ -120,8 +120,10 @@ class Weighing:
         reports: values to record by site; default: the numbers of the sites' reports.
         values: values to record of the round as a whole.
         details: further values for the results file, JSON-like (for instance data of a figure).
-        by_class: with secure sums: weight by class and site of what the sites keep by class; 0 at a site without it.
-        means: what it is averaged to, by ``CLASS.sum``: tensors of its shape, then of the opened sums.
+        by_class: with secure sums: weight, by class and site, of the values by class that sites keep until they are
+            summed; 0 for a site without the class.
+        means: averages of these values, by ``CLASS.sum``: from :meth:`Rule.weigh`, tensors that only give the shapes;
+            after the sums are opened, the averages.
     """
 
     sites: SiteWeights | None = None
@@ -316,10 +318,10 @@ class SendsParts(SeesModel):
 
 
 class SumOfKept(Rule):
-    """Let a rule keep the sum of values of which each site keeps one, and renews it in each training.
+    """Let a rule keep the sum of one value per site, which the site stores and renews in each training.
 
-    A site whose answer is lost after its training has renewed its value, and the sum has not. Each site is therefore
-    told its last round that counted, and goes on from the value of that round; see
+    If a site's answer is lost after its training, the site has renewed its value, but the sum lacks the change. The
+    server therefore tells each site its last round that counted, and the site goes on from its value of that round; see
     :func:`fairflare.methods.base.home.fitting`.
     """
 
@@ -337,13 +339,13 @@ class SumOfKept(Rule):
         return {COUNTED: BySite({site: self._counted.get(site, [-1, 1.0]) for site in sites})}
 
     def count(self, inputs: RoundInputs, shares: Mapping[str, float]) -> tuple[float, float]:
-        """Count a round; return the shares of the sites known before it, and of its own, in all sites seen so far.
+        """Count a round; return, as shares of all sites seen so far, the sites known before it and the sites in it.
 
-        The value of a new site is 0 in the mean over all sites.
+        In the mean over all sites, the value of a new site is 0.
 
         Args:
             inputs: the round's inputs.
-            shares: share, in [0, 1], of the change of its value that counts, by site; of other sites it is 1.
+            shares: by site, the share in [0, 1] of its value's change that counts; 1 for a site without an entry.
         """
         known, asked = len(self._counted), {site: [-1, 1.0] for site in (*inputs.asked, *inputs.sites)}
         counted = {site: [inputs.current_round, shares.get(site, 1.0)] for site in inputs.sites}

@@ -176,7 +176,7 @@ class SiteRun:
     first_pass: bool = True  # False while an optimizer step computes its batch's loss for a second time
     computing: Computing = field(default_factory=Computing)
     scale: LossScale | None = None  # scale of the loss in float16 training
-    untold: bool = False  # whether a step is one more than a site without the hidden records would have made
+    untold: bool = False  # whether the step is beyond those that the shown records alone would take
     skipped_steps: int = 0  # number of optimizer steps left out because gradients overflowed
     #: Data that the site half passes from one hook to the next. They are stored here and not in the site half, so that
     #: they do not outlive the task: after an out-of-memory error an optimizer stored elsewhere would keep a second

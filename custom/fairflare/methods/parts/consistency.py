@@ -1,7 +1,7 @@
 """Define a site's training on images without labels, beside its labelled images (``unlabelled=consistency``).
 
-Segmentation has a mean teacher, classification FixMatch; the method's own loss, steps and reports stay as they are. A
-site without any labelled training image trains by this alone. ``docs/unlabelled.md`` says what it gains.
+Segmentation uses a mean teacher, classification FixMatch; the method's own loss, steps and reports stay as they are. A
+site without any labelled training image trains with this term alone. ``docs/unlabelled.md`` has measured benefits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun
 
 SHARE, WITHOUT_LABELS = "kept", "without_labels"  # keys in a reply's stats
-LARGEST, SMOOTHING = 1.0, 0.99  # weight of the teacher's term after the ramp; of its exponential mean
+LARGEST, SMOOTHING = 1.0, 0.99  # weight of the teacher's term after the ramp; decay of its moving average
 CERTAIN, MORE = 0.95, 7  # FixMatch: least probability of a pseudo-label; unlabelled images for each labelled one
 
 
@@ -173,10 +173,11 @@ class Consistency:
 class NotDrawn(Consistency):
     """Compute the term of a site that annotates only some structures: it learns the others from the received model.
 
-    A site so does not unlearn what only other sites annotate. The term is the Dice loss in a form that is 0 where both
-    models answer alike. The usual form is not, with probabilities as targets: it is least if each pixel above half the
-    Dice is found, so that structures grew from round to round. There is no term in the first round, whose model knows
-    nothing, and no ramp: with the mean teacher's, blood cells were learned less well in 8 rounds (two seeds).
+    Thus the site does not unlearn structures that only other sites annotate. The term is a form of the Dice loss that
+    is 0 if both models give the same probabilities. The usual form is not 0 then: it is smallest if each pixel whose
+    probability is above half the Dice is marked in full, so that structures grew from round to round. There is no term
+    in the first round, whose model knows nothing, and no ramp: with the mean teacher's ramp, blood cells were learned
+    less well in 8 rounds (two seeds).
 
     Source:
         Conditional distillation: Wang et al., ConDistFL, MICCAI 2023 workshops. Loss: Wang et al., Dice Semimetric

@@ -2,7 +2,7 @@
 
 The site starts from the common model, trains a part of it on its own images, and chooses the number of steps on its
 validation split; no step at all is a candidate too. Then it tests both models on the same images.
-``docs/personal_models.md`` describes what it gains.
+``docs/personal_models.md`` describes the benefit.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class FineTuning(LocalTraining):
 
     @classmethod
     def told(cls, training: LocalTraining, directives: Mapping[str, Any], *, shares: bool) -> LocalTraining:
-        """Return the site half of this task: ``training``, or the fine-tuning where the server's directives ask for it.
+        """Return the site half of this task: ``training``, or the fine-tuning if the server's directives ask for it.
 
-        It has the settings of ``training``, a tenth of its learning rate, no schedule, and none of the method's terms.
+        The fine-tuning has the settings of ``training``, a tenth of its learning rate, no schedule, and none of the
+        method's terms.
         """
         if DIRECTIVE not in directives:
             return training

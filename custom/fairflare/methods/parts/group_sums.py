@@ -78,9 +78,9 @@ def known_images(numbers: list[int] | None, site: str, method: str) -> list[int]
 
 
 def held(inputs: RoundInputs, images: Mapping[str, float]) -> dict[str, float]:
-    """Return the factor of each site's numbers of images in a sum over sites, which bounds its share.
+    """Return, by site, the factor on its numbers of images in a sum over sites that bounds the site's share.
 
-    The factor bounds a site's share in that sum as the site's weight in the model is bounded.
+    The share in this sum gets the same bound as the site's weight in the model.
 
     Args:
         inputs: inputs of the rule in this round; without bounds on weights every factor is 1.

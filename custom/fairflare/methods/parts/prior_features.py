@@ -124,11 +124,11 @@ class SitePrior:
             known = self.cache.features[run.batch].to(run.device)
         else:
             known = self.network(inputs)
-        run_head: Any = getattr(model, "project", model.projector)  # a method project replaces the projector
+        run_head: Any = getattr(model, "project", model.projector)  # a method ``project`` is used in its place
         return prior_distance(run_head(features), known)
 
     def look(self, run: SiteRun, inputs: torch.Tensor) -> None:
-        """Add the prior network's features of a batch's images to the cache, if there is one, where it lacks them.
+        """Add to the cache, if there is one, the prior network's features of those images in a batch that it lacks.
 
         Args:
             run: the server's task that this site performs; ``run.batch`` has the numbers of the images.

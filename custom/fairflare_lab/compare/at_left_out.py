@@ -88,7 +88,7 @@ def at_unseen(
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
         adapted = _tested(plan, network.state_dict(), site, local, should_stop)
         found.adapted, found.adapted_resampled = adapted.metrics, adapted.resampled
-        if home.own_everywhere:  # there is no common model as it is
+        if home.own_everywhere:  # without adapted statistics there is no common model
             found.groups, found.groups_kept = adapted.groups, adapted.groups_kept
     found.write(workspace / RUN_DIR / RESULTS_FOLDER)
     return found

@@ -24,7 +24,7 @@ class Comparison:
         metric, higher: name of the compared metric; whether more of it is better.
         reference: label of the row that other rows are compared with.
         differences: differences of all rows and measures, and of each site; empty with one row or no common seed.
-        problem: reason why differences are missing, where the runs are to blame; else empty.
+        problem: reason why differences are missing if the runs are at fault; else empty.
         notes: sentences that a reader of the figures must know.
     """
 
@@ -110,7 +110,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
 
 
 def _table(found: Comparison, sites: Sequence[str]) -> Table:
-    """Return a comparison's table: mean and deviation of each site's values and of figures over sites, by row."""
+    """Return a comparison's table: for each row mean and deviation of each site's values and of figures over sites."""
     names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in found.of_all)]
     rows: list[list[Cell]] = []
     for row in found.rows:

@@ -63,7 +63,7 @@ def notes_of(
 
 
 def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
-    """Return a note on the spread that equal sites show by sampling alone, and on the sites behind, by row."""
+    """Return a note with each row's spread that chance alone would give equal sites, and its sites that are behind."""
     told = []
     for row in rows:
         if found := [one for run in row.runs if (one := tested(run, metric))]:
@@ -75,7 +75,7 @@ def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
 
 
 def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
-    """Return notes on rows that lack sites, as their average, spread and worst are over the remaining sites."""
+    """Return notes on rows that lack sites, whose average, spread and worst value are over the remaining sites."""
     sites = sorted({site for row in rows for values in row.values for site in values})
     lacking = {row.label: row.lacks(sites) for row in rows}
     notes = []

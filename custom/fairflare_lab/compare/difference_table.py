@@ -30,7 +30,9 @@ def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: s
 def difference_table(
     found: Sequence[Difference], reference: str, *, style: str = "text", width: int | None = None
 ) -> str:
-    """Return a table of every row's differences to the reference; single sites only for given models, and in CSV.
+    """Return a table of every row's differences to the reference.
+
+    Differences at single sites are included only if the models were given, not trained, and in CSV.
 
     Args:
         found: differences from :func:`.differences.differences_of`.
@@ -97,7 +99,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
 
 
 def interval_of(found: Sequence[Difference]) -> str:
-    """Return text on which scatter the intervals of differences include: over seeds, over test patients, or both."""
+    """Return text on what variation the intervals of differences include: over seeds, over test patients, or both."""
     of = [d for d in found if d.measure in MEASURES]
     with_units = [math.isfinite(d.images_sd) for d in of if math.isfinite(d.low)]
     if not any(with_units):

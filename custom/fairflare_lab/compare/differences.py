@@ -22,7 +22,7 @@ from fairflare_lab.statistics.seed_intervals import Estimate, of_sites
 #: Measures over a run's sites; higher is better for each except the standard deviation (reversed for a loss).
 MEASURES = ("average", "std", "worst")
 BETTER, WORSE, NOISE, ONE_SEED = "better", "worse", "within noise", "one seed"
-NOT_KNOWN = "not known"  # verdict: nothing scatters, or the effect of the test patients' choice is not known
+NOT_KNOWN = "not known"  # verdict: nothing varies, or the effect of the choice of test patients is not known
 UNSEEN = "cannot tell"  # verdict: even a difference as large as the metric would not have been seen
 OTHER_SITES = "other sites"  # verdict: one of the two rows has a site that the other lacks
 
@@ -37,13 +37,13 @@ class Difference:
         mean: mean of the differences.
         sd: sample standard deviation of the differences; NaN with one seed.
         low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
-            NaN with one seed, and where nothing scatters.
+            NaN with one seed, and if nothing varies.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
-            ``one seed``, ``not known`` (nothing scatters, or only the seeds, or a site has few cases) or ``other
-            sites`` where no verdict can be given.
-        images_sd: standard deviation of the mean difference by the test patients or images; NaN if not known.
-        p: p-value that belongs to the interval; below 0.05 where the interval leaves out 0; NaN where a site has few
-            cases.
+            ``one seed``, ``not known`` (nothing varies, or only over the seeds, or a site has few cases) or ``other
+            sites`` if no verdict can be given.
+        images_sd: standard deviation of the mean difference due to the choice of test patients or images; NaN if not
+            known.
+        p: p-value that belongs to the interval; below 0.05 if the interval excludes 0; NaN if a site has few cases.
         p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN if not tested.
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: whether more of the measure is better.
@@ -82,7 +82,7 @@ class Difference:
 
     @property
     def of_given(self) -> bool:
-        """Return whether the models were given, not trained, so that only the choice of test patients scatters."""
+        """Return whether models were given, not trained, so that values vary only with the choice of test patients."""
         return self.of is not None and len(self.values) == 1
 
 
@@ -95,7 +95,8 @@ def paired(
         label, measure: see :class:`Difference`.
         found: differences by seed; at least one, all finite.
         higher_is_better: whether more of the measure is better.
-        given: whether the models were given, not trained; then they have one seed and scatter by test patients alone.
+        given: whether the models were given, not trained; there is then one seed, and only the choice of test patients
+            varies.
         about: ``limit``, ``bound``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
     """
     values = checks.not_empty("the differences", found.values, of="seed")
@@ -186,7 +187,7 @@ def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
 def _against(
     label: str, reference: str, pairs: Mapping[int, tuple[Results, Results]], metric: str, higher: bool
 ) -> list[Difference]:
-    """Return the differences of one row to the reference, over sites of which both runs of a seed have a value."""
+    """Return the differences of one row to the reference, over the sites that have a value in both runs of a seed."""
     rows: list[dict[int, Any]] = [{}, {}]  # of the row, then of the reference
     lacking: dict[str, str] = {}
     for seed, pair in pairs.items():
@@ -224,7 +225,9 @@ def _against(
 
 
 def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
-    """Return a sentence for each row with a smaller spread over the sites, on the sites whose metric is worse in it.
+    """Return a sentence for each row whose spread over the sites is smaller than the reference's.
+
+    The sentence names the sites whose metric is worse than in the reference.
 
     Args:
         found: differences from :func:`differences_of`, of measures and sites.

@@ -214,7 +214,7 @@ def over_seeds(found: Sequence[Value]) -> Ends:
 
 
 def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Difference | None:
-    """Return the difference of a method's measure to the reference over seeds and cases, if any seed is common."""
+    """Return a method's difference to the reference in a measure, over seeds and cases; ``None`` for no common seed."""
     label, *what = key
     against = values.get((reference, what[0], what[1]), {})
     seeds = sorted({*values[key]} & {*against})
@@ -224,7 +224,7 @@ def difference_of(key: Key, values: Mapping[Key, Values], reference: str) -> Dif
     of = paired(label, " ".join(what), found, higher_is_better=what[1].startswith(EQUITY), limit=1.0)
     if math.isfinite(found.shared):
         return of
-    return replace(of, low=math.nan, high=math.nan, p=math.nan)  # from seeds alone no verdict is given
+    return replace(of, low=math.nan, high=math.nan, p=math.nan)  # seeds alone do not justify a verdict
 
 
 def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:

@@ -12,7 +12,7 @@ from fairflare.base.disk.files import write_whole
 
 
 class Unseen(BaseModel):
-    """Describe the performance of a run's common model at a site that was no part of the run.
+    """Describe the performance of a run's common model at a site that did not take part in the run.
 
     Attributes:
         site: name of the left-out site.
@@ -23,10 +23,10 @@ class Unseen(BaseModel):
             the site's test patients; empty if no draws were made.
         unit, units: unit of the draws (``patients``, ``volumes`` or ``images``); number of such units at the site.
         groups: sums over the site's test images by ``<attribute>=<group>`` of people
-            (:mod:`fairflare.core.statistics.group_sums`), of the model, or of the adapted one where there is no other;
+            (:mod:`fairflare.core.statistics.group_sums`), by the model or, if only the adapted model exists, by that;
             empty if not asked for.
         groups_kept: names of the groups that the site withholds.
-        reason: reason why ``metrics`` is empty; empty if it is not.
+        reason: reason why ``metrics`` is empty; an empty text if there are metrics.
     """
 
     site: str

@@ -25,9 +25,9 @@ def paper_table(
     Args:
         title: title of the paper's table.
         columns: columns of the table, each with ``title`` (``{site}`` in it stands for the site's name), ``metric``
-            (``split/name``, ``a+b`` for a mean; of several the first that any run has), ``of`` (``site``: one column
-            for each site; ``mean`` or ``std`` over the sites) and ``last`` (whether over the last tested models, where
-            the runs have them).
+            (``split/name``; ``a+b`` for a mean; if several are given, the first that any run has is used),
+            ``of`` (``site``: one column for each site; ``mean`` or ``std``: over the sites) and ``last`` (whether
+            values are over the last tested models, if the runs have them).
         runs: documents of :func:`fairflare.reporting.results.read_results`.
         style: ``"text"`` or ``"markdown"``.
         width: largest width of the text.

@@ -15,7 +15,7 @@ from fairflare.base.cases.resampling import IMAGES
 from fairflare.reporting.documents import Results
 from fairflare_lab.statistics.seed_intervals import Estimate, degrees, estimate, shared_variance, widened
 
-LEAST = 20  # least number of draws of test patients from which a scatter is computed
+LEAST = 20  # least number of draws of test patients from which a variance is computed
 VALUE, DRAWS = 0, slice(1, None)  # indices of the last axis of a value array
 
 Array = npt.NDArray[np.floating]
@@ -30,7 +30,7 @@ class Contrast(NamedTuple):
 
     Attributes:
         values: values of the figure by seed, all finite.
-        shared: variance by the choice of test patients, which all seeds share; NaN if not known.
+        shared: variance due to the choice of test patients, which all seeds share; NaN if not known.
         df: degrees of freedom of ``shared``.
     """
 
@@ -40,7 +40,7 @@ class Contrast(NamedTuple):
 
     @classmethod
     def drawn(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
-        """Return a figure with its variance by ``drawn`` (seeds, draws), unknown where too few draws are finite."""
+        """Return a figure with its variance over ``drawn`` (seeds, draws); NaN variance if too few draws are finite."""
         usable = drawn[:, np.isfinite(drawn).all(0)]
         return cls(values, float(shared_variance(usable)), df) if usable.shape[1] >= LEAST else cls(values)
 

@@ -26,7 +26,7 @@ Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at th
 
 @dataclass(frozen=True)
 class Certainty:
-    """Store half the width of a figure's interval and its p-value against 0; NaN if there is no scatter."""
+    """Store half the width of a figure's interval and its p-value against 0; NaN if the figure does not vary."""
 
     mean: float
     half: float = math.nan
@@ -44,7 +44,7 @@ class UnseenRow:
             all left-out sites; see :func:`unseen_table`.
         each: value of each left-out site, over all seeds.
         sure: certainty of ``seen``, ``unseen``, ``gap`` and, where it is known, ``gain``.
-        over: what the intervals are over, in words; empty if there are no intervals.
+        over: sources of variation that the intervals include, in words; empty if there are no intervals.
         personal: whether the seen sites are measured with models of their own.
         reason: why an unseen site has no figure; empty if it has one.
     """
@@ -276,7 +276,7 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
-    """Return sentences on which scatter the intervals include, and on the figures without an interval."""
+    """Return sentences on what variation the intervals include, and on the figures without an interval."""
     over = {row.label: row.over for row in found.rows if row.over}
     notes = [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
     if len({*over.values()}) == 1:

@@ -78,7 +78,7 @@ def lines(
         worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
         log: whether the vertical axis is logarithmic.
         final: names of lines whose last point is the final model in place of a round; the point is marked.
-        ranks: names whose order decides the looks, where lines are methods, which may differ in their rounds.
+        ranks: labels of the methods, if lines are methods: a line's look follows its rank, and rounds may differ.
     """
     most = max(len(of.columns) for of in panels.values())
     if most > MAX_NAMED:
@@ -141,7 +141,7 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
     if len(means) == 1:  # a single point gives no scale
         axes.set_xlim(means.index[0] - 1, means.index[0] + 1)
     heights = {value for value in means.to_numpy().flat if math.isfinite(value)}
-    if len(heights) == 1 and min(heights) >= 0 and not log:  # nor does a single value
+    if len(heights) == 1 and min(heights) >= 0 and not log:  # a single value gives no scale either
         axes.set_ylim(0, 2 * min(heights) or 1)
 
 

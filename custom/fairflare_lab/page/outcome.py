@@ -139,7 +139,7 @@ def _of_site(
 ) -> list[Cell]:
     """Return the cells of a site: its images where any are known, its values, and :data:`OF_SITE` where known."""
     values, of = [row.cell(site) for row in rows], own.get(site) or {}
-    kept: Cell = SUPPRESSED if all(value == SUPPRESSED for value in values) else None  # like all figures of the site
+    kept: Cell = SUPPRESSED if all(value == SUPPRESSED for value in values) else None  # withheld like the site's values
     further = [kept if of.get(k) is None else int(of[k]) if k == "test_cases" else of[k] for k in OF_SITE]
     return [site, *([counts.get(site, kept)] if counts else []), *values, *(further if own else ())]
 

@@ -82,7 +82,7 @@ def styled(name: str) -> Iterator[None]:
 
 
 def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> Figure:
-    """Return an empty figure with a title, which its files need where they are used without the page."""
+    """Return an empty figure with a title, as its files may be used without the page."""
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(width, height), layout="constrained")

@@ -21,8 +21,9 @@ class PaperTable:
         paper: the experiment whose settings it has (``--paper NAME``).
         train_like: the method whose training all rows get in a quick comparison.
         settings: settings that all rows share.
-        rows: ``{label: (method, what makes the row, what more --paper has)}``; one with a sweep becomes several.
-        sweeps: ``{label: {setting: values}}``.
+        rows: ``{label: (method, settings that define the row, further settings with --paper)}``; a row with a sweep
+            becomes several.
+        sweeps: ``{label: {setting: values}}``; one row is made for each value.
         columns: what the paper prints; see :mod:`fairflare_lab.compare.paper_table`.
     """
 
@@ -38,7 +39,7 @@ class PaperTable:
     def as_plan(self, *, small: bool = True) -> dict[str, Any]:
         """Return the table as the content of a plan file of ``fairflare compare``.
 
-        ``small``: rows are trained like the paper's own method, else with the paper's own training.
+        If ``small`` is true, all rows are trained like :attr:`train_like` in a quick job, else as in the paper.
         """
         from fairflare_lab.cli.compare.series import Entry
 
@@ -72,10 +73,10 @@ def tables() -> dict[str, PaperTable]:
 
 
 def table_of(preset: str) -> PaperTable:
-    """Return the table of that name.
+    """Return the table of a preset.
 
     Raises:
-        ValueError: unknown (suggests the nearest).
+        ValueError: the preset is unknown; the message suggests the nearest.
     """
     return tables()[choice("--preset", preset, list(tables()))]
 

@@ -1,7 +1,7 @@
 """Simulate how a site's camera changes every picture: colour balance, contrast, vignetting, blur.
 
-Sites differ in their cameras and stains as hospitals do: mildly, and always in the same way. Each number of a site has
-its own camera; another seed of a phantom gives other pictures taken by the same cameras.
+Sites differ in their cameras and stains as hospitals do: mildly, and always in the same way. A site's number determines
+its camera; another seed of a phantom gives other pictures taken by the same cameras.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from fairflare.data.partitions import (
 from fairflare_lab.phantoms.camera import PLAIN, Camera, camera_of
 from fairflare_lab.phantoms.plan import OWN_CLASS, PHANTOMS, Images, PhantomPlan
 
-__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # names that tasks use of the source
+__all__ = ["PHANTOMS", "PhantomPlan", "PhantomSite", "class_site"]  # names of this module that tasks use
 
 Labels = npt.NDArray[np.int64]
 
@@ -139,7 +139,7 @@ def _dealt(plan: PhantomPlan) -> Labels:
 
 
 def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
-    """Choose a share of the images of the second attribute by lot; return which images are chosen."""
+    """Choose a share of the images of the second attribute at random; return which images are chosen."""
     second = np.flatnonzero(attributes == 1)
     rng = np.random.default_rng(image_seed(what, plan.seed))
     found = np.zeros(len(attributes), bool)

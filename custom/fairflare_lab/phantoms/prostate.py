@@ -440,8 +440,8 @@ def one_sided(
 ) -> npt.NDArray[np.uint8]:
     """Return masks in which only one half of the gland is outlined for a share of patients.
 
-    The share is of the patients with an enlarged zone. The patients are chosen by lot, so no model can predict them: a
-    perfect outline of the gland has a Dice of about 2/3 on these images.
+    The patients are chosen at random among those with an enlarged zone, so no model can predict them: a perfect outline
+    of the gland has a Dice of about 2/3 on these images.
 
     Args:
         masks: (n, 1, height, width) masks, the slices of a patient next to each other.

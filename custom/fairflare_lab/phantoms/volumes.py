@@ -107,7 +107,7 @@ def volumes_site(
 
 
 def scanner(site: str) -> VolumeScanner:
-    """Return the scanner of a site: its own for the four fixed names, for any other name one of these four."""
+    """Return the scanner of a site; a name other than the four fixed ones gets the scanner of one of these."""
     if site in SCANNERS:
         return SCANNERS[site]
     ending = re.search(r"(\d+)$", site)

@@ -36,7 +36,7 @@ from fairflare.data.preparers.writing import Form, Writing, write_pool, write_si
 
 log = logging.getLogger(__name__)
 
-ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)  # texts that tables contain for 1
+ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)  # matches the ways in which tables write 1
 
 Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
 
@@ -304,7 +304,7 @@ def paired(
         source: folder of the set.
         seed, folds: not used.
         sites: possible names of the folder of each site.
-        parts: folders below that of a site, and the splits of their images; no splits: they are drawn.
+        parts: folders below a site's folder, each with the splits of its images; without splits, these are drawn.
         images, masks: names of the two folders in a part.
         tops, labels: ranges of grey values in masks and their labels, as in
             :func:`fairflare.data.preparers.items.relabelled`; empty if masks stay unchanged.

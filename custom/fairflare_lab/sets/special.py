@@ -155,7 +155,7 @@ def by_tone(
     counts = pandas.crosstab([item.group for item in items], [tone_of[item.name] for item in items])
     if torn := int(((counts > 0).sum(axis=1) > 1).sum()):
         log.warning("%d lesions have images of both tones; each counts as the tone of most of its images", torn)
-    of = counts.idxmax(axis=1).to_dict()  # on a tie, a lesion counts as the first tone by the alphabet
+    of = counts.idxmax(axis=1).to_dict()  # on a tie, a lesion gets the alphabetically first tone
     found = []
     for tone in TONES:
         own = [item for item in items if of[item.group] == tone]

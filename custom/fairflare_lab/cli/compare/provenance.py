@@ -85,7 +85,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def processor() -> str:
-    """Return the processor's name, as it may change the last bits; the machine's kind where the name is not known."""
+    """Return the processor's name, as last bits of results depend on it; if unknown, the kind of machine."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -108,8 +108,8 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
     Returns:
         ``{site: {"datalist": sha256, "files": number, "sha256": sha256 of all names and contents}}``; for data that
-        cannot be read ``{"not recorded": reason}``. The result is empty where no site names a ``data_root``, with
-        synthetic data or with a task that reads its data from elsewhere.
+        cannot be read ``{"not recorded": reason}``. The result is empty if no site names a ``data_root``: the data are
+        synthetic, or the task reads them from elsewhere.
     """
     from fairflare.federation.site.site_file import own_settings
     from fairflare.methods.base.training import SiteError

@@ -26,7 +26,7 @@ from fairflare_lab.compare.left_out import Unseen
 POLL = 0.2
 WAIT_FOR_END = 30.0  # seconds that a run has to end after it was asked to
 RUNS, PLAN_FILE = "runs", "run.json"
-SIMULATOR = "simulator"  # its workspace in a run's folder, which FLARE empties at its start
+SIMULATOR = "simulator"  # folder of the simulator's workspace in a run's folder; FLARE empties it at the start
 WAITING, RUNNING, DONE, FAILED, STOPPED = "waiting", "running", "completed", "failed", "stopped"
 NEEDED_TO_CONTINUE = ("fairflare_state", "fairflare_checkpoints")  # folders that a run has until it completes
 

@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Run:
-    """Describe one run of a series: the arguments of :func:`fairflare.federation.plan.plan.make_plan`, JSON-able."""
+    """Describe one run by the arguments of :func:`fairflare.federation.plan.plan.make_plan`, as JSON can hold them."""
 
     entry: Entry
     seed: int
@@ -79,12 +79,13 @@ class Series:
         rounds: number of rounds; ``None`` for as many as the quick job has.
         settings: settings of every row; a row's own settings override them.
         task_file, monai_bundle: as in :func:`fairflare.federation.plan.plan.make_plan`.
-        small: False: settings that are not given are the papers'.
+        small: whether settings that are not given are those of a quick job; False: those of the papers.
         paper: name of the paper's experiment (``--paper NAME``); every row then has its own training of this paper.
         min_sites: number of usable results that a round needs.
-        test_last: number of last models whose mean metrics are in the results; ``None`` for the run's usual number.
+        test_last: number of last models over which the results give mean metrics; ``None`` for the run's default.
         bootstrap: number of draws of the test images for intervals; 0: intervals are over the seeds alone.
-        hold_out: sites that are left out in turn, a run for each; ``sites`` are names then, see :func:`leaving_out`.
+        hold_out: sites that are left out in turn, one in each run; ``sites`` must then be names, see
+            :func:`leaving_out`.
 
     Raises:
         ValueError: no row is given, two rows have one label or folder, a seed is given twice, or ``reference`` is

@@ -30,8 +30,8 @@ def report(
 ) -> tuple[int, Comparison | None]:
     """Write a comparison's tables as files, and to the screen where ``tables`` is true.
 
-    With ``paper`` the last table has the columns of this paper's table. With left-out sites the tables show models at
-    seen and unseen sites, and no comparison is returned.
+    If ``paper`` is given, the last table has the columns of this paper's table. If the runs leave sites out, the tables
+    show models at seen and unseen sites, and no comparison is returned.
 
     Returns:
         The exit code, and the comparison of the runs; ``None`` if none completed, or each leaves a site out.

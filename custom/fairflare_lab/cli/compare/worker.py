@@ -53,7 +53,7 @@ def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> in
     from fairflare_lab.compare.at_left_out import completed, without
 
     local, log = given["local"], Path(given["log"])
-    if given["held_out"] and completed(place):  # the run is complete, only the test at the left-out site is missing
+    if given["held_out"] and completed(place):  # the run is complete; only the test at the left-out site is missing
         return 0
     if given["held_out"]:
         local = without(local, given["held_out"])

@@ -75,7 +75,7 @@ def suited(
 ) -> dict[str, Any]:
     """Return settings of a run that suit the sites' own images, and print how these images are read.
 
-    Without images of the sites' own the settings are empty and nothing is printed.
+    If the sites have no images of their own, the settings are empty and nothing is printed.
 
     Args:
         plan: the run's plan without these settings.
@@ -102,7 +102,7 @@ def suited(
 
 
 def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None) -> None:
-    """Refuse keys of the data file that no task and no site reads, before a run of one's own begins.
+    """Refuse keys of the data file that no task and no site reads, before a run begins.
 
     Raises:
         ValueError: a key is unknown; the message names file, key, and the sites that have the key.

@@ -40,7 +40,7 @@ class Transport(Protocol):
         """Return the names of the sites of the job, including sites that do not answer at present."""
 
     def expected(self) -> list[str]:
-        """Return the names of the sites that the job names; where it names none, the same as :meth:`sites`."""
+        """Return the names of the sites that the job names; if it names none, the same as :meth:`sites`."""
 
     def ask(self, question: Question) -> None:
         """Send a question's task to the sites that it names, and hand over each reply as it arrives, one at a time.

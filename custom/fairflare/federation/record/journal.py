@@ -33,7 +33,7 @@ from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.standing import NOWHERE, standing
 from fairflare.reporting.table import fairness_table
 
-#: Words for what a site says of its differential privacy.
+#: Texts on the values that a site reports about its differential privacy.
 PRIVATE = {
     "unit": "unit %s", "mechanism": "%s", "covers": "covers %s", "target": "epsilon at most %.4g",
     "delta": "delta %.3g", "worth": "patients times epsilon of a noisy report %.4g",

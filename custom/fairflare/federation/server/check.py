@@ -309,7 +309,7 @@ class Check:
         return {}
 
     def _unready(self, phase: Phase) -> Iterator[str]:
-        """Yield a sentence about the sites that cannot take part, where the run must not begin without them."""
+        """Yield a sentence about the sites that cannot take part, if the run must not begin without them."""
         refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
         if len(phase.good) < self.settings.min_sites:
             yield (
@@ -326,7 +326,7 @@ class Check:
     def _problems(self, phase: Phase, before: bool | None) -> Iterator[str]:
         """Yield each difference between the sites' data that ends the run.
 
-        Where a run may continue without a site, a site that differs from most, or from earlier rounds, is left out.
+        If the run may continue without a site, a site that differs from most, or from earlier rounds, is left out.
 
         Args:
             phase: the check's exchange.
@@ -360,7 +360,7 @@ class Check:
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
 
     def _silent(self, phase: Phase) -> Iterator[str]:
-        """Yield a question where a site's labels lack a structure or class of other sites for no declared reason."""
+        """Yield a question for each site whose labels lack others' structures or classes without a declared reason."""
         told = {site: found[MARKED] for site, found in self.facts.items() if MARKED in found}
         lacking = unexplained(told, [site for site, found in self.facts.items() if ANNOTATED in found])
         together = [lacking] if lacking and self.settings.require_all_sites else None
@@ -375,7 +375,7 @@ class Check:
                 self._leave_out(phase, site, text)
 
     def _classes(self, phase: Phase, real: Sequence[str]) -> Iterator[str]:
-        """Yield each problem with the classes of sites with real data: sites differ, or the network has others."""
+        """Yield each problem with the classes of sites with real data: sites differ, or differ from the network."""
         for key, verb, remedy in (
             ("class_names", "name", ""),
             ("class_groups", "group", ". Write the same 'class_groups' into all"),

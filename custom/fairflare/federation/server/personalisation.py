@@ -26,14 +26,16 @@ from fairflare.reporting.sites.own_models import personal
 def own_models(
     site_half: Any, ask: Exchange, test: FinalTest, staging: Staging, metric: Metric, state: State, last: Tested
 ) -> dict[str, Any] | None:
-    """Let every site fine-tune the common model, and return ``personal`` of the results, or ``None`` if not asked.
+    """Let every site fine-tune the common model, and return the results' section ``personal``.
+
+    The result is ``None`` if the sites' training, as far as the server knows it, has no fine-tuning.
 
     Own models that leave their sites are tested at all sites. A site that fails has no own model.
 
     Args:
         site_half: class path and settings of the sites' training; ``None`` if unknown to the server: no site is asked.
         ask, test: exchange with the sites, and the final test.
-        staging: where own models wait that sites let leave.
+        staging: place where the own models that sites let leave wait for their tests.
         metric: the primary metric.
         state: the common model.
         last: the final test of the common model, to which the exchanges are added.

@@ -241,8 +241,8 @@ def bounded_counts(
 ) -> tuple[dict[str, dict[str, int]], list[Warned]]:
     """Return the number of values per channel by batch norm and site, bounded by ``max_samples``, and warnings.
 
-    With ``max_samples`` no site counts as more than so many images, each of which is taken to have as many values a
-    channel as an image of the median site.
+    With ``max_samples`` a site's values count as those of at most so many images. An image is taken to have as many
+    values a channel as an image of the median site.
     """
     counts = {name: {site: said.values[name] for site, said in reports.items()} for name in names}
     if most is None:

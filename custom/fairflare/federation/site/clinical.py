@@ -40,8 +40,8 @@ OVER_ALL, OF_CLASSES = "clinical_calibration", "clinical_classes"  # names of th
 BINS = 15  # number of bins of the predicted class's probability
 DIGITS = 3  # decimals of a threshold, which is the score of a validation image
 COUNTS = ("tp", "fp", "fn", "tn")
-#: Names of the figures of each class that is looked for, in the order in which they are sent; ``squares``: sum over
-#: cases of the square of their number of images.
+#: Names of the figures of each positive class (:func:`positives`), in the order in which they are sent; ``squares``:
+#: sum over cases of the square of their number of images.
 COLUMNS = (
     "cases_with", "squares_with", "cases_without", "squares_without", *COUNTS, "auc", "auc_variance", "pr_auc",
     *(f"{name}_at_{side}_{share:.2f}" for side, share in OPERATING for name in ("threshold", *COUNTS)),
@@ -70,7 +70,7 @@ class ClinicalTable:
 
     Attributes:
         splits: for ``test`` and ``validation`` the classes (n,) and probabilities (n, classes) of the images, and the
-            number of each image's case (n,); of findings the labels 1, 0 or -1 (not known), (n, findings).
+            number of each image's case (n,); for findings labels are 1, 0 or -1 (not known), (n, findings).
         annotated: numbers of the classes that the site's images can have; figures of others are NaN; ``None`` for all.
     """
 
@@ -124,7 +124,7 @@ class ClinicalTable:
         return {OVER_ALL: bins.tolist()} | ({OF_CLASSES: rows} if by_class else {}), kept
 
     def _of_class(self, label: int, sums: Sums, without: frozenset[int]) -> list[float]:
-        """Return the :data:`COLUMNS` of a class; ``without``: classes that have no threshold."""
+        """Return a class's figures in the order of :data:`COLUMNS`; ``without``: classes that have no threshold."""
         from sklearn.metrics import average_precision_score
 
         (labels, scores, cases), (known, marks, _) = self.splits["test"], self.splits["validation"]
@@ -161,7 +161,7 @@ def read_clinical(
 
     Returns:
         ``calibration``, ``brier`` and ``ece`` of all classes together under :data:`ALL`, and :data:`COLUMNS` of each
-        class that is looked for, where the site sent them.
+        positive class (:func:`positives`), if the site sent them.
 
     Raises:
         ReportError: a vector has another length, or the figures contradict each other (names site and field).

@@ -26,7 +26,7 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         data: data of the site.
         device: device that the site trains on.
         sends_classes: whether the site may reveal which classes it has.
-        floor: decides which lists have enough cases; of the others only the names are reported, not the sizes.
+        floor: decides which lists have enough cases; of all other lists only the names are reported, not the sizes.
 
     Raises:
         DataError: the image of a list cannot be read.

@@ -168,7 +168,7 @@ class GroupTable:
         :data:`FOLDS` parts of the cases, the same parts in every run, unless that makes a field too long.
 
         Args:
-            least: least number of cases that a sum must be made of to be sent.
+            least: least number of cases in a sum that may be sent.
             by_class: whether sums by class, or by one of several structures, may be sent.
             most: largest number of parts.
         """

@@ -76,7 +76,7 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
     The images come in the order of their list and without augmentation, as for evaluation.
 
     Args:
-        run: the site's run of the ``norms`` task; its directives name the batch norms that were measured.
+        run: the site's run of the ``norms`` task; its directives name the batch norms measured so far.
         model: the network with the statistics found so far; is not changed.
         batch_size: number of images in a batch.
 

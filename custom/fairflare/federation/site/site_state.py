@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 KEPT_RUNS = 3  # number of runs whose folders are kept, to compare runs; each holds two or three models
 #: Seconds to wait for a process of an earlier job that holds a run's lock. A process that obeys its abort ends within a
-#: few seconds, and FLARE kills one that does not soon after. A process that holds the lock longer is at work, and
-#: waiting on would cost this site the whole phase.
+#: few seconds, and FLARE soon kills one that does not obey. A process that holds the lock longer is at work, and
+#: further waiting would cost this site the whole phase.
 LOCK_WAIT = 60.0
 NO_RUN = "run"  # name of the folder for tasks that name no run
 LOCK = "lock"  # file in each run's folder; its modification time is when a task last used the run

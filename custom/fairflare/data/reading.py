@@ -183,7 +183,7 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
 def _windowed(
     opened: _Opened, values: npt.NDArray[Any], number: int | None, how: Reading
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """Scale values to [0, 1] by a window, each slice by its own where the header has several windows."""
+    """Scale values to [0, 1] by a window; if the header has several windows, each slice by its own."""
     from fairflare.data.intensity import Window
 
     windows = opened.facts.windows if how.window is None else (Window(*how.window),)

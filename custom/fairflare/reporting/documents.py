@@ -40,7 +40,7 @@ class ByKey:
         return key in self.keys()
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return a part of the results document by its key, or ``default`` where the document lacks it."""
+        """Return a part of the results document by its key, or ``default`` if the document lacks it."""
         return getattr(self, key, default)
 
     def keys(self) -> Iterable[str]:
@@ -62,7 +62,7 @@ else:
 Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # {site: {metric: value}}
 
 
-# ---------------------------- a round: plain dataclasses, which hold what no file does (NaN, arrays, records of a rule)
+# ------------------ a round: plain dataclasses, since their values (NaN, arrays, records of a rule) are not yet JSON
 
 
 @dataclass(frozen=True)
@@ -118,20 +118,20 @@ class RoundRecord(ByKey):
         left_out: sites not asked, or asked and not accepted, with the phase and the reason.
         phases: the round's phases, in the order in which they ran.
         validation: ``{site: {metric: value}}`` of the *received* model, on the site's validation split.
-        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` where the site
+        train: ``{site: {"loss": ..., "num_samples": ..., ...}}`` of the local training; ``"state_lost"`` if the site
             could not use the state that it had saved in earlier rounds.
-        site_weights: ``{site: weight}`` where the method has one weight for a whole model.
-        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` where the method has one weight
+        site_weights: ``{site: weight}`` if the method has one weight for a whole model.
+        layers: ``{layer: {site: {"cka": ..., "dissimilarity": ..., "weight": ...}}}`` if the method has one weight
             per layer.
         reports: ``{site: {field: value}}``, numbers that the sites report for the method.
         values: figures of the method about the round as a whole.
         details: further figures of the method about the round, as nested JSON-like values.
-        warnings: warnings where a bound limited one site's influence, or a site held more than half of the weight.
+        warnings: warnings that a bound limited one site's influence, or that a site held more than half of the weight.
         suppressed: ``{site: names}`` of values that the site withholds for too few cases: ``metrics/...`` (of the
             validation split), ``report/...``, ``stats/...``.
         notes: sentences about single sites, such as how a filter at the site changed its model.
-        test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, where that model was tested.
-        global_test: ``{metric: value}`` of the round's new model on the images of the global test, where sites have
+        test: ``{site: {metric: value}}`` of the round's *new* model on the test splits, if that model was tested.
+        global_test: ``{metric: value}`` of the round's new model on the images of the global test, if sites have
             such images.
     """
 
@@ -312,7 +312,7 @@ class GlobalTest(Part):
 
 
 class Within(Part):
-    """Describe a gap between two groups of people within sites: that with the lower value, the sites with both."""
+    """Describe a gap between two groups of people within sites: the lower group, and the sites that have both."""
 
     lowest: str = ""
     sites: list[str] = []

@@ -1,6 +1,6 @@
 """Compute the global test: the common model's metrics on images that belong to no site alone (``test_global``).
 
-A list that several sites have is measured at one of them. Where sites have different lists, the figures over all lists
+A list that several sites have is measured at one of them. If sites have different lists, the figures over all lists
 are computed from sums, for two kinds of metrics: means over images, and recalls of classes with the means of recalls.
 """
 
@@ -33,7 +33,7 @@ def global_test(
 
     Args:
         tests: ``{site: {metric: value}}`` of the sites that measured a list each.
-        sampling: figures of each site about how far chance moves the primary metric, by site.
+        sampling: figures of each site on the sampling error of the primary metric, by site.
         measured: for each list the sites that have it; the site that measured it comes first.
         left_out: reason for each site that could not measure its list, by site.
         info: ``info`` of the results, of which ``primary_metric`` and ``metric_range`` are used.

@@ -145,7 +145,7 @@ def _gaps(at: At) -> tuple[dict[str, float], dict[str, tuple[float, str, list[st
 def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums]) -> Ends:
     """Return the interval of a gap within the sites, computed from the gaps ``without`` each part of the cases.
 
-    ``groups``: sums by group over the sites that the gap is over.
+    ``groups``: sums by group, over the sites between whose groups the gap was computed.
     """
     from scipy.special import stdtrit
 
@@ -273,8 +273,8 @@ def how_sure(pooled: OfGroups, gap: str) -> str:
 def group_notes(results: Results) -> list[str]:
     """Return notes on what the figures by group leave out or cannot tell.
 
-    These are test images whose group is unknown, groups without a test image, rates of equalised odds that lack their
-    images, and groups whose figures a site keeps back for too few cases, or to hide a group with too few.
+    These are test images whose group is unknown, groups without a test image, rates of equalised odds without images to
+    compute them, and groups whose figures a site withholds for too few cases, or to hide a group with too few.
     """
     found, notes = results.groups, []
     kept = {name for names in found.kept.values() for name in names}

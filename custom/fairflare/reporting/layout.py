@@ -101,7 +101,7 @@ def interval(low: float | None, high: float | None, mean: float | None = None) -
 
     Args:
         low, high: ends of the interval; not finite: there is no interval.
-        mean: the difference; ``None`` if the interval is of no difference.
+        mean: the difference; ``None`` if the interval is not that of a difference.
     """
     sign = "" if mean is None else "+"
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):

@@ -17,7 +17,7 @@ SAME = 1e-2  # largest relative difference from 1/K at which a weight counts as 
 
 
 def short_step(step: float) -> list[Warned]:
-    """Return a warning where the global model's step is below a hundredth of the sites' mean change.
+    """Return a warning if the global model's step is below a hundredth of the sites' mean change.
 
     Args:
         step: length of the step, as a factor of the mean change, ``>= 0``.
@@ -33,7 +33,7 @@ def short_step(step: float) -> list[Warned]:
 
 
 def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
-    """Return a warning where all sites had the same weight in every round and layer, within a hundredth of it.
+    """Return a warning if all sites had the same weight in every round and layer, to within 1 %.
 
     Args:
         rounds: records of the rounds; a round with one site does not count.
@@ -61,7 +61,7 @@ def zero_everywhere(test: Metrics, metrics: Collection[str]) -> list[str]:
 
 
 def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
-    """Return a sentence where a model finds nothing at any site, or gives all images one class; else an empty list.
+    """Return a sentence if a metric is 0 at every site, or all images get one class; else an empty list.
 
     Args:
         results: results of a run.

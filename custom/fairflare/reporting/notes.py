@@ -56,7 +56,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
 
 
 def without_notes(results: Results) -> list[str]:
-    """Return sentences on a method that has not its own loss, or in some rounds not its own weights.
+    """Return sentences on a run that went without the method's own loss, or in some rounds without its own weights.
 
     A resumed run may have rounds of both kinds.
     """
@@ -164,7 +164,7 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
 
 
 def _unlabelled(results: Results) -> list[str]:
-    """Return a sentence on the sites that learned from images without labels, and from how many of these answers."""
+    """Return a sentence on the sites that learned from unlabelled images, and on the share of used pseudo-labels."""
     sites = [
         f"{site} ({of['kept']:.0%} of its pseudo-labels counted"
         f"{', alone: it has no label' if of.get('without_labels') else ''})"

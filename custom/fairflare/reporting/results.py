@@ -256,7 +256,7 @@ class ResultsStore:
 
 
 def mark_ended(folder: Path, reason: str) -> bool:
-    """Record that a run failed as its process was ended from outside; return whether the folder has such a run.
+    """Record that a run failed because its process was ended from outside; return whether the folder has such a run.
 
     The results of a run that recorded its own end are not changed.
     """

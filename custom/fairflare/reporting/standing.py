@@ -43,7 +43,7 @@ def standing(
 
     Args:
         test: ``{site: {metric: value}}`` of the last model.
-        sampling: figures of each site about how far chance moves its metrics, by site.
+        sampling: figures of each site on the sampling error of its metrics, by site.
         info: ``info`` of the results, of which ``primary_metric``, ``higher_is_better`` and ``metric_range`` are used.
         footing: describes which structures of which sites are compared; adjusted figures have no interval or test.
 
@@ -61,7 +61,7 @@ def standing(
     moved = [site for site in sites if OWN + metric in site.metrics]
     for site in moved:
         site.only(footing.compared(site.name))
-    known = not moved or footing.how != ADJUSTED  # how sure an adjustment is is not known
+    known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known
     found = _tested(sites, low, high, higher) if known else None
     common = _common(sites)
     by_site: dict[str, dict[str, Any]] = {}
@@ -119,8 +119,8 @@ class Site:
     def interval(self, low: float, high: float) -> tuple[float, float]:
         """Return the confidence interval (lower, upper end) of the site's value at the level :data:`LEVEL`.
 
-        Both ends are NaN where there is too little to compute one from: fewer than two test cases, an unknown number
-        of them, or no standard error.
+        Both ends are NaN if the interval cannot be computed: with fewer than two test cases, an unknown number of
+        them, or no standard error.
 
         Args:
             low, high: ends of the metric's range.
@@ -190,7 +190,7 @@ def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> C
 
 
 def _common(sites: Sequence[Site]) -> list[str] | None:
-    """Return the classes that all reporting sites have, or ``None`` if their classes are equal, or no site reports."""
+    """Return the classes common to all sites that report classes; ``None`` if all have the same, or none reports."""
     of = [set(site.support) for site in sites if site.support]
     return None if not of or all(own == of[0] for own in of) else sorted(set.intersection(*of))
 
@@ -231,7 +231,7 @@ def who_is_behind(results: Results) -> list[str]:
 
 
 def of_footing(results: Results) -> list[str]:
-    """Return sentences on the structures over which sites are compared, where sites annotate different structures."""
+    """Return sentences on the structures over which sites are compared, if sites annotate different structures."""
     found, metric = results.footing, results.info.primary_metric
     if not found.how or not any(OWN + metric in of for of in results.test.values()):
         return []
@@ -264,7 +264,7 @@ def of_footing(results: Results) -> list[str]:
 def shown_behind(results: Results, metric: str) -> list[str]:
     """Return the sites that the significance test found worse in ``metric`` than if all sites were equal.
 
-    The list is empty where no test was made for the metric. The tested model is the last one.
+    The list is empty if no test was made for the metric. The tested model is the last one.
     """
     return tested(results, metric).behind
 

@@ -145,7 +145,7 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
     """Return the column of a metric, for the last model or, with ``test``, for another model that ``which`` names."""
     values, home = by_site_of(results, metric, test), suppressed_of(results, metric)
     of = summarize(values, higher_is_better=declared_direction(results, metric), linked=linked(results, metric))
-    # Where all sites have the same value, none is the worst.
+    # If all sites have the same value, none is the worst.
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
     behind = [] if which else shown_behind(results, metric)  # only the last model is tested for chance
     unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""

@@ -17,7 +17,7 @@ SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95
 
 
 def label_of(results: Results) -> str:
-    """Return the label of a run, which names its method and settings; the method's name where it has no label."""
+    """Return the label of a run, which names its method and settings; the method's name if the run has no label."""
     return results.info.label or results.info.method or "unknown method"
 
 
@@ -38,7 +38,7 @@ def in_words(metric: str) -> str:
 def metrics_of(results: Results) -> list[str]:
     """Return the test metrics that the task shows in tables (default: all, at most 20), the primary metric first.
 
-    A mean over each site's own structures is shown where the metric is.
+    The mean of a metric over each site's own structures is shown if the metric is.
 
     Raises:
         ValueError: the run has no test results.
@@ -71,7 +71,7 @@ def known_metric(results: Results, metric: str) -> str:
 
 
 def parts_of(metric: str, test: Metrics) -> list[str]:
-    """Return the metrics in a name: ``a`` and ``b`` of ``a+b``, their mean; a measured metric's name is not split."""
+    """Return the metrics whose mean a name denotes: [a, b] for ``a+b``; the name of a measured metric is not split."""
     return [metric] if any(metric in by_metric for by_metric in test.values()) else metric.split("+")
 
 
@@ -182,6 +182,6 @@ def _tests(results: Results, last: bool) -> list[tuple[Metrics, Mapping[str, flo
 
 
 def _mean(values: Mapping[str, float | None], parts: Sequence[str]) -> float:
-    """Return the mean of some metrics; NaN where one of them has no value."""
+    """Return the mean of some metrics; NaN if one of them has no value."""
     found = [math.nan if (value := values.get(part)) is None else float(value) for part in parts]
     return sum(found) / len(found)

@@ -134,7 +134,7 @@ class MonaiBundleTask(Task):
         Raises:
             BundleError: a part is missing or cannot be made (names file and key).
         """
-        with OwnedFolder("without-models") as place:  # of the bundle's files those that a job carries
+        with OwnedFolder("without-models") as place:  # holds those of the bundle's files that a job carries
             if self.bundle_text is None:
                 copy_bundle(self.folder, place.path / self.folder.name)
             self._parts_in(place.path / self.folder.name).check()
@@ -176,8 +176,8 @@ class MonaiBundleTask(Task):
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
         """Check that the site's image sizes and labels fit the bundle.
 
-        One training image goes through network and loss, in evaluation mode; of :data:`LOOKED_AT` the labels are
-        compared with the network's channels.
+        One training image goes through network and loss, in evaluation mode. The labels of up to :data:`LOOKED_AT`
+        training images are compared with the network's channels.
         """
         images = data.batches("training", batch_size=1)
         inputs, targets = (tensor.to(device) for tensor in next(iter(images)))
@@ -199,7 +199,7 @@ class MonaiBundleTask(Task):
         """Evaluate the model by the bundle's key metric and loss, with the bundle's inferer and postprocessing.
 
         Returns:
-            ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each that the images have.
+            ``dice`` (or ``iou``) and ``loss``; with several structures also the metric of each structure in the images.
         """
         scores, losses = self._scores(model, batches, device)
         metric = self.parts.kept("key_metric")
@@ -239,7 +239,7 @@ class MonaiBundleTask(Task):
 
     def _score(self, item: Mapping[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the key metric of one image after the bundle's postprocessing."""
-        found = {**item, "pred": output, self.label_key: target}  # by the names of MONAI's engines
+        found = {**item, "pred": output, self.label_key: target}  # under the keys of MONAI's engines
         with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
             found = self.parts.kept("validate_postprocessing")(found)
         return self.parts.kept("key_metric").of_image(found, self.label_key)
@@ -275,6 +275,6 @@ class MonaiBundleTask(Task):
 
 def sealed_settings(folder: Path, configs: Sequence[str]) -> dict[str, str]:
     """Return the task's settings with a bundle's configuration as text, to be read without its folder and code."""
-    # YAML has no braces at its ends, which FLARE would take for a variable.
+    # YAML, not JSON: FLARE would take the braces around JSON for a variable.
     text = yaml.safe_dump(read_files(folder, configs)[0], sort_keys=False, allow_unicode=True)
     return {"bundle_text": text, "bundle_sha256": grouped(hashlib.sha256(text.encode()).hexdigest())}

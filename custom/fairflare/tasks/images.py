@@ -183,7 +183,7 @@ class ImageTask(Intensities, Fitted, Task):
         return own
 
     def annotated_in(self, site: str, own: SiteSettings) -> tuple[int, ...] | None:
-        """Return the numbers of the structures or classes that a site's file says are annotated, if it says any.
+        """Return the numbers of the structures or classes that a site's file calls annotated; ``None`` if it has none.
 
         Raises: DataError: the site's file names a label that the task does not have, or only some labels of a
             structure.
@@ -204,9 +204,9 @@ class ImageTask(Intensities, Fitted, Task):
         return self.names()
 
     def output_tensors(self) -> Sequence[str]:
-        """Return the output layer's tensors, or none if softmax couples the outputs (classes of which one is true).
+        """Return the names of the output layer's tensors; none if a softmax couples the outputs (exclusive classes).
 
-        They are unknown where the network computes its outputs otherwise than by one layer.
+        The result is also empty if the network does not compute its outputs by a single layer.
         """
         if self.class_labels and not self.findings:
             return ()
@@ -550,7 +550,7 @@ class FolderImages(Marked, PreparedData, ImageData):
         return self._identities[split]
 
     def _pixels(self, sample: Sample, split: str) -> str:
-        how = Reading(kept=self.reading.kept)  # not as the job says: another job must find the same
+        how = Reading(kept=self.reading.kept)  # without the job's settings: every job must find the same
         pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
         return hashlib.sha256(pixels.tobytes()).hexdigest()
 

@@ -38,7 +38,7 @@ def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.ND
 
     Args:
         image: image (channels, height, width), or volume (channels, x, y, z), whose third spatial axis is indexed.
-        target: its mask in the same layout, or a class, which stays; the slice is then chosen by the image.
+        target: its mask in the same layout, or a class, which is returned unchanged: the image then decides the slice.
     """
     inside = target if target.ndim > 1 else image
     if inside.ndim < 4:

@@ -26,7 +26,7 @@ MAX_NAME = 60  # largest number of characters of the name of an attribute, a cat
 # Words for a missing value, lower case. Words that only NOT_KNOWN has, such as "none", may be names of classes.
 NO_VALUE = ("na", "nan", "n/a", "#n/a", "null", "nil", "<na>", "?", ".")  # "." is that of SAS, SPSS and Stata
 NOT_KNOWN = ("", "unknown", "none", "not known", "-", *NO_VALUE)
-MARKS = (-9999, -999, -99, -9, -1, 99, 999, 9999)  # numbers that tables hold where a number is not known
+MARKS = (-9999, -999, -99, -9, -1, 99, 999, 9999)  # numbers by which tables may mark that a number is not known
 # Parts in which two spellings of a name may differ. Signs between digits, or at the end ("HER2-"), are none of them.
 LEFT_OUT = r"\s+$|[\u0300-\u036f]|(?<=[^\W\d_])[\s_.-]+(?=[^\W\d_])|^0+(?=\d)|(?<=\d)\.0*$"
 FORM = '{"kind": "category", "values": ["F", "M"]} or {"kind": "number", "bins": [40, 60]}'

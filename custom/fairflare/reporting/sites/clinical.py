@@ -34,8 +34,8 @@ ENDS = ("", "_low", "_high")
 def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``clinical`` of ``results.json``, ``{site: {class: {name: figure}}}``, from figures that the sites sent.
 
-    ``auc_p_value`` of a class is the chance that the sites' areas differ as much where all are equal, by Cochran's Q on
-    DeLong's variances; NaN where fewer than two sites have one.
+    ``auc_p_value`` of a class is the p-value of the hypothesis that its AUC is equal at all sites, by Cochran's Q on
+    DeLong's variances; NaN if fewer than two sites have an AUC.
 
     Args:
         told: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
@@ -108,7 +108,7 @@ def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
 
 
 def clinical_words(results: Results) -> list[str]:
-    """Return a sentence on the class whose AUC differs most between sites: its lowest site, and whether by chance."""
+    """Return a sentence on the class whose AUC differs most between sites, its lowest site, and the role of chance."""
     every: list[tuple[str, str, Mapping[str, Any]]] = [
         (name, site, of) for site, found in results.clinical.items() for name, of in found.items()
     ]

@@ -68,7 +68,7 @@ def verdict(steps: float | None, low: float, high: float, p: float) -> str:
 
 
 def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
-    """Return how many test cases would show a gain of this size at its present scatter; ``None`` if not known."""
+    """Return how many test cases make such a gain significant, given its error with ``cases``; ``None``: not known."""
     if not cases or not gain or not math.isfinite(gain + error):
         return None
     return max(cases + 1, math.ceil(cases * (NormalDist().inv_cdf((1 + LEVEL) / 2) * error / gain) ** 2))

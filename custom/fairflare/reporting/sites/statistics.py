@@ -225,7 +225,7 @@ def others_of(sites: Mapping[str, Figures], site: str = "") -> Figures:
 
 
 def _findings_of_all(sites: Mapping[str, Figures]) -> set[int] | None:
-    """Return the findings that each site reports: none if other sites have classes; ``None`` if no site has any."""
+    """Return the findings that every site reports, none if some sites have classes; ``None`` without any findings."""
     having = [{*mix} if of.counts.get("findings") else set() for of in sites.values() if (mix := of.mix())]
     return set.intersection(*having) if any(having) else None
 
@@ -264,7 +264,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
     labelled = [site for site, of in document.sites.items() if of.mix()]
     several = [site for site in labelled if document.sites[site].counts.get("findings")]
-    # An image is one record of its class; of a mask every pixel is a record.
+    # With classes every image is one record, with masks every pixel.
     classes = all(
         document.sites[site].histograms[CLASS].records == document.sites[site].counts.get("images") for site in mixed
     )
@@ -339,7 +339,7 @@ def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
 
 
 def write_statistics(document: StatsDocument, folder: Path) -> list[str]:
-    """Write ``stats.json`` into a folder, and the page where a listener draws it.
+    """Write ``stats.json`` into a folder, and the page if a listener draws one.
 
     Returns:
         Lines for the log: the document's sentences, and the listeners' lines, such as where the page is.

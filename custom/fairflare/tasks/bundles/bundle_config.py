@@ -25,7 +25,7 @@ from fairflare.tasks.bundles.expressions import Refused, nodes
 from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
 
 CONFIGS, METADATA = "configs", "metadata"
-SUFFIXES = (".yml", ".yaml", ".json")  # of files of one name the last is read
+SUFFIXES = (".yml", ".yaml", ".json")  # of files that differ in these endings only, the last is read
 #: Keys at which each part is searched, in this order; the first are those of MONAI's bundle specification.
 PLACES: Mapping[str, tuple[str, ...]] = {
     "network": ("network_def", "net_def", "network", "net"),
@@ -48,7 +48,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 NEEDED = ("network", "train_preprocessing", "validate_preprocessing", "loss", "key_metric")
 LARGEST_FILE = 2**18
-_folders: dict[str, Path] = {}  # of the bundle from which a top-level module was imported
+_folders: dict[str, Path] = {}  # folder of the bundle that a top-level module comes from, by module
 
 
 class Bundle:
@@ -57,9 +57,10 @@ class Bundle:
     Args:
         folder: the bundle's folder, which holds ``configs``.
         configs: names of the files in ``configs`` to read, without ending; a later file overrides earlier ones.
-        overrides: ``{key: value}`` that replace values of the configuration, or give one of :data:`PLACES`.
-        sealed: classes that it may name, so that nothing of it runs; ``None`` if MONAI runs all of it.
-        text: what ``fairflare.tasks.bundle.sealed_settings`` gave, which is then read in place of the folder.
+        overrides: ``{key: value}`` that replace values of the configuration, or add one of the keys in :data:`PLACES`.
+        sealed: full names of the classes that the configuration may use, none of which is run as code; ``None`` if
+            MONAI's parser runs the whole configuration.
+        text: the configuration as text, from ``fairflare.tasks.bundle.sealed_settings``, read in place of the folder.
 
     Raises:
         BundleError: a folder, file or key is missing, or a file is no JSON or YAML object.
@@ -194,19 +195,22 @@ def read_files(folder: Path, names: Sequence[str]) -> tuple[dict[str, Any], str]
 
 @contextmanager
 def telling(what: str, kind: Callable[[str], Exception] = BundleError) -> Iterator[None]:
-    """Turn any error inside the context, but one in our words or of memory, into one line that begins with ``what``."""
+    """Turn an error in the ``with`` block into an error of ``kind``: one line that begins with ``what``.
+
+    A ``BundleError``, a ``DataError`` and errors about memory are raised unchanged.
+    """
     try:
         yield
     except (BundleError, DataError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
-    except Exception as error:  # a bundle's configuration is code, which raises what it likes
+    except Exception as error:  # a bundle's configuration is code, which may raise any error
         cause = first_cause(error)
-        said = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours in full
+        said = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours uncut
         raise kind(f"{what}: {said}") from error
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error from which others were raised, as MONAI wraps an error in a further one at every step."""
+    """Return the first error of a chain of causes; MONAI wraps an error in another one at every step."""
     return error if error.__cause__ is None else first_cause(error.__cause__)
 
 
@@ -225,7 +229,7 @@ def code_of(folder: Path) -> Iterator[None]:
             f"MONAI bundle {folder.name!r}: its module {foreign[0]!r} has the name of one that is loaded already; "
             "rename it"
         )
-    for key in others:  # another bundle's, whose objects keep their classes
+    for key in others:  # modules of another bundle; its objects keep their classes
         del sys.modules[key]
     _folders.update(dict.fromkeys(names, folder))
     sys.path.insert(0, str(folder))

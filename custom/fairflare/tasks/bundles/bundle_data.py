@@ -110,7 +110,7 @@ class BundleData(PreparedData):
                 "transforms; they need one, or batches of one image",
             )
         inputs, targets = (torch.stack([plain(item[key]) for item in items]) for key in self.keys)
-        # MONAI's losses take numbers.
+        # MONAI's losses need numbers, not bool.
         return BatchOf(inputs, targets.float() if targets.dtype == torch.bool else targets, items=items)
 
     def _patches(self, index: int, item: dict[str, Any], seed: int | None) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ class BundleData(PreparedData):
     def transform(self, split: str) -> Compose:
         from monai.transforms import Compose, Lambda
 
-        return Compose([Lambda(partial(self._prepared, split), track_meta=False)])  # which MONAI's cache may hold
+        return Compose([Lambda(partial(self._prepared, split), track_meta=False)])  # MONAI's cache holds its results
 
     def _prepared(self, split: str, sample: Sample) -> dict[str, Any]:
         """Return an image as it is before the first random transform, or after all transforms if none is random."""
@@ -154,7 +154,7 @@ class BundleData(PreparedData):
 def _check_places(image: Any, label: Any) -> None:
     """Refuse a prepared label that does not lie voxel by voxel on its image, by their affines.
 
-    Arrays without an affine, and labels of another size than the image, are not judged.
+    Arrays without an affine, and labels of another size than the image, are not checked.
     """
     placed = isinstance(image, MetaTensor) and isinstance(label, MetaTensor) and image.shape[1:] == label.shape[1:]
     judged = placed and image.ndim <= 4 and {image.affine.shape, label.affine.shape} == {(4, 4)}

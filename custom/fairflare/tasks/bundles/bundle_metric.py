@@ -26,8 +26,8 @@ KINDS = {
     "MeanAbsoluteError": "mean_absolute_error", "MeanSquaredError": "mean_squared_error",
 }  # fmt: skip
 OF_STRUCTURES = {"dice": "Dice", "iou": "intersection over union"}
-#: Values of an image by its prediction and label, (1, channels, ...), and the arguments that the bundle gives the
-#: metric; ignite counts channels as cases of an error.
+#: Function of each metric that returns an image's values, given its prediction and label, (1, channels, ...), and the
+#: bundle's arguments of the metric. Errors are sums divided by the number of channels, as in ignite.
 MEASURES: Mapping[str, Callable[..., torch.Tensor]] = {
     "dice": lambda found, truth, said: DiceMetric(**said)(found, truth),
     "iou": lambda found, truth, said: MeanIoU(**said)(found, truth),
@@ -40,7 +40,7 @@ MEASURES: Mapping[str, Callable[..., torch.Tensor]] = {
 LOW = ("fall_out", "false_positive_rate", "miss_rate", "mean_absolute_error", "mean_squared_error")
 TAKEN = ("include_background", "num_classes", "ignore_empty")
 MOST_CLASSES = 512
-WITHOUT_EFFECT = (  # on the value of one image
+WITHOUT_EFFECT = (  # arguments without effect on the value of one image
     "_target_", "_desc_", "output_transform", "save_details", "return_with_label", "get_not_nans", "device",
     "metric_name", "compute_sample",
 )  # fmt: skip
@@ -50,8 +50,8 @@ class KeyMetric:
     """Measure the key metric of a bundle (its criterion for the best model): a mean over images, or a ratio of sums.
 
     Args:
-        bundle: with the part ``key_metric``: a handler or metric of :data:`KINDS`, or a dict with one.
-        class_names: names of the network's output channels; ``None`` for those of the metadata, where they have any.
+        bundle: bundle whose part ``key_metric`` is a handler or metric of :data:`KINDS`, or a dict with one.
+        class_names: names of the network's output channels; ``None`` for those of the metadata, if there are any.
 
     Raises:
         BundleError: the bundle has no key metric, one that is not in :data:`KINDS`, or one with an argument that is
@@ -96,11 +96,11 @@ class KeyMetric:
     def of_image(self, item: Mapping[str, Any], label_key: str) -> npt.NDArray[np.float64]:
         """Return the metric of one postprocessed image, (structures,); NaN where the mask lacks a structure.
 
-        A quotient of sums: the image's sums, true and false positives and negatives.
+        For a ratio of sums, return the image's sums: true positives, false positives, true negatives, false negatives.
 
         Args:
             item: has ``"pred"`` and the label, (channels, ...) each.
-            label_key: key of the label, where the metric does not name the values that it compares.
+            label_key: key of the label, used if the metric does not name the values that it compares.
         """
         with telling(f"{self.named} cannot be made"):
             found, truth = ([item["pred"]], [item[label_key]]) if self._picks is None else self._picks([dict(item)])

@@ -41,7 +41,7 @@ class BundleParts:
             raise error
 
     def problems(self, *, optimizer: bool = False) -> Iterator[BundleError]:
-        """Make every part once, the optimizer if asked for, and yield why one is missing or cannot be made."""
+        """Make every part once, the optimizer only if requested, and yield the error of each part that fails."""
         for part in [part for part in PLACES if part != "optimizer" or optimizer]:
             try:
                 with torch.random.fork_rng(devices=[]):
@@ -50,7 +50,7 @@ class BundleParts:
                 yield error
 
     def made(self, part: str, **arguments: Any) -> Any:
-        """Return a new object of a part, with the bundle's arguments or these; ``None`` if the bundle has no such part.
+        """Return a new object of a part, ``None`` if the bundle has no such part; ``arguments`` replace the bundle's.
 
         Raises:
             BundleError: a needed part is missing, or it cannot be made, or is of another kind (names file and key).

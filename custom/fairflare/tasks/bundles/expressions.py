@@ -18,9 +18,9 @@ import torch
 if TYPE_CHECKING:
     from fairflare.tasks.bundles.sealed import Sealed
 
-MOST = 20_000  # values of a configuration, or in an argument
-LONGEST = 500  # characters of an expression
-BUDGET, STEP = 2**23, 64  # numbers and elements that all expressions of an object may work on, and what a step counts
+MOST = 20_000  # largest number of values in a configuration or an argument
+LONGEST = 500  # largest number of characters of an expression
+BUDGET, STEP = 2**23, 64  # limit of elements that an object's expressions may work on, and what a step counts
 REFERENCE = re.compile(r"@\w*(?:::\w*)*")
 OPERATORS: Mapping[type, Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -31,7 +31,7 @@ OPERATORS: Mapping[type, Callable[..., Any]] = {
 }  # fmt: skip
 ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 NUMBERS = (bool, int, float, *ARRAYS)
-KINDS = (type, torch.dtype, torch.device)  # of numbers, as an argument; inside of lists they are numpy's records
+KINDS = (type, torch.dtype, torch.device)  # types of numbers: arguments, but in lists they would mean records
 ARRAY_METHODS = (
     "abs", "all", "amax", "amin", "any", "argmax", "argmin", "astype", "bool", "clamp", "clip", "flatten", "float",
     "int", "item", "long", "max", "mean", "min", "permute", "reshape", "squeeze", "std", "sum", "to", "transpose",
@@ -42,7 +42,7 @@ ARRAY_FUNCTIONS = (
     "min", "sqrt", "squeeze", "stack", "sum", "tensor", "where",
 )  # fmt: skip
 MODULES = {"torch": torch, "np": np, "numpy": np}
-SHAPES = (  # of a function's body, but names and attributes
+SHAPES = (  # syntax nodes of a function's body, besides names and attributes
     ast.Constant, ast.List, ast.Tuple, ast.UnaryOp, ast.BinOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Lambda,
     ast.arguments, ast.arg, ast.Call, ast.keyword, ast.Starred, ast.Load, *OPERATORS,
 )  # fmt: skip
@@ -57,10 +57,10 @@ class Expression:
     """Compute one ``$`` expression of a sealed bundle's configuration.
 
     Args:
-        sealed: makes what the expression refers to.
-        key: where the expression stands.
+        sealed: makes the objects that the expression refers to.
+        key: configuration key of the expression.
         text: the expression's text, with its ``$``.
-        budget: numbers and elements that it may still work on, alone in a list, as expressions share them.
+        budget: list of one number, shared by expressions: how many numbers and elements they may still work on.
     """
 
     def __init__(self, sealed: Sealed, key: str, text: str, budget: list[int]) -> None:
@@ -171,7 +171,7 @@ class Expression:
         return function
 
     def _spend(self, values: Sequence[Any] = (), times: int = 1) -> None:
-        """Count a step with its lists, so many times, and arrays, alone or broadcast against each other."""
+        """Subtract a step's cost from the budget: the lists' lengths, ``times`` times, and the arrays' elements."""
         shapes = [tuple(value.shape) for value in values if isinstance(value, ARRAYS)]
         sides = itertools.zip_longest(*(shape[::-1] for shape in shapes), fillvalue=1)
         self.budget[0] -= (
@@ -192,7 +192,7 @@ class Expression:
         return value
 
     def _need(self, fine: bool, problem: str) -> None:
-        """Refuse the expression, with the problem that it has, unless all is fine."""
+        """Refuse the expression because of ``problem``, unless ``fine`` is true."""
         if not fine:
             raise self._refused(problem)
 
@@ -212,7 +212,7 @@ def _dotted(node: ast.AST, scope: Scope) -> str:
 def nodes(values: Any, key: str = "") -> list[tuple[str, Any]]:
     """Return every value in nested lists and dicts with its key, at all levels; refuse more than :data:`MOST`."""
     found = [(key, values)]
-    for place, value in found:  # which grows
+    for place, value in found:  # the loop appends to this list
         inner = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
         found += [(f"{place}#{name}".lstrip("#"), part) for name, part in inner.items()]
         if len(found) > MOST:

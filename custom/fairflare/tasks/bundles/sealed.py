@@ -1,8 +1,8 @@
 """Make objects of a MONAI bundle's configuration without running any of it, for sites that permit no custom code.
 
 ``_target_`` may name the classes of a list, with arguments that reach no file, module or network; ``@`` refers to
-another key; ``$`` expressions go to :mod:`fairflare.tasks.bundles.expressions`. Whatever else is there is refused with
-its key. MONAI's own parser, which runs all of it, is the other half of the choice in ``bundle_config.Bundle.make``.
+another key; ``$`` expressions go to :mod:`fairflare.tasks.bundles.expressions`. Everything else is refused with
+its key. ``bundle_config.Bundle.make`` chooses between this module and MONAI's own parser, which runs all expressions.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairflare.tasks.bundles.expressions import BUDGET, MOST, REFERENCE, Expression, Refused, leaves
 
-DEEPEST = 60  # references, macros and levels that lead from one to the next
-LARGEST = 2**24  # a number in an argument
-LARGEST_IMAGE = 2**27  # voxels that a size in an argument may stand for
+DEEPEST = 60  # largest number of references, macros and levels that lead from one to the next
+LARGEST = 2**24  # largest number in an argument
+LARGEST_IMAGE = 2**27  # largest number of voxels that a size in an argument may stand for
 SIZES = re.compile(
     "size|border|shape|roi|times|samples|repeats|grid|cells|pixdim|zoom|onehot|classes"
 )  # arguments that say how large an image becomes
-POWERS = {"pixdim": -1, "zoom": 1, "max_zoom": 1}  # sides of an image of 100 mm, or of 100 voxels, from a number
-MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # of tensors, while one object is made
+POWERS = {"pixdim": -1, "zoom": 1, "max_zoom": 1}  # argument: power of its number to multiply a side of 100 by
+MOST_CALLS, MOST_NUMBERS = 20_000, 10**8  # limits of calls on tensors and of their elements, per object
 #: Text of an argument: no path, no module, no expression, and no number (``1e-05`` without a point is text in YAML).
 PLAIN = re.compile(r"(?![-+]?([\d_]+(e[-+]?\d+)?|inf|infinity|nan)$)[\w \-+:,=<>]*", re.IGNORECASE)
 REACHES = re.compile(
     "pretrained|paths?$|url|filename|_dir$|logger|writer|download|pickle|^mmap"
 )  # arguments that may load or write
-CHOICES = {  # of arguments that name code: readers of images, and transforms of torchvision
+CHOICES = {  # allowed values of arguments that name code: readers of images, torchvision's transforms
     "reader": ("nibabelreader", "itkreader", "pydicomreader", "pilreader", "nrrdreader"),
     "name": ("colorjitter", "gaussianblur", "grayscale", "normalize", "randomautocontrast", "randominvert"),
 }
-FURTHER = (  # arguments that classes hand on: to readers of images, to numpy's pad, to torchvision's transforms
+FURTHER = (  # arguments that classes pass on to readers of images, to numpy's pad, to torchvision's transforms
     "as_closest_canonical", "channel_dim", "max", "min", "brightness", "contrast", "saturation", "hue", "kernel_size",
     "sigma", "p", "mean", "std",
 )  # fmt: skip
@@ -59,14 +59,14 @@ class Sealed:
         self.config = config
         self.classes = by_name(frozenset(shipped_classes() if classes is None else classes))
         self._made: dict[str, Any] = {}
-        self.making: list[str] = []  # keys, each for the one before it
-        self.budget = [BUDGET]  # of all expressions, while objects are made
+        self.making: list[str] = []  # keys of objects being made, each for the one before it
+        self.budget = [BUDGET]  # shared by all expressions while objects are made
 
     def make(self, key: str) -> Any:
         """Return the object of a configuration key, which is made once.
 
         Raises:
-            Refused: something in it is not allowed, or leads to a key that is not there (names its key).
+            Refused: a part of the object is not allowed, or refers to a key that does not exist (names the part's key).
         """
         key = key.replace("#", "::")
         if key not in self._made:
@@ -112,7 +112,7 @@ class Sealed:
 
 
 def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
-    """Return an object of a class, when no argument reaches outside and it needs no more than usual memory."""
+    """Return an object of a class; refuse arguments that may reach files, modules or a network, or are too large."""
     own = inspect.signature(cls).parameters
     known = {*own, *FURTHER}.union(*(inspect.signature(base.__init__).parameters for base in cls.__mro__))
     for name, value in {**{name: one.default for name, one in own.items()}, **arguments}.items():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Told: TypeAlias = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
-OUTSIDE = "outside"  # metric: share of images whose class, of all, is none that the site's data can have
+OUTSIDE = "outside"  # metric: share of images for which a class wins that the site's data cannot have
 BATCH = 64  # number of images in a batch where no result depends on this number
 
 
@@ -49,7 +49,7 @@ class MeasuresClasses(ABC):
 
         Its logit is minus infinity, so the softmax is over the others, and nothing pushes the class down.
         """
-        if self.annotated is None or self.findings:  # what is not known of a finding, its targets say
+        if self.annotated is None or self.findings:  # targets of findings mark what is not known
             return values
         return values.index_fill(-1, self._unseen.to(values.device), -math.inf)
 
@@ -107,7 +107,7 @@ class MeasuresClasses(ABC):
     ) -> list[float] | None:
         """Return the primary metric of each draw of images, as :meth:`fairflare.base.task.Task.resampled` defines it.
 
-        The value is NaN where a draw has too few classes.
+        The value is NaN for a draw with too few classes.
         """
         told = self.outcomes(model, data, "test", device)
         return [self._primary(told, one) for one in drawn]

@@ -1,6 +1,6 @@
 r"""Measure a classifier of findings, of which an image may have several: loss, AUC and PR-AUC over the known labels.
 
-A label of a finding is 1 (there), 0 (looked for, not there) or -1 (not known), which counts nowhere. The loss of an
+A label of a finding is 1 (present), 0 (looked for, absent) or -1 (not known), which counts nowhere. The loss of an
 image is the mean of the binary cross-entropies of its known findings; that of a batch is the mean over its images:
 
 .. math:: L = \frac{1}{n} \sum_i \frac{1}{|K_i|} \sum_{f \in K_i} \mathrm{BCE}(z_{if}, y_{if})
@@ -91,7 +91,7 @@ def finding_metrics(
         truth, own = targets[known, number] == 1, probabilities[known, number]
         if truth.any() and not truth.all():
             found["auc"][names[number]] = float(roc_auc_score(truth, own))
-            found[PR_AUC][names[number]] = min(1.0, float(average_precision_score(truth, own)))  # its sum may round up
+            found[PR_AUC][names[number]] = min(1.0, float(average_precision_score(truth, own)))  # may be rounded up
     return {
         metric if name is None else f"{metric}_{name}": value
         for metric, of in found.items()

@@ -79,10 +79,10 @@ def classification_metrics(
         checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
     found = probabilities.argmax(1)
     named = np.union1d(targets, found)
-    # One call of the three that the averages would need: a bootstrap makes thousands.
+    # One call in place of the three that the averages would need, since a bootstrap makes thousands of calls.
     *of_classes, support = precision_recall_fscore_support(targets, found, labels=named, zero_division=0)
     scores = dict(zip(("precision", "recall", "f1"), of_classes, strict=True))
-    present, recalls = (of[support > 0] for of in (named, scores["recall"]))  # what is only predicted has no recall
+    present, recalls = (of[support > 0] for of in (named, scores["recall"]))  # a class that is only predicted has none
     metrics = {
         "accuracy": float(np.mean(found == targets)),
         "balanced_accuracy": float(np.mean(recalls)),

@@ -209,7 +209,7 @@ def _add_labels(sums: SiteSums, found: Sequence[tuple[Case, Counter[int]]], kind
 
 
 def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
-    """Return the labels that fewer than ``least`` different cases have, of pairs of a label and a case."""
+    """Return the labels that occur with fewer than ``least`` different cases in pairs of label and case."""
     return {label for label, cases in Counter(label for label, _ in pairs).items() if cases < least}
 
 

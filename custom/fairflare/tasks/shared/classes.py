@@ -276,7 +276,7 @@ class ClassTask(MeasuresClasses, ImageTask):
             told = f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in"
             raise DataError(f"{told} '{datalist.file}'", f"{told} the datalist")
         try:
-            # Groups in a site's own numbers are not used (LabelledImages), so they are not held against the task's.
+            # Groups in a site's own numbers are not used (LabelledImages), so they need not fit the task's groups.
             self.check_groups((own.class_numbers is None and datalist.class_groups) or {})
         except ValueError as error:
             raise DataError(

@@ -209,7 +209,7 @@ class StructureTask(ImageTask):
         """Return outputs and targets of the annotated structures, without influence of pixels that do not count.
 
         At these pixels the output is minus infinity (nothing is found) and the target is 0. The channel of a structure
-        that is not annotated is dropped, not treated so: its Dice loss would be 0 and the mean over structures too low.
+        that is not annotated is dropped instead: otherwise its Dice loss would be 0, and the mean too low.
         """
         outputs, targets = self.chosen(outputs), self.chosen(targets)
         if self.ignore is None and not self.uncounted:
@@ -261,7 +261,7 @@ class StructureTask(ImageTask):
     ) -> tuple[DiceScores, list[tuple[float, list[float]]], list[int]]:
         """Return Dice and further metrics of each image, and the losses and number of images of each batch.
 
-        All are of the annotated structures. The losses are that of the batch, and that of each structure.
+        Only annotated structures count. The losses are the loss of the batch and the loss of each structure.
         """
         from fairflare.tasks.scores.dice_scores import DiceScores
         from fairflare.tasks.scores.mask_metrics import MaskMetrics

@@ -122,7 +122,7 @@ class FinalTest:
     """Test a model at every site of the job, also at sites that were dropped during training.
 
     Args:
-        ask: performs one exchange with the sites, see :class:`fairflare.federation.collecting.phase.Exchange`.
+        ask: function that performs one exchange with the sites, with the directives of the round's rule.
         roster, run: the sites of the job; the run's settings, among them the timeout.
         say: writes a line to the server's log.
         metrics, primary: the metrics that sites may measure, by name; the name of the primary one.

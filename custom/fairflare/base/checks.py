@@ -239,7 +239,7 @@ def shape(name: str, value: Any, *dims: str | int) -> None:
     Args:
         name: what the value is, for the message.
         value: anything with a ``shape``.
-        dims: each dimension: a number for its size, or a letter for any size. Where the first dimension is a letter,
+        dims: each dimension: a number for its size, or a letter for any size. If the first dimension is a letter,
             its size must be at least 1. No ``dims``: the value must be a scalar.
 
     Raises:

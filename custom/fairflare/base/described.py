@@ -19,7 +19,7 @@ class Setting:
     Attributes:
         name: the setting's name, in a part with the part's name in front (``mu_policy.gamma``).
         wanted: type and range (``a number in [0, 1)``).
-        default: value that is used where the user gives none; ``None`` may mean "not set".
+        default: value that is used if the user gives none; ``None`` may mean "not set".
         required: whether the setting has no default.
         meaning: the setting's text in the class's docstring; literals stand in backticks.
         only: the kinds of a part that have the setting (``mu_policy=qmix, vdn``); empty if it is no setting of a part.

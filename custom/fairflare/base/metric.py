@@ -15,7 +15,7 @@ from fairflare.base.checks import number
 def metric_name(text: str) -> str:
     """Return a metric's name as it is written wherever the metric leaves a site: ASCII letters, digits and ``_ / . -``.
 
-    Other characters become ``_`` and accents are dropped. Where another letter is lost, six digits of a checksum are
+    Other characters become ``_`` and accents are dropped. If another letter is lost, six digits of a checksum are
     appended, so that such names stay different.
 
     >>> metric_name("recall_bone loss"), metric_name("recall_café (1)"), metric_name("recall_肺")

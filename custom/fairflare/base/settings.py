@@ -308,7 +308,7 @@ def build(cls: type, given: Mapping[str, Any]) -> Any:
 
     Args:
         cls: a :func:`settings` class.
-        given: values by name, such as ``{"weighting": "som", "weighting.grid": [4, 4]}``. Where only a part's
+        given: values by name, such as ``{"weighting": "som", "weighting.grid": [4, 4]}``. If only a part's
             settings are given and not its kind, they apply to the default part.
 
     Raises:

@@ -50,8 +50,8 @@ class SiteData(ABC):
         description: one line about the data for the site's own log; no file names.
         num_classes: number of classes that the data name, else the highest class number plus 1; ``None`` if the data
             have no classes, or their number is not known.
-        class_names: names of all classes, where the data have them.
-        class_groups: numbers of the classes of each group (head, medium, tail), where the data have them.
+        class_names: names of all classes, if the data have them.
+        class_groups: numbers of the classes of each group (head, medium, tail), if the data have them.
         test_splits: ``"test"``, and further test lists ``"test_<name>"`` (for instance a corrupted copy, or one
             skin tone); their metrics are reported as ``<name>/<metric>``. The images of ``"test_global"`` belong to no
             site alone.
@@ -82,7 +82,7 @@ class SiteData(ABC):
         """Return the number of samples of a list of the site's data, one of ``lists``."""
 
     def class_counts(self, split: str) -> torch.Tensor | None:
-        """Return the number of samples of each class, (classes,) int64; ``None`` where samples have no class."""
+        """Return the number of samples of each class, (classes,) int64; ``None`` if samples have no class."""
         return None
 
     def cases(self, split: str) -> Sequence[Hashable] | None:

@@ -86,7 +86,7 @@ class Task(ABC):
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training that the task prescribes.
 
-        Settings that the user gives, and those that the method keeps (``keeps``), override them.
+        Settings that the user gives, and those that are part of the method (its ``keeps``), override them.
 
         Args:
             given: names of the settings that the user gives.
@@ -164,7 +164,7 @@ class Task(ABC):
         """Return metrics over all samples of ``batches``, independent of how they were cut into batches.
 
         Returns:
-            values by the metric's name: the primary metric, ``"loss"`` and, where there are several classes, metrics by
+            values by the metric's name: the primary metric, ``"loss"`` and, if there are several classes, metrics by
             class; each metric is declared by :meth:`declared_metrics`.
         """
 
@@ -181,7 +181,7 @@ class Task(ABC):
             device: the device to measure on.
 
         Returns:
-            one value for each draw, NaN where the metric is not defined on the draw; ``None`` if the primary metric is
+            one value for each draw, NaN if the metric is not defined on the draw; ``None`` if the primary metric is
             not declared as a mean over images (:attr:`Metric.mean_of_images`), and the task does not override this.
         """
         import numpy as np

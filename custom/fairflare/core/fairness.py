@@ -27,7 +27,7 @@ class FairnessSummary:
         best, best_site: value and name of the site that is served best; on a tie the first name.
         range: distance between best and worst, ``>= 0``.
         jain: Jain's index ``(sum x)^2 / (K sum x^2)``; 1 when all values are equal, also when all are 0.
-        cv: coefficient of variation, std over absolute mean; NaN where the mean is 0 and the values are not.
+        cv: coefficient of variation, std over absolute mean; NaN if the mean is 0 and the values are not.
         bottom_decile: mean over the worst tenth of the sites, rounded down but at least one.
         top_decile: mean over the best tenth of the sites, rounded down but at least one.
         higher_is_better: the metric's direction; ``None`` if not declared; then no worst, best or decile is given.

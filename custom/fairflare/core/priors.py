@@ -151,7 +151,7 @@ def rescue_factor(
             authors' code. ``"class_mean"``: the paper's divided by the number of the site's classes.
 
     Returns:
-        A number ``>= 0``; NaN where a class that is present has a divergence that is not finite (the server then
+        A number ``>= 0``; NaN if a class that is present has a divergence that is not finite (the server then
         takes the mean of the other sites'). ``"code"`` with divergences that are all 0: 0.
 
     Raises:

@@ -63,7 +63,7 @@ class SomResult:
     """Store the results of one round of the self-organizing map.
 
     Attributes:
-        weights: aggregation weight alpha_h by site, ``> 0`` (0 is possible where the similarity is 0), sum 1; excluded
+        weights: aggregation weight alpha_h by site, ``> 0`` (0 is possible if the similarity is 0), sum 1; excluded
             sites have no entry.
         similarity: similarity s_h of each site's model to the received model, by site, in [0, 1].
         bmu: by site, the (row, column) of the neuron nearest to the site's model after the map's training.

@@ -49,7 +49,7 @@ def weighted_average(
 
     .. math:: \hat w = \sum_k a_k w_k, \quad \sum_k a_k = 1
 
-    Floating tensors are accumulated in float64 and cast back; where sites differ in precision, the result has
+    Floating tensors are accumulated in float64 and cast back; if sites differ in precision, the result has
     the promoted dtype. Integer and boolean tensors (``num_batches_tracked``) are the maximum over the sites,
     a ``running_var`` is floored at 0, and a spectral norm's running vectors are computed anew from the averaged weight
     (:mod:`fairflare.core.aggregation.spectral`).

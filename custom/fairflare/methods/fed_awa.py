@@ -28,7 +28,7 @@ def misfit(scores: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     Args:
         scores: T, (sites,).
         gram: inner products of the sites' changes, (sites, sites); with a further row and column for the model w.
-            Without it, or where w is 0, the second sum is left out.
+            Without it, or if w is 0, the second sum is left out.
     """
     sites = len(scores)
     changes, own = gram[:sites, :sites], gram.diagonal()

@@ -20,7 +20,7 @@ from fairflare.methods.base.home import Home, last_kept
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.base.training import LocalTraining, SiteRun
 
-SIGNS, ROUNDS = "signs", "rounds"  # name of a site's history in its store, and of the number of its rounds therein
+SIGNS, ROUNDS = "signs", "rounds"  # names of a site's history in its store, and of the number of rounds in the history
 
 
 @dataclass

@@ -29,7 +29,7 @@ class GlobalPerturbation(SharpnessReport):
               \epsilon = \rho\, \frac{w^{old} - w}{\lVert w^{old} - w \rVert}
 
     with w the received model and w^old the one that the site received in its last round before. epsilon is the same in
-    all steps of a round, and 0 in the first round and where the model has not changed. Losses are those at y + epsilon,
+    all steps of a round, and 0 in the first round and if the model has not changed. Losses are those at y + epsilon,
     and running statistics come from these passes. What the rule asks about is measured along the gradient.
 
     Args:
@@ -72,7 +72,7 @@ class GlobalPerturbation(SharpnessReport):
             loss = closure()
         finally:
             with torch.no_grad():
-                tensors.copy(params, weights)  # bit by bit, also where the pass fails
+                tensors.copy(params, weights)  # bit by bit, also if the pass fails
         optimizer.step()
         return loss
 

@@ -103,7 +103,7 @@ class GroupDRO(Rule):
     dro_rate: Positive = 0.1
     dro_adjustment: NonNegative = 0.0
 
-    _outlive = ("q", "told")  # by number of the group, or by site where each site is one group
+    _outlive = ("q", "told")  # by number of the group, or by site if each site is one group
 
     def __post_init__(self) -> None:
         super().__post_init__()

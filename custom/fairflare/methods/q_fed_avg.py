@@ -30,7 +30,7 @@ class QFedAvg(Steps):
     over the trained parameters; batch norm's statistics are a plain mean. F is at least 1e-10; an F that is not a
     number is replaced by the mean of the other sites' F. q = 0: the uniform mean of the models.
 
-    L is the Lipschitz constant of the gradients. The paper uses 1 / learning rate for L, which holds only where an
+    L is the Lipschitz constant of the gradients. The paper uses 1 / learning rate for L, which holds only if an
     update is learning rate times gradient: with Adam the step would be some 1e-4 of the mean change. By default L is
     measured. The squared gradient of a loss that is never negative is at most 2 L F, and at most L F if the loss falls
     exponentially. With L times the change in place of the gradient, as in the paper, this gives

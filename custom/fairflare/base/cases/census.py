@@ -125,7 +125,7 @@ def question(
     label, marks, key, code = WORDS[classes]
     no = "; ".join(f"no {label} of {site} {marks} {', '.join(names)}" for site, names in lacking.items())
     called = [f"{', '.join(map(str, own))}: {name}" for name, own in numbers.items()]
-    # The example names the structures that the first site marks; where it marks none, the task's first structure.
+    # The example names the structures that the first site marks; if it marks none, the task's first structure.
     (site, without), first = next(iter(lacking.items())), next(iter(numbers.values()), [1])
     some = sorted({number for name, own in numbers.items() if name not in without for number in own}) or [*first]
     return (

@@ -14,7 +14,7 @@ from fairflare.base.checks import gathered
 
 MOST = 10_000  # largest number of bootstrap draws that a site makes
 PATIENTS, VOLUMES, IMAGES, CASES = "patients", "volumes", "images", "cases"
-#: Units that the bootstrap draws. `cases`: patients where an image names its patient, else volumes or single images.
+#: Units that the bootstrap draws. `cases`: an image's patient if the data name it, else its volume or the image itself.
 UNITS = (PATIENTS, VOLUMES, IMAGES, CASES)
 KINDS = {"patient": PATIENTS, "volume": VOLUMES, "image": IMAGES}  # unit, by the kind of a case
 
@@ -34,7 +34,7 @@ class Units:
     members: tuple[Drawn, ...]
 
     def drawn(self, site: str, count: int) -> list[Drawn]:
-        """Return the indices of the images of each draw; where a unit is drawn twice, its images are in the draw twice.
+        """Return the indices of the images of each draw; if a unit is drawn twice, its images are in the draw twice.
 
         Args:
             site: name of the site, which decides the draws.
@@ -55,7 +55,7 @@ def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:
     Args:
         cases: the case ``(kind, name)`` of each image of a split, see :meth:`fairflare.base.task.SiteData.cases`;
             ``None`` if each image is its own unit.
-        num_images: number of images of the split; used where ``cases`` is ``None``.
+        num_images: number of images of the split; used if ``cases`` is ``None``.
     """
     whose = [("image", index) for index in range(num_images)] if cases is None else cases
     members = gathered((key, index) for index, key in enumerate(whose))

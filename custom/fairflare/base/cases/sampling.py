@@ -1,6 +1,6 @@
 """Measure how far chance moves a site's metric: standard error over its test cases, and histogram of their scores.
 
-A *case* is a unit of independent samples: a patient where the data name the patient of an image, else a volume or an
+A *case* is a unit of independent samples: a patient if the data name the patient of an image, else a volume or an
 image.
 """
 
@@ -52,7 +52,7 @@ def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cas
 
     .. math:: \sqrt{\frac{G - 1}{G} \sum_{g=1}^{G} (m_{-g} - \bar m)^2}
 
-    Where there are more than :data:`MOST_GROUPS` cases, they are left out in that many groups: the first case together
+    If there are more than :data:`MOST_GROUPS` cases, they are left out in that many groups: the first case together
     with the 101st, and so on.
 
     Args:
@@ -61,7 +61,7 @@ def jackknife(metric: Callable[[npt.NDArray[np.int64]], float], images: int, cas
         cases: the case of each image; ``None`` if each image is its own case.
 
     Returns:
-        ``>= 0``; NaN with fewer than two cases, or where the metric is not defined without one of the groups.
+        ``>= 0``; NaN with fewer than two cases, or if the metric is not defined without one of the groups.
 
     Source:
         Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 11.
@@ -106,8 +106,8 @@ def of_mean(
         low, high: range of the scores; may be infinite.
 
     Returns:
-        ``test_cases``, ``standard_error`` (with at least two cases), ``case_scores`` (where the range is finite); empty
-        where no image counts.
+        ``test_cases``, ``standard_error`` (with at least two cases), ``case_scores`` (if the range is finite); empty
+        if no image counts.
     """
     found = np.asarray(scores, np.float64)
     kept = np.flatnonzero(np.isfinite(found))

@@ -32,7 +32,7 @@ PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 def private_folder(folder: Path) -> Path:
     """Make a folder, and its missing parent folders, that only the owner can enter, whatever the umask.
 
-    A folder that exists is made private too; where it belongs to somebody else, a warning is logged.
+    A folder that exists is made private too; if it belongs to somebody else, a warning is logged.
 
     Raises:
         OSError: the folder cannot be made.
@@ -94,12 +94,12 @@ def write_whole(path: Path, write: Callable[[Path], object], *, durable: bool = 
 
 
 def append(path: Path, data: bytes, size: int | None = None, *, durable: bool = True) -> None:
-    """Write data behind the end of a private file, which is made with its folder where it is missing.
+    """Write data behind the end of a private file, which is made with its folder if it is missing.
 
     Args:
         path: the file.
         data: what to write.
-        size: number of the file's bytes that count: those behind them, such as half a line, are removed; ``None``: all.
+        size: number of the file's bytes to keep; those behind them, such as half a line, are removed. ``None``: all.
         durable: True: the data outlive a power cut when this returns; False: only the death of the process.
 
     Raises:
@@ -177,7 +177,7 @@ def system_error(error: OSError, where: Path | None = None) -> str:
 
     Args:
         error: error of the operating system.
-        where: the path to name where the error names none, as for writing to an open file.
+        where: the path to name if the error names none, as for writing to an open file.
     """
     path = error.filename2 or error.filename or where  # of a rename, filename2 is the target
     why = f"{error.strerror or error or type(error).__name__}"

@@ -34,17 +34,17 @@ class Held(RuntimeError):
 def locked(path: Path, holder: str, wait: float = 0.0, *, needed: bool = False) -> Iterator[int]:
     """Hold the lock of a file inside the context, and yield the file's descriptor.
 
-    The file and its folder are made where they are missing. The file is unlocked afterwards, and stays.
+    The file and its folder are made if they are missing. The file is unlocked afterwards, and stays.
 
     Args:
         path: the lock file.
         holder: a text about the holder, written into the file for others who want the lock.
         wait: seconds to wait for a lock that is held; a stop of the job ends the wait.
-        needed: where the file system has no locks: True: raise an error; False: log a warning and go on without one.
+        needed: if the file system has no locks, raise an error (True), or log a warning and go on without one (False).
 
     Raises:
         Held: another process, or another lock of this process, holds the file.
-        OSError: the file cannot be made or written, or not locked where that is ``needed``.
+        OSError: the file cannot be made or written, or not locked if that is ``needed``.
         TaskStopped: the job was stopped while waiting.
     """
     end = time.monotonic() + wait
@@ -91,7 +91,7 @@ class FolderLock:
         self._held = ExitStack()
 
     def take(self) -> None:
-        """Take the lock on the folder, or raise at once where the lock is held.
+        """Take the lock on the folder, or raise at once if the lock is held.
 
         Raises:
             FolderInUse: the lock is held, by another process or by another lock of this process.

@@ -114,7 +114,7 @@ def records(path: Path, size: int | None = None) -> Iterator[str]:
     """Yield the whole records of a log, one after the other; a cut record at the end is left out.
 
     Args:
-        path: the log's file; where it does not exist, there are no records.
+        path: the log's file; if it does not exist, there are no records.
         size: number of bytes to read; ``None`` for all bytes.
 
     Raises:

@@ -25,7 +25,7 @@ def reused_memory(device: str) -> Iterator[None]:
     set: setting only one of them ends glibc's own adaptation of the limits, which is worse than setting none. Inside
     the context the process keeps its peak memory. Computed results do not change.
 
-    Does nothing for another device, for another C library, and where ``MALLOC_*`` or ``GLIBC_TUNABLES`` of the
+    Does nothing for another device, for another C library, or if ``MALLOC_*`` or ``GLIBC_TUNABLES`` of the
     environment say what the user wants. Safe in threads: the first call sets the limits, which stay set afterwards.
 
     Args:

@@ -66,10 +66,10 @@ def observation(
     .. math:: o_h = (E_h / \log C,\; P_h,\; acc_h,\; \min(loss_h, 10) / 10)
 
     Args:
-        entropy: label entropy E_h of :func:`label_entropy`; None where the site withholds it: its scaled value is then
+        entropy: label entropy E_h of :func:`label_entropy`; None if the site withholds it: its scaled value is then
             -0.5.
         share: P_h, share of the site in all training images, in [0, 1].
-        accuracy: accuracy of the local model after training, on the site's validation images, in [0, 1]; NaN where the
+        accuracy: accuracy of the local model after training, on the site's validation images, in [0, 1]; NaN if the
             site withholds it, which counts as 0.5.
         loss: mean training loss of the last local epoch, ``>= 0``. A loss that is not finite counts as the largest one,
             and the accuracy as 0.
@@ -112,7 +112,7 @@ def global_accuracy(
         num_validation: number of validation images n_val by site, ``>= 0``; None if every site counts the same.
 
     Returns:
-        The accuracy, or None where no site measured one.
+        The accuracy, or None if no site measured one.
 
     Raises:
         ValueError: a value out of range, or a site without a count (names the site).
@@ -142,7 +142,7 @@ def reward(accuracy: float, zeta: float = 0.95) -> float:
         zeta: target accuracy, in [0, 1].
 
     Returns:
-        The reward R, ``> 0`` where the accuracy surpasses the target.
+        The reward R, ``> 0`` if the accuracy surpasses the target.
 
     Raises:
         ValueError: a value is outside [0, 1]; percentages are refused on purpose.

@@ -31,7 +31,7 @@ class Clip:
         site: name of the site.
         what: ``PARAMETERS`` or ``STATISTICS``: L2 norm of the change; ``COUNTERS``: largest change of an integer;
             ``VARIANCES``: lowest running variance, which counts as 0.
-        value, used: the quantity as the site sent it, and as it counts after limiting (infinite where float64 cannot
+        value, used: the quantity as the site sent it, and as it counts after limiting (infinite if float64 cannot
             hold the norm).
     """
 

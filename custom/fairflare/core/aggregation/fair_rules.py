@@ -65,7 +65,7 @@ class AccumulatedSteps:
 
     Source:
         Wang et al., NeurIPS 2020, section 3 and appendix; their code adds up momentum and proximal term one after the
-        other where both are on.
+        other if both are on.
     """
 
     total: float = 0.0
@@ -104,7 +104,7 @@ def nova_weights(
             proximal term; None for the norms.
 
     Returns:
-        Weights in proportion to p / norm, sum 1; and the factor of the average change, 1 where all norms are equal.
+        Weights in proportion to p / norm, sum 1; and the factor of the average change, 1 if all norms are equal.
     """
     of = checks.numbers("norm", norms, above=0)
     given = checks.numbers("number of steps", steps or of, above=0)

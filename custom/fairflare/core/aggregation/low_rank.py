@@ -40,7 +40,7 @@ class Averaged:
 
     @property
     def error(self) -> float:
-        """Return the relative truncation error in [0, 1]; 0 where the mean product is 0."""
+        """Return the relative truncation error in [0, 1]; 0 if the mean product is 0."""
         return self.lost / self.whole if self.whole > 0 else 0.0
 
 

@@ -27,7 +27,7 @@ def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) ->
         reach: epsilon, how far each weight may move, ``>= 0``; 1: anywhere.
 
     Returns:
-        lambda, (n,); ``start`` where a product is not finite.
+        lambda, (n,); ``start`` if a product is not finite.
 
     Source:
         Sequential minimal optimisation with the pair that violates the most (Keerthi et al., 2001).
@@ -43,7 +43,7 @@ def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) ->
         to = int(torch.where(found < high, slope, none).argmin())
         of = int(torch.where(found > low, slope, -none).argmax())
         gap = float(slope[of] - slope[to])
-        if not gap > PRECISE * float(products.diagonal().max()):  # also where it is NaN
+        if not gap > PRECISE * float(products.diagonal().max()):  # also ends at NaN
             break
         bend = float(products[to, to] + products[of, of] - 2 * products[to, of])
         room = min(float(high[to] - found[to]), float(found[of] - low[of]))

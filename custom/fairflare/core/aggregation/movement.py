@@ -34,7 +34,7 @@ class Movement:
             returns its argument itself; None if each factor is averaged by itself.
 
     Attributes:
-        length: length of the applied change divided by the length of the mean change; 1 where either is unknown.
+        length: length of the applied change divided by the length of the mean change; 1 if either is unknown.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
 
 
 def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, float]:
-    r"""Return the part of the model's change that each site is sent; 1 for all where all reputations are 0.
+    r"""Return the part of the model's change that each site is sent; 1 for all if all reputations are 0.
 
     .. math:: q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 

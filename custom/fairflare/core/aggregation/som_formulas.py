@@ -27,7 +27,7 @@ def model_similarity(dot: float, sq_norm_a: float, sq_norm_b: float) -> float:
         sq_norm_a, sq_norm_b: squared norms of the two vectors.
 
     Returns:
-        s in [0, 1]; 0.5 where a vector is zero.
+        s in [0, 1]; 0.5 if a vector is zero.
 
     Source:
         Sahoo et al., MICCAI 2024 (FedMRL), section 3.3; (MRL-3) of our specification.

@@ -43,7 +43,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
         names: names of the tensors to include; integer tensors are left out.
 
     Returns:
-        The squared norm by site, sites sorted; infinite where float64 cannot hold it.
+        The squared norm by site, sites sorted; infinite if float64 cannot hold it.
     """
     found: dict[str, float] = {}
     for site in sorted(states):
@@ -136,7 +136,7 @@ def cosines(products: torch.Tensor, weights: Mapping[str, float], *, leave_out: 
 
 
 def total(parts: list[float]) -> float:
-    """Return the exact sum of some numbers; infinite where the sum is undefined or overflows."""
+    """Return the exact sum of some numbers; infinite if the sum is undefined or overflows."""
     try:
         return math.fsum(parts)
     except (OverflowError, ValueError):  # ValueError: infinity minus infinity, as products may give

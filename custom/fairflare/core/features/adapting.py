@@ -30,7 +30,7 @@ class Adapting(ABC):
 
 
 def network_of(task: Task) -> nn.Module:
-    """Return the task's network as it is trained, sent and tested: with adapters, where the task adds any."""
+    """Return the task's network as it is trained, sent and tested: with adapters, if the task adds any."""
     model = task.build_model()
     return task.adapted(model) if isinstance(task, Adapting) else model
 

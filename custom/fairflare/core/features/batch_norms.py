@@ -135,7 +135,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor) -> Moments:
-        """Compute the moments of (n, channels, ...) in float64; on the CPU where the device has no float64."""
+        """Compute the moments of (n, channels, ...) in float64; on the CPU if the device has no float64."""
         axes = [axis for axis in range(values.ndim) if axis != 1]
         wide = values.detach().to("cpu" if values.device.type == "mps" else values.device).double()
         mean = wide.mean(axes)

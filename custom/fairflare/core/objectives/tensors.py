@@ -58,6 +58,6 @@ def scale(tensors: Sequence[Tensor], factor: float) -> None:
 
 
 def copy(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy ``values`` into ``tensors``, in place, bit by bit where the types are equal."""
+    """Copy ``values`` into ``tensors``, in place, bit by bit if the types are equal."""
     for a, b in _alike(tensors, values):
         torch._foreach_copy_(a, b)

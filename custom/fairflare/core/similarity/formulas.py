@@ -67,7 +67,7 @@ def hsic(k: Tensor, l: Tensor, estimator: str = "biased") -> float:
 
 
 class Alignment:
-    """Compute CKA of Gram matrices K and L from K and E = K - L, so that 1 - CKA is precise where it is small."""
+    """Compute CKA of Gram matrices K and L from K and E = K - L, so that a small 1 - CKA is precise."""
 
     def __init__(self, estimator: str) -> None:
         self.estimator = estimator

@@ -30,7 +30,7 @@ PRODUCTS = 2**26  # largest number of bytes of products of single channels that 
 LEAST_TRACE = 1e-25  # products are in float64 if the sum of squared features is smaller: float32 could underflow
 CANCELLED = 2e-5 * 2**23  # as above, if a difference is this many times smaller than its terms: error 2e-5
 ACROSS = 1e-4 * 2**23  # as above, if terms are this many times larger than the part of the difference that changes CKA
-STANDS_OUT = 4.0  # an image this many times farther away than others: subtracting it costs their features digits
+STANDS_OUT = 4.0  # ratio of distances above which the first image is far from the others: subtracting it costs digits
 FAR, LOOKED_AT = 0.05, 8  # ratio of K - L to K above which models are far apart; number of images for this test
 ALONE = 4.0  # products are in float64 if fewer rows than this make up nearly the whole sum of squared norms
 

@@ -1,6 +1,6 @@
 r"""Compute areas under the ROC curve with DeLong's covariance by case, their intervals, and thresholds of scores.
 
-A pair of a positive and a negative image counts 1 where the positive one has the higher score, and a half for a tie.
+A pair of a positive and a negative image counts 1 if the positive one has the higher score, and a half for a tie.
 The area is the mean over all pairs. For m positive and n negative images, with r the mid-ranks among all images, and r+
 and r- the mid-ranks among the positive and among the negative ones:
 
@@ -48,7 +48,7 @@ def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = No
         cases: (n,) number of the case (patient) of each image; ``None`` if each image is its own case.
 
     Returns:
-        (models,) areas, NaN where all images are alike; (models, models) covariance, NaN with fewer than two cases with
+        (models,) areas, NaN if all images are alike; (models, models) covariance, NaN with fewer than two cases with
         positive, or with negative images.
     """
     from scipy.stats import rankdata
@@ -77,7 +77,7 @@ def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
 
     Returns:
         The first area less the second, the variance of this difference, and the two-sided p value of DeLong's test. The
-        p value is 1 where difference and variance are 0; NaN if only the variance is 0, or it is not known.
+        p value is 1 if difference and variance are 0; NaN if only the variance is 0, or it is not known.
     """
     apart = float(areas[0] - areas[1])
     variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
@@ -135,7 +135,7 @@ def threshold(truth: Truth, scores: Array, share: float, of: str) -> float:
         truth: (n,) whether each image is positive.
         scores: (n,) scores.
         share: sensitivity or specificity that is reached at least.
-        of: ``"specificity"``: the smallest such score, infinity where no score is high enough; ``"sensitivity"``: the
+        of: ``"specificity"``: the smallest such score, infinity if no score is high enough; ``"sensitivity"``: the
             largest one.
 
     Returns:

@@ -119,7 +119,7 @@ def cases_of(sums: Sums) -> float:
 
 
 def _gap(values: Sequence[Array]) -> float:
-    """Return the largest difference between groups in any class; NaN where no class has two groups with a value."""
+    """Return the largest difference between groups in any class; NaN if no class has two groups with a value."""
     known = [column[np.isfinite(column)] for column in np.stack(values).T]
     return max([float(column.max() - column.min()) for column in known if column.size > 1], default=math.nan)
 
@@ -170,7 +170,7 @@ def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
 def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
     """Return the rates (sensitivity, false positives) that are undefined in a group of people, with these groups.
 
-    A rate is undefined where the group has no image of the class, or none of any other class.
+    A rate is undefined if the group has no image of the class, or none of any other class.
 
     Args:
         groups: sums by group, as in :func:`gaps_of`.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     State: TypeAlias = Mapping[str, torch.Tensor]
 
 # Names of values in a site's store: the model that the site trained (for the anchor phase and MOON), and the model that
-# it received (needed where the anchor is sent as a difference to the received model).
+# it received (needed if the anchor is sent as a difference to the received model).
 LOCAL_MODEL = "local_model"
 PARTS, OWN_MODEL = "parts", "own_model"
 #: Name of the directive that tells a site its last round that counted (-1: none), and the share of its update that did.

@@ -43,7 +43,7 @@ class Trained:
     epoch_losses: list[float]
     num_steps: int | None
     num_samples: int
-    #: Reason to report if the model did not change; empty if a step was counted. Where a reason is set,
+    #: Reason to report if the model did not change; empty if a step was counted. If a reason is set,
     #: :meth:`check_moved` compares the trained model with the received one.
     idle: str = ""
     more: dict[str, Any] = field(default_factory=dict)  # further statistics
@@ -61,7 +61,7 @@ class Trained:
             )
 
     def losses(self) -> dict[str, Any]:
-        """Return the training losses for the statistics of the site's reply; empty where no loss was measured."""
+        """Return the training losses for the statistics of the site's reply; empty if no loss was measured."""
         told = {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
         return {**told, **self.more}
 
@@ -133,7 +133,7 @@ class LocalLoop:
         """Train the model, deterministically for a given ``run.seed``.
 
         Raises:
-            NotFinite: a loss or a trained tensor that is not finite (names site, round, and where).
+            NotFinite: a loss or a trained tensor that is not finite (the message names site, round and place).
             SiteError: a batch with one sample reached a batch norm without running statistics.
         """
         self.begin()

@@ -68,9 +68,9 @@ class Field:
         doc: description of the value in one phrase; every declared field has one, and ``docs/privacy.md`` lists them.
         reveals: what the value may reveal about the site's data; empty for nothing beyond ``doc``.
         keep: description of the setting with which the site withholds the value; empty if no setting withholds it.
-        of: the splits from whose images the value is computed; empty if it is computed from no images. Where one of
+        of: the splits from whose images the value is computed; empty if it is computed from no images. If one of
             them has fewer cases than the site's ``min_cases``, the value is withheld. ``None`` if the splits are not
-            known: then it is withheld where any split has too few cases.
+            known: then it is withheld if any split has too few cases.
         home_ok: whether the method works if the site withholds the value, which is then NaN, as with ``nan_ok``.
         measures: kind of measure of the site's labels: ``"loss"``, ``"score"`` or ``"error"`` (1 - score). If sites
             annotate different structures, the rule gets comparable values
@@ -101,7 +101,7 @@ class Field:
         Args:
             report: the site's report.
             site: name of the site.
-            suppressed: names of fields that the site withholds because of too few cases. Their value is NaN where the
+            suppressed: names of fields that the site withholds because of too few cases. Their value is NaN if the
                 method can use NaN.
 
         Raises:

@@ -91,7 +91,7 @@ class RoundInputs:
 
         Args:
             rule: the rule that asks.
-            model: whether the received model, where it is known, is a last row and column.
+            model: whether the received model, if it is known, is a last row and column.
 
         Raises:
             RuntimeError: as :meth:`start` does.

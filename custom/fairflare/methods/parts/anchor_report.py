@@ -74,7 +74,7 @@ class FromPreset:
     preset: str
 
     def setting(self, name: str) -> Any:
-        """Return a setting's effective value: the given one, or the preset's value where none is given."""
+        """Return a setting's effective value: the given one, or the preset's value if none is given."""
         value = getattr(self, name)
         return PRESETS[self.preset].get(name) if value is None else value
 
@@ -97,7 +97,7 @@ class LayerSimilarityReport(FromPreset, LocalTraining):
         cka_memory: bytes that features may take in memory; what is beyond waits in a scratch file.
     """
 
-    under_dp: ClassVar[bool] = True  # its steps are FedAvg's, and under privacy nobody asks about the anchor
+    under_dp: ClassVar[bool] = True  # its steps are FedAvg's; under differential privacy no anchor phase runs
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "cka_estimator": only_with("similarity", "cka"),
         "cka_passes": only_with("cka_estimator", "minibatch_biased", "minibatch_unbiased"),

@@ -195,7 +195,7 @@ class NotDrawn(Consistency):
         with still_statistics(model):
             found = self.others.chosen(model(inputs).sigmoid())
         apart, both = (values.flatten(2).sum(2) for values in ((found - target).abs(), found + target))
-        return torch.mean(apart / (both + 1e-5))  # as in MONAI's Dice loss, 0 where both are empty
+        return torch.mean(apart / (both + 1e-5))  # as in MONAI's Dice loss, 0 if both are empty
 
     def stepped(self, model: torch.nn.Module) -> None:
         """Do nothing after a step, as the teacher stays the received model."""

@@ -38,7 +38,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
     .. math:: J = \ell_b + \frac{\mu_h}{2} \lVert w - w^r \rVert^2 + \lambda (\ell_b - \bar F)^2
 
     The server sends the mean loss F of the sites, a constant of the round. So the first and third term together have
-    the gradient :math:`(1 + 2 \lambda (\ell_b - \bar F)) \nabla \ell_b`. Where the factor would be negative (a site far
+    the gradient :math:`(1 + 2 \lambda (\ell_b - \bar F)) \nabla \ell_b`. If the factor would be negative (a site far
     better than the mean would be made worse), it is limited to ``fair_clamp``. Round 0 has no fairness term. Adam is
     invariant to the scale of a gradient, so with Adam the factor multiplies the step's learning rate, unless the loss
     is literal.

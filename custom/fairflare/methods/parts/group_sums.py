@@ -68,7 +68,7 @@ def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> N
 
 
 def known_images(numbers: list[int] | None, site: str, method: str) -> list[int]:
-    """Return the numbers of a batch's images, which a method needs; raise ``SiteError`` where they are not known."""
+    """Return the numbers of a batch's images, which a method needs; raise ``SiteError`` if they are not known."""
     if numbers is None:
         raise SiteError(
             f"site {site!r}: {method} needs to know which images a batch has, and this task's data do not say; choose "
@@ -199,7 +199,7 @@ class ByPeople(LocalTraining):
     @property
     @abstractmethod
     def attribute(self) -> str:
-        """Return the attribute that defines the groups; where a site's data lack it, no image has a known group."""
+        """Return the attribute that defines the groups; if a site's data lack it, no image has a known group."""
 
     def shown(self, run: SiteRun, model: torch.nn.Module) -> Any:
         """Return the site's data wrapped such that the network's adapters are set to the groups of a batch's images."""

@@ -219,7 +219,7 @@ class QMixMu(MuPolicy):
     zeta: Zeta = 0.95
     gamma: Fraction = 0.99
     learning_rate: Positive = 1e-3
-    follows_num_rounds: ClassVar[bool] = True  # so does the agents' training: it knows which round is the last
+    follows_num_rounds: ClassVar[bool] = True  # the agents' training depends on which round is the last
     warmup: ClassVar[int] = 10
     updates: ClassVar[int] = 8
     explore: ClassVar[float] = 0.3

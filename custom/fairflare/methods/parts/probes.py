@@ -39,7 +39,7 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
         plain: use the task's own loss instead of the criterion.
 
     Returns:
-        The mean loss; NaN or infinite where a sample's loss is, and NaN without any image.
+        The mean loss; NaN or infinite if a sample's loss is, and NaN without any image.
     """
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[]), evaluating(model):
@@ -53,7 +53,7 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
 
 
 def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False) -> float:
-    """Return a model's accuracy, or the task's primary metric, on a split of the site; NaN where it is undefined.
+    """Return a model's accuracy, or the task's primary metric, on a split of the site; NaN if it is undefined.
 
     See :func:`score_in`.
     """

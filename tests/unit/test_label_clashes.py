@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from scipy.ndimage import maximum_filter, minimum_filter
 
-from fairflare.checking.images import Problem, check_sites
+from fairflare.checking.images import Problem, _Looker, check_sites
 from fairflare.core.statistics.label_maps import exchanged, regions_of
 from fairflare.data.datalist import write_datalist
 from fairflare.data.kinds import apart, drawn_of, odd_masks
@@ -121,13 +121,26 @@ def findings(folder: Path, change: Callable[[list[Any], int], list[Any]] | None 
 
 
 @pytest.fixture(scope="module")
-def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Among:
-    """Return a function that puts an odd site among the others, whose pictures of each kind are made once."""
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Among]:
+    """Yield a function that puts an odd site among the others, whose pictures are made, and looked at, once."""
+    seen, look = dict[tuple[int, str, Path], Any](), _Looker.one
+
+    def look_once(looker: Any, listed: Any) -> Any:
+        key = (id(looker.task), *listed[:1], listed[1].image)
+        if not any(Path(listed[1].image).is_relative_to(folder) for folder in folders):
+            return look(looker, listed)
+        if key in seen:
+            looker._values.add(listed[1])
+        else:
+            seen[key] = look(looker, listed)
+        return seen[key]
+
+    folders: list[Path] = []
 
     @cache
     def others(kind: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp(kind.__name__)
-        return {site: kind(folder / site) for site in SITES if site != ODD}
+        folders.append(tmp_path_factory.mktemp(kind.__name__))
+        return {site: kind(folders[-1] / site) for site in SITES if site != ODD}
 
     def among(
         kind: Callable[[Path], dict[str, Any]], odd: dict[str, Any] | None = None, sites: tuple[str, ...] = SITES
@@ -135,7 +148,9 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Among:
         placed = others(kind) if odd is None else {**others(kind), ODD: odd}
         return {site: placed[site] for site in sites if site in placed}
 
-    return among
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Looker, "one", look_once)
+        yield among
 
 
 def problems_of(task: Any, sites: dict[str, Any]) -> list[Problem]:

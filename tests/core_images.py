@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +92,14 @@ class PhantomPlan(SimpleNamespace):
 
 
 def class_site(plan: PhantomPlan, index: int) -> SimpleNamespace:
-    """Draw stripes whose width is the class."""
+    """Give stripes whose width is the class, to each who asks a copy."""
+    return copy.deepcopy(_drawn(json.dumps(vars(plan), sort_keys=True), index))
+
+
+@lru_cache(maxsize=16)
+def _drawn(settings: str, index: int) -> SimpleNamespace:
+    """Draw them."""
+    plan = PhantomPlan(**json.loads(settings))
     classes = len(plan.kind.class_names)
     each = max(classes * 4, plan.num_samples // plan.num_sites)
     counts = {"training": each - each // 10, "validation": each // 10 or 1, "test": plan.num_own_test}

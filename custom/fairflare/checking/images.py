@@ -126,7 +126,7 @@ class _Look:
     odd: list[str] = field(default_factory=list)  # what the mask is: EMPTY, FULL, LINES
     #: Features with the class of the image; of a mask those of its background (0) and structures (from 1).
     features: list[tuple[npt.NDArray[np.floating], int]] = field(default_factory=list)
-    drawn: list[Drawn] = field(default_factory=list)  # the mask, where there is one
+    drawn: list[Drawn] = field(default_factory=list)  # description of the mask; empty without a mask
     errors: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the geometry of image and mask
 

@@ -258,7 +258,7 @@ def _rescale(places: Sequence[Any]) -> tuple[float, float]:
 
 
 def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
-    """Return, by frame, the header items of an enhanced DICOM file that other files have at the top of the header.
+    """Return, for each frame of an enhanced DICOM file, the header items that other files have at the top level.
 
     A frame's own items come before the items that all frames share. A file without per-frame functional groups has one
     entry, for all frames.

@@ -31,9 +31,9 @@ PLAIN = np.array([[0, 1], [1, 1], [2, 1]])  # orientation array that does not ch
 def turn_of(affine: npt.NDArray[Any] | None, orientation: str, slices: int) -> Turn | None:
     """Return the rotation that brings an array with this affine to an orientation; ``None`` for no change.
 
-    ``"canonical"`` keeps the slice axis and the order of the slices, so that a slice's number stays the same; its plane
-    is the nearest of the three. The orientations ``"axial"``, ``"sagittal"`` and ``"coronal"`` change the plane of
-    volumes only, since a single slice has no other plane.
+    ``"canonical"`` keeps the slice axis and the order of the slices, so that a slice's number stays the same; the
+    slices are shown as in the nearest of the three planes. The orientations ``"axial"``, ``"sagittal"`` and
+    ``"coronal"`` change the plane of volumes only, since a single slice has no other plane.
 
     Args:
         affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None`` if the file states none.

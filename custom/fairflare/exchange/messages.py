@@ -80,7 +80,7 @@ class Message:
 
 
 BESIDE = "beside/"  # beginning of the names of tensors that are sent beside a model
-COMPARED = "compared"  # directive of ``validate``: names of the structures over which a site's figure is computed
+COMPARED = "compared"  # directive of ``validate``: names of the structures by which the sites are compared
 
 
 class BySite(dict[str, Any]):

@@ -68,7 +68,7 @@ class KeptTensors:
     """Save tensors by name under a number, such as the number of a round; tensors of the two newest numbers are kept.
 
     A round that is repeated after a crash needs the tensors of the second newest number. With a folder that outlives
-    the process the tensors still exist after a restart; else they are part of the saved state of their rule.
+    the process the tensors still exist after a restart; else they are saved with the state of the aggregation rule.
 
     Args:
         name: name of the folder below ``memory_folder``.
@@ -124,7 +124,7 @@ class KeptTensors:
         return Made(names_in(folder), partial(_read, folder))
 
     def travelling(self, number: int) -> dict[str, torch.Tensor] | None:
-        """Return the tensors saved under a number, to be part of the saved state of a rule.
+        """Return the tensors saved under a number, to be saved with the state of an aggregation rule.
 
         The result is ``None`` if no tensors are saved yet, or if their folder outlives the process.
         """

@@ -158,7 +158,7 @@ class RoundRecord(ByKey):
 
 
 class Part(ByKey, BaseModel, extra="allow"):
-    """Represent a part of a results document; a part that the document lacks counts as false. Unknown keys are kept."""
+    """Represent a part of a results document; it is false if the document lacks the part. Unknown keys are kept."""
 
     @model_validator(mode="before")
     @classmethod
@@ -319,7 +319,7 @@ class Within(Part):
 
 
 class OfGroups(Part):
-    """Describe an attribute's groups of people at one site, or pooled; intervals are ``[low, high]``."""
+    """Describe an attribute's groups of people, at one site or over all sites; intervals are ``[low, high]``."""
 
     groups: dict[str, dict[str, MaybeFigure]] = {}
     all: dict[str, MaybeFigure] = {}

@@ -94,7 +94,7 @@ def attendance(results: Results) -> list[str]:
 
 
 def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
-    """Return the warnings of all rounds, by site and kind: site, kind, rounds, and the text of the worst round."""
+    """Return a tuple for each site and kind of warning: site, kind, rounds, and the text of the worst round."""
     by_kind: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
     for record in rounds:
         for warned in record.warnings:

@@ -58,8 +58,8 @@ class Bundle:
         folder: the bundle's folder, which holds ``configs``.
         configs: names of the files in ``configs`` to read, without ending; a later file overrides earlier ones.
         overrides: ``{key: value}`` that replace values of the configuration, or add one of the keys in :data:`PLACES`.
-        sealed: full names of the classes that the configuration may use, none of which is run as code; ``None`` if
-            MONAI's parser runs the whole configuration.
+        sealed: full names of the classes that the configuration may use, read without running any of its code;
+            ``None`` if MONAI's parser runs the whole configuration.
         text: the configuration as text, from ``fairflare.tasks.bundle.sealed_settings``, read in place of the folder.
 
     Raises:

@@ -31,7 +31,7 @@ OPERATORS: Mapping[type, Callable[..., Any]] = {
 }  # fmt: skip
 ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 NUMBERS = (bool, int, float, *ARRAYS)
-KINDS = (type, torch.dtype, torch.device)  # types of numbers: arguments, but in lists they would mean records
+KINDS = (type, torch.dtype, torch.device)  # may be arguments; in a list numpy would take them for record types
 ARRAY_METHODS = (
     "abs", "all", "amax", "amin", "any", "argmax", "argmin", "astype", "bool", "clamp", "clip", "flatten", "float",
     "int", "item", "long", "max", "mean", "min", "permute", "reshape", "squeeze", "std", "sum", "to", "transpose",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.settings import Flag, Fraction, NonNegativeInt, PositiveInt, settings
+from fairflare.base.settings import Fraction, PositiveInt, field_names, settings
 from fairflare.data.datalist import DataError, Datalist
 from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
@@ -21,6 +20,7 @@ from fairflare.tasks.images import Augmentations, Grey, PhantomImages, Preproces
 from fairflare.tasks.scores.class_scores import OUTSIDE
 from fairflare.tasks.scores.finding_scores import cases_of_findings, known_findings
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
+from fairflare.tasks.shared.dealt import Dealt
 from fairflare.tasks.shared.site_settings import SiteSettings, setting_error
 
 if TYPE_CHECKING:
@@ -33,11 +33,7 @@ PLAN_NAMES = {  # {argument of ``PhantomPlan``: name of the task's setting}
     "seed": "phantom_seed", "num_sites": "phantom_sites", "num_samples": "phantom_samples", "num_test": "phantom_test",
     "num_own_test": "phantom_own_test",
 }  # fmt: skip
-PLAN_SETTINGS = (  # settings of the task that have the same name in ``PhantomPlan``
-    "phantom", "camera_shift", "partition", "alpha", "eta", "shard_mode", "corrupted_sites", "corruption", "severity",
-    "label_noise_sites", "label_noise", "label_noise_kind", "attributes",
-    "attribute_prevalence", "attribute_noise",
-)  # fmt: skip
+PLAN_SETTINGS = ("phantom", *field_names(Dealt))  # settings of the task that have the same name in ``PhantomPlan``
 MIN_CLASS = 4  # least number of images of a synthetic class, for training and validation together
 
 
@@ -53,7 +49,7 @@ class ClassificationSite(ClassSite):
 
 
 @settings
-class ClassificationTask(Preprocessing, ClassTask):
+class ClassificationTask(Dealt, Preprocessing, ClassTask):
     """Classify 2D images.
 
     The defaults are a narrow ResNet-18 on 48x48 images, quick enough for a laptop. The setting of the FedISM paper is
@@ -78,22 +74,6 @@ class ClassificationTask(Preprocessing, ClassTask):
         phantom_own_test: synthetic images of each site's own test set.
         phantom_min_share: share of ``phantom_samples`` that every class has at least; rarer classes are raised to it,
             and always to four images.
-        camera_shift: how much the cameras of the synthetic sites differ, 0 (not at all) to 1.5.
-        partition: ``"iid"``, ``"dirichlet"``, ``"two_pool"`` or ``"shards"``; see :mod:`fairflare.data.partitions`.
-        alpha: concentration of the Dirichlet and two-pool partitions; the smaller, the less alike the sites.
-        eta: parameter of the shard partition; the larger, the more shards of its dominant class a site gets.
-        shard_mode: which form of the shard partition; see :mod:`fairflare.data.partitions`.
-        corrupted_sites: so many last sites have images of lower quality.
-        corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
-        severity: severity of the corruption, from 1 (slight) to 5.
-        label_noise_sites: so many last sites train on labels of which some are wrong; their labels for validation and
-            test are right.
-        label_noise: share of the training labels there that are wrong.
-        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class.
-        attributes: split the phantom's common test set by its attribute (skin tone) as well, which runs may ask for as
-            groups of ``tone``.
-        attribute_prevalence, attribute_noise: what else depends on the skin tone, see
-            the phantom's plan (``fairflare_lab.phantoms.PhantomPlan``).
     """
 
     shown_metrics: ClassVar[tuple[str, ...]] = (
@@ -106,7 +86,6 @@ class ClassificationTask(Preprocessing, ClassTask):
     site_settings: ClassVar[type[SiteSettings]] = ClassificationSite
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
-        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b", "vit_l"),
         "alpha": only_with("partition", "dirichlet", "two_pool"),
         "eta": only_with("partition", "shards"),
         "shard_mode": only_with("partition", "shards"),
@@ -118,8 +97,6 @@ class ClassificationTask(Preprocessing, ClassTask):
         "attribute_noise": only_with("attributes"),
     }
 
-    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b", "vit_l"] = "resnet18"
-    patch_size: PositiveInt = 16
     image_size: Size = (48, 48)
     in_channels: Grey = 3
     augmentation: Augmentations = ("flip", "affine")
@@ -129,30 +106,10 @@ class ClassificationTask(Preprocessing, ClassTask):
     phantom_test: PositiveInt = 400
     phantom_own_test: PositiveInt = 150
     phantom_min_share: Fraction = 0.0
-    camera_shift: Annotated[float, Field(strict=True, ge=0, le=1.5)] = 1.0
-    partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
-    alpha: Annotated[float, Field(strict=True, ge=1e-6, le=1e9)] = 1.0
-    eta: Fraction = 1.0
-    shard_mode: Literal["literal", "complement"] = "literal"
-    corrupted_sites: NonNegativeInt = 1
-    corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise"
-    severity: Annotated[int, Field(strict=True, ge=1, le=5)] = 3
-    label_noise_sites: NonNegativeInt = 0
-    label_noise: Fraction = 0.4
-    label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
-    attributes: Flag = False
-    attribute_prevalence: Fraction = 0.0
-    attribute_noise: Fraction = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        pools = self.max_pool and self.network == "resnet18"
-        where = f"{self.network} with max_pool" if pools else self.network
-        least = 64 if self.network == "densenet121" else 33 if pools else 32
-        for side in self.image_size:
-            checks.whole(f"image_size for {where}", side, low=least)
-            if self.network.startswith("vit") and side % self.patch_size:
-                raise ValueError(f"image_size must be multiples of patch_size={self.patch_size}, got {self.image_size}")
+        self.check_sides("image_size", self.image_size)
         if self.allow_phantom:  # else nothing is checked, as a hospital's installation need not have phantoms
             most = 1 / len(phantom_of(self.phantom).class_names)
             checks.number("phantom_min_share", self.phantom_min_share, low=0, high=most)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
 from fairflare.base.checks import choice, number
-from fairflare.base.settings import Flag, Fraction, NonNegative, NonNegativeInt, PositiveInt, settings
-from fairflare.data.corruptions import SEVERITIES
+from fairflare.base.settings import NonNegative, NonNegativeInt, PositiveInt, settings
+from fairflare.tasks.shared.dealt import Dealt
 from fairflare_lab.phantoms.canvas import Canvas
 from fairflare_lab.phantoms.scene import TONES, draw_spot
 from fairflare_lab.sets.published import GRADES, HYPERKVASIR, ISIC2018, ISIC2019
@@ -86,7 +86,7 @@ PHANTOMS: Mapping[str, ClassPhantom] = {
 
 
 @settings
-class PhantomPlan:
+class PhantomPlan(Dealt):
     """Store all settings that determine a synthetic federation. The defaults are a small FedISM setting.
 
     Plans of equal settings are equal and share cached images. A plan must not be changed; ``dataclasses.replace`` makes
@@ -101,33 +101,12 @@ class PhantomPlan:
             the real data set.
         num_test: images of the common test set.
         num_own_test: images of each site's own test set, in its own mix of classes.
-        partition: ``"iid"``, ``"dirichlet"`` (with ``alpha``), ``"two_pool"`` (FedISM; with ``alpha`` and
-            ``corrupted_sites``) or ``"shards"`` (FedMRL; with ``eta`` and ``shard_mode``).
-        alpha: concentration of the Dirichlet distribution.
-        eta: weight of a site's dominant class.
-        shard_mode: ``"literal"`` or ``"complement"``.
-        corrupted_sites: how many sites, the last ones, have corrupted images.
-        corruption: ``"gaussian_noise"`` or ``"motion_blur"``.
-        severity: severity of the corruption, 1 to 5.
-        label_noise_sites: how many sites, the last ones, have wrong labels among those they train on; labels for
-            validation and test are right.
-        label_noise: share of the training labels there that are wrong.
-        label_noise_kind: ``"symmetric"``: each other class is as likely; ``"pair"``: always the next class (of the last
-            class the first).
         validation_fraction: share of a site's images that it keeps for validation.
         min_site: images that every site must have (Dirichlet partitions draw again until it is so).
         min_class: images of every class in ``num_samples``; rarer classes are raised to it.
         min_class_test: the same for the common test set.
-        camera_shift: how much the sites' cameras differ: 0 not at all, 1 mildly, at most 1.5; see
-            :mod:`fairflare_lab.phantoms.camera`.
-        attributes: draw images of the phantom's attributes (skin tones) and add test splits by attribute.
-            Without, all images have the first one.
         attribute_shares: share of each attribute among the training and validation images; empty: the first
             attribute has 3/4, the others the rest. The test set has them in equal parts.
-        attribute_prevalence: share of the images of the second attribute in training, validation and the sites' own
-            tests whose class is made the last one, so that it is more frequent there; 0: no class depends on it.
-        attribute_noise: share of the images of the second attribute, in all splits, that are drawn as the next class:
-            nobody can tell these right, whatever the model.
     """
 
     phantom: str = "dermoscopy"
@@ -137,25 +116,11 @@ class PhantomPlan:
     num_samples: PositiveInt = 2000
     num_test: PositiveInt = 400
     num_own_test: PositiveInt = 150
-    partition: Literal["iid", "dirichlet", "two_pool", "shards"] = "two_pool"
-    alpha: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=1e-6, le=1e9)] = 1.0
-    eta: Fraction = 1.0
-    shard_mode: Literal["literal", "complement"] = "literal"
-    corrupted_sites: NonNegativeInt = 1
-    corruption: Literal["gaussian_noise", "motion_blur"] = "gaussian_noise"
-    severity: Annotated[int, Field(strict=True, ge=1, le=len(SEVERITIES))] = 3
-    label_noise_sites: NonNegativeInt = 0
-    label_noise: Fraction = 0.4
-    label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
     validation_fraction: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=0.9)] = 0.1
     min_site: PositiveInt = 10
     min_class: PositiveInt = 4
     min_class_test: PositiveInt = 8
-    camera_shift: Annotated[float, Field(strict=True, allow_inf_nan=False, ge=0, le=1.5)] = 1.0
-    attributes: Flag = False
     attribute_shares: tuple[NonNegative, ...] = ()
-    attribute_prevalence: Fraction = 0.0
-    attribute_noise: Fraction = 0.0
 
     def __post_init__(self) -> None:
         choice("phantom", self.phantom, PHANTOMS)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 NETWORK_SETTINGS = (
     "in_channels", "features", "norm_momentum", "image_size", "max_pool", "projector_dim", "neck_dim", "retrained_head",
+    "patch_size",
 )  # fmt: skip
 RECALL: dict[str, Any] = {
     "doc": "share of the images of this class that were told",
@@ -69,7 +70,8 @@ class ClassTask(MeasuresClasses, ImageTask):
     """Define the base class of classification tasks: an image belongs to one of several classes, or has findings.
 
     Args:
-        network: name of a network; each task documents the names that it knows.
+        network: name of a network; each task documents them.
+        patch_size: side of the patches of a vision transformer; divides each side of what the network gets.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
         findings: names of findings, of which an image may have several or none, each with a probability of its own;
@@ -103,13 +105,15 @@ class ClassTask(MeasuresClasses, ImageTask):
     drawn_classes: ClassVar[tuple[str, ...]] = ()  # names of the classes of the synthetic data
     drawn_groups: ClassVar[Mapping[str, Sequence[int]]] = {}  # class numbers of each group, synthetic data
     acts: ClassVar[dict[str, OnlyWith | None]] = {
+        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b", "vit_l"),
         "features": only_with("network", "resnet18"),
         "max_pool": only_with("network", "resnet18"),
         "cosine_scale": only_with("classifier", "cosine"),
         "augmentation": only_with("augment"),
     }
 
-    network: str = "resnet18"
+    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b", "vit_l"] = "resnet18"
+    patch_size: PositiveInt = 16
     features: tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt] = (16, 32, 64, 128)
     max_pool: Flag = False
     findings: Annotated[list[str], Field(min_length=1)] | None = None
@@ -140,6 +144,16 @@ class ClassTask(MeasuresClasses, ImageTask):
         self.check_groups(self.class_groups or {})
         if self.retrained_head and self.classifier != "linear":
             raise ValueError("retrained_head needs classifier='linear'")
+
+    def check_sides(self, name: str, sides: Sequence[int]) -> None:
+        """Raise ``ValueError`` for a side of the inputs (``name``: their setting) that the network cannot take."""
+        pools = self.max_pool and self.network == "resnet18"
+        where = f"{self.network} with max_pool" if pools else self.network
+        least = 64 if self.network == "densenet121" else 33 if pools else 32
+        for side in sides:
+            checks.whole(f"{name} for {where}", side, low=least)
+            if self.network.startswith("vit") and side % self.patch_size:
+                raise ValueError(f"{name} must be multiples of patch_size={self.patch_size}, got {tuple(sides)}")
 
     def check_groups(self, groups: Mapping[str, Sequence[int]]) -> None:
         """Raise ``ValueError`` for a group of classes with a metric's name, or with a class that the task lacks."""
@@ -177,8 +191,6 @@ class ClassTask(MeasuresClasses, ImageTask):
 
         scale = self.cosine_scale if self.classifier == "cosine" else None
         same = {name: getattr(self, name) for name in NETWORK_SETTINGS}
-        if hasattr(self, "patch_size"):
-            same["patch_size"] = self.patch_size
         return build_classifier(self.network, classes=self.classes, cosine_scale=scale, **same)
 
     def initialise(self, model: torch.nn.Module, checkpoint: str | None = None) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field
 
-from fairflare.base import checks
-from fairflare.base.acting import OnlyWith, only_with
-from fairflare.base.settings import PositiveInt, settings
+from fairflare.base.settings import settings
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.shared.classes import ClassSite, ClassTask, LabelledImages
@@ -42,24 +40,13 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
     """
 
     drawn_classes: ClassVar[tuple[str, ...]] = ("no_lesion", "lesion")
-    acts: ClassVar[dict[str, OnlyWith | None]] = {
-        "patch_size": only_with("network", "vit_mini", "vit_s", "vit_b", "vit_l")
-    }
 
-    network: Literal["resnet18", "densenet121", "vit_mini", "vit_s", "vit_b", "vit_l"] = "resnet18"
-    patch_size: PositiveInt = 16
     volume_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
     phantom_cases: Factor = 4.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = 64 if self.network == "densenet121" else 33 if self.max_pool else 32
-        for side in self.volume_size:
-            checks.whole(f"volume_size for {self.network}", side, low=least)
-            if self.network.startswith("vit") and side % self.patch_size:
-                raise ValueError(
-                    f"volume_size must be multiples of patch_size={self.patch_size}, got {self.volume_size}"
-                )
+        self.check_sides("volume_size", self.volume_size)
 
     @property
     def image_size(self) -> tuple[int, ...]:  # type: ignore[override]

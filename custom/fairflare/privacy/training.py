@@ -17,7 +17,7 @@ import torch
 
 from fairflare.base.checks import gathered
 from fairflare.base.site_data import SiteData
-from fairflare.methods.base.local_loop import Trained, check_finite, make_optimizer, rate
+from fairflare.methods.base.local_loop import Trained, check_finite, continued_optimizer
 from fairflare.methods.base.site_run import SiteRun
 from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.secret import SecretDraws
@@ -87,12 +87,7 @@ class PrivateLoop:
         torch.manual_seed(run.seed)  # seeds only dropout, which need not be secret
         model.train()
         half.begin_round(run, model)
-        optimizer = make_optimizer(half, model.parameters(), run.task)
-        moments = run.store.load_before(MOMENTS, run.current_round) if half.keep_optimizer_state else None
-        if moments is not None:
-            optimizer.load_state_dict(moments)
-        for group in optimizer.param_groups:
-            group["lr"] = rate(half, run.current_round, run.num_rounds)
+        optimizer = continued_optimizer(half, run, model, MOMENTS)
         chance, steps = units.plan(half)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for _ in range(steps):

@@ -97,6 +97,22 @@ def make_optimizer(
     return kind(params, betas=half.betas, **common)
 
 
+def continued_optimizer(
+    half: LocalTraining, run: SiteRun, model: torch.nn.Module, moments: str
+) -> torch.optim.Optimizer:
+    """Return a round's optimizer: its rate is the round's; its moments are the last round's, if the half keeps them.
+
+    ``moments`` is the name under which the site's store has them.
+    """
+    optimizer = make_optimizer(half, model.parameters(), run.task)
+    kept = run.store.load_before(moments, run.current_round) if half.keep_optimizer_state else None
+    if kept is not None:
+        optimizer.load_state_dict(kept)
+    for group in optimizer.param_groups:
+        group["lr"] = rate(half, run.current_round, run.num_rounds)
+    return optimizer
+
+
 @dataclass
 class LocalLoop:
     """Train a model for one round with the settings and hooks of a method's site half, the part that runs at a site.
@@ -145,12 +161,7 @@ class LocalLoop:
     @all_records()
     def _train(self) -> Trained:
         half, run = self.half, self.run
-        optimizer = self.optimizer = make_optimizer(half, self.model.parameters(), run.task)
-        moments = run.store.load_before(MOMENTS, run.current_round) if half.keep_optimizer_state else None
-        if moments is not None:
-            optimizer.load_state_dict(moments)
-        for group in optimizer.param_groups:
-            group["lr"] = rate(half, run.current_round, run.num_rounds)
+        optimizer = self.optimizer = continued_optimizer(half, run, self.model, MOMENTS)
         kept = HalfDone(half, run, self.model, optimizer)
         at = kept.taken_up()
         try:

@@ -77,8 +77,3 @@ def back(turn: Turn | None) -> Turn | None:
     from nibabel.orientations import ornt_transform
 
     return None if turn is None else ornt_transform(PLAIN, turn)
-
-
-def same_turn(a: Turn | None, b: Turn | None) -> bool:
-    """Return whether two rotations of an array have the same effect; ``None`` is no rotation."""
-    return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))

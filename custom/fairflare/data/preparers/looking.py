@@ -16,7 +16,7 @@ from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of
 from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
-from fairflare.data.orientation import same_turn, turn_of, turned
+from fairflare.data.orientation import PLAIN, Turn, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
@@ -178,9 +178,14 @@ def look_at_volume(
         "?" if affine is None else codes_of(affine),
         kept,
         empty,
-        plane is None or same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
+        plane is None or _same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
         None if labels is None else drawn_of(shown(image), volume, labels),
     )
+
+
+def _same_turn(a: Turn | None, b: Turn | None) -> bool:
+    """Return whether two rotations of an array have the same effect; ``None`` is no rotation."""
+    return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))
 
 
 def refuse_bad(

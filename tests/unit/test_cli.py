@@ -233,7 +233,7 @@ WRONG = [
     ("fed_avg", ["max_grad_norm=0"], "max_grad_norm must be a number > 0 or nothing, got 0"),
     ("fed_avg", ["learning_rate=null"], "learning_rate must be a number > 0, got None"),
     ("fed_avg", ["learning_rate=NaN"], "learning_rate must be a number > 0, got nan"),
-    ("fed_avg", ["lerning_rate=1"], "has no setting 'lerning_rate'; did you mean 'learning_rate' or "),
+    ("fed_avg", ["lerning_rate=1"], "has no setting 'lerning_rate'; did you mean 'learning_rate'? "),
     (
         "fed_avg",
         ["min_sites=2"],

@@ -21,6 +21,7 @@ from nvflare.fuel.utils.component_builder import ComponentBuilder
 from nvflare.job_config.api import FedJob
 from pydantic import Field
 
+from fairflare.base.checks import CLOSE, SHORTEST
 from fairflare.base.described import described, markdown
 from fairflare.base.settings import (
     BelowOne,
@@ -209,7 +210,10 @@ def test_a_value_in_range_is_kept_and_any_other_refused_in_one_line(name: str, v
             assert type(kept) is (float if words.startswith("a number") else type(value))
         return
     names = ("small", "large") if name == "size" else ()  # most of the letters of one, or its first
-    near = get_close_matches(str(value), names) or [one for one in names if one[0] == value]
+    text = str(value).casefold()
+    near = get_close_matches(text, names, cutoff=CLOSE) or [
+        one for one in names if one[0] == text or (len(text) >= SHORTEST and one.startswith(text))
+    ]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     for cls in (Soup, Stew, Broth):
         with pytest.raises(ValueError) as caught:
@@ -262,7 +266,7 @@ def test_every_declared_range_is_the_one_that_holds() -> None:
         ({"size": "smal"}, "size must be one of 'small', 'large', got 'smal'; did you mean 'small'?"),
         (
             {"minute": 1},
-            "Soup has no setting 'minute'; did you mean 'minutes' or 'note'? `fairflare describe METHOD` has all",
+            "Soup has no setting 'minute'; did you mean 'minutes'? `fairflare describe METHOD` has all",
         ),
         ({"xyzzy": 1}, "Soup has no setting 'xyzzy'; `fairflare describe METHOD` has all"),
         ({"minutes": 61}, "minutes: nobody waits that long"),

@@ -214,7 +214,12 @@ def test_the_nearest_names_take_the_place_of_all() -> None:
     assert nearest("lr", known, most=1) == "; did you mean 'learning_rate'?"
     assert nearest("lr", known) == "; did you mean 'learning_rate' or 'lowest_rate'?"
     assert nearest("rate", known) == nearest("zzz", known, far=True) == ""
-    assert nearest("rate", known, far=True) == "; did you mean 'lowest_rate' or 'learning_rate' or 'batch_size'?"
+    assert nearest("rate", known, far=True) == "; did you mean 'lowest_rate' or 'learning_rate'?"
+    assert nearest("Learning_Rate", known) == nearest("learn", known) == "; did you mean 'learning_rate'?"
+    assert nearest("lo", known) == ""  # begins a known name, but with too few letters
+    assert nearest("structures", ["sites", "secure", "state_root"], far=True) == ""
+    assert nearest("age", ["image"]) == "; did you mean 'image'?"
+    assert nearest("age", ["image"], close=0.77) == ""
     assert unknown("zzz", known) == "; Available: batch_size, learning_rate, local_epochs, lowest_rate, momentum"
     many = [f"setting_{number}" for number in range(90)]
     assert unknown("settin_1", many, "the docs have all") == (

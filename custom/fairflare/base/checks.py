@@ -14,6 +14,7 @@ V = TypeVar("V")
 
 SUM_TOLERANCE = 1e-6  # largest allowed difference between the sum of weights and 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
+CLOSE, SHORTEST = 0.65, 3  # similarity from which a name is near; least letters of a name's beginning
 MAX_NAMES = 3  # most names in a message: names that one of two collections lacks, or those like an unknown name
 SHORT = 12  # most names that a message lists in full; for more names it says where they are listed
 
@@ -141,20 +142,25 @@ def choice(name: str, value: Any, known: Collection[str]) -> str:
     return value
 
 
-def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, far: bool = False) -> str:
+def nearest(value: Any, known: Iterable[str], *, most: int = MAX_NAMES, close: float = CLOSE, far: bool = False) -> str:
     """Return ``"; did you mean 'x'?"`` with the names nearest to an unknown name, or an empty text.
 
+    Capitals make no difference.
+
     Args:
-        value: the unknown name; initials of a known name (``lr``) find it too.
+        value: the unknown name; the initials of a known name (``lr``), and its beginning (``val``), find it too.
         known: the known names.
         most: largest number of suggestions; 1 if the message leaves a site and the known names are private to it.
-        far: if no name is close, suggest less similar names.
+        close: the similarity, in [0, 1], from which a name is near.
+        far: if no name is near, suggest those that have a word of it.
     """
-    names = list(known)
-    near = difflib.get_close_matches(str(value), names, n=most)
-    near = near or [name for name in names if "".join(word[:1] for word in name.split("_")) == value][:most]
-    near = near or (difflib.get_close_matches(str(value), names, n=most, cutoff=0.4) if far else [])
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    text, names = str(value).casefold(), {name.casefold(): name for name in known}
+    near = difflib.get_close_matches(text, names, n=most, cutoff=close)
+    short = (name for name in names if "".join(word[:1] for word in name.split("_")) == text)
+    near = near or [*short, *(name for name in names if len(text) >= SHORTEST and name.startswith(text))][:most]
+    akin = (name for name in names if far and {*text.split("_")} & {*name.split("_")})
+    near = near or difflib.get_close_matches(text, akin, n=most, cutoff=0.0)
+    return f"; did you mean {' or '.join(repr(names[name]) for name in near)}?" if near else ""
 
 
 def unknown(value: Any, known: Iterable[str], where: str = "") -> str:

@@ -297,7 +297,7 @@ def test_wrong_values_are_one_line_that_names_the_setting(
         (["run", "fed_lwrr"], "did you mean 'fed_lwr'"),
         (["run", "fed_avg", "--task", "regression"], "task must be one of 'segmentation', 'classification'"),
         (["run", "fed_avg", "--data", "nowhere.json"], "--data nowhere.json does not exist"),
-        (["run", "fed_avg", "--data", __file__], "is not JSON: Extra data, line 1 column 3"),
+        (["run", "fed_avg", "--data", __file__], "is not readable JSON (Extra data: line 1 column 3 (char 2))"),
         (["run", "fed_avg", "--sites", "0.5"], "--sites wants a whole number of sites, or their names"),
         (["run", "fed_avg", "--sites", "2", "--min-sites", "3"], "min_sites=3, but the job has 2 site(s)"),
         (

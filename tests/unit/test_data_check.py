@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.data.preparers.__main__ import main as prepare
+from fairflare.federation.site.site_file import SHELL_SETTINGS
 
 Mask = npt.NDArray[np.bool_]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,7 +65,20 @@ def test_a_site_that_stands_in_the_file_twice_is_refused(tmp_path: Path) -> None
     (tmp_path / "two.json").write_text(f'{{"sites": {{{own}, {own}}}}}')
     code, text = check(tmp_path / "two.json")
     assert code == 2
-    assert "two.json cannot be read: 'a' stands twice in an object; keep one" in " ".join(text.split())
+    assert "two.json is not readable JSON ('a' stands twice in an object; keep one)" in " ".join(text.split())
+
+
+def test_keys_that_other_parts_read_are_no_mistake(tmp_path: Path) -> None:
+    """Check that all keys of a site's file are known where the task alone is asked, and that capitals are answered."""
+    site(tmp_path / "a", False, 0)
+    own: dict[str, Any] = dict.fromkeys(SHELL_SETTINGS, 1)
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": {"a": {**own, "data_root": str(tmp_path / "a")}}}))
+    code, text = check(tmp_path)
+    assert (code, problems(text)) == (0, []), text
+    (tmp_path / "fairflare.json").write_text(json.dumps({"Sites": {"a": {"data_root": str(tmp_path / "a")}}}))
+    code, text = check(tmp_path)
+    assert code == 1
+    assert "unknown key 'Sites' in the site's fairflare.json; did you mean 'sites'?" in text
 
 
 def test_good_data(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.cli.data.own_images import in_words, looked_at, suited_settings, without_phantom
+from fairflare.cli.data.own_images import in_words, looked_at, suited, suited_settings, without_phantom
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
@@ -321,6 +321,22 @@ def test_a_mistake_in_the_data_file_is_named_with_key_and_file(tmp_path: Path) -
     told = fairflare(*command, tmp_path / "a/datalist.json")
     assert f"{tmp_path / 'a/datalist.json'} is a datalist, the list of one site; give the fairflare.json" in told
     assert told.endswith("[2]")
+
+
+def test_a_block_of_a_site_that_the_run_lacks_is_refused(tmp_path: Path) -> None:
+    """Look at settings of sites with phantoms, whose number is known only with the plan."""
+    file = tmp_path / "fairflare.json"
+    file.write_text(json.dumps({"sites": {"server": {}, "site-1": {}, "site-9": {"phantom_cases": 2.0}}}))
+    told = fairflare("run", "fed_avg", "--in-process", "--workspace", tmp_path / "w", "--data", file)
+    assert f"--data {file}: nothing reads the block of site-9: the run has the sites site-1, site-2, site-3, " in told
+    assert told.endswith("[2]")
+    plan = make_plan("fed_avg", sites=8)
+    local = json.loads(file.read_text())
+    same: Any = {"quick": False, "trial": False}
+    with pytest.raises(ValueError, match="the block of site-9"):
+        suited(plan, local, file, {}, **same)
+    assert suited(plan, local, file, {}, some=True, **same) == {}  # evaluate tests some of the sites
+    assert suited(make_plan("fed_avg", sites=9), local, file, {}, **same) == {}
 
 
 def test_sites_that_are_out_for_one_reason_are_one_line() -> None:

@@ -9,7 +9,6 @@ import csv
 import errno
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -189,13 +188,10 @@ def system_error(error: OSError, where: Path | None = None) -> str:
 
 def unreadable(error: OSError | ValueError | RecursionError) -> str:
     """Return why a JSON file cannot be used, as words that follow the file's name."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}"
-    if isinstance(error, RecursionError):
-        return "is not usable: it has lists within lists without end"
     if isinstance(error, FileNotFoundError):
         return "does not exist"
-    return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    why = "lists within lists without end" if isinstance(error, RecursionError) else error
+    return f"is not readable JSON ({getattr(error, 'strerror', None) or why})"
 
 
 def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fairflare.cli.screen import say
-from fairflare.reporting.layout import counted
+from fairflare.reporting.layout import counted, listed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,8 +71,9 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
 
 
 def suited(
-    plan: Plan, local: Mapping[str, Any], data: Path | None, given: Mapping[str, Any], *, quick: bool, trial: bool
-) -> dict[str, Any]:
+    plan: Plan, local: Mapping[str, Any], data: Path | None, given: Mapping[str, Any], *, quick: bool, trial: bool,
+    some: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Return settings of a run that suit the sites' own images, and print how these images are read.
 
     If the sites have no images of their own, the settings are empty and nothing is printed.
@@ -84,14 +85,21 @@ def suited(
         given: settings that the user gave; they are not changed.
         quick: whether channels and image size follow the images.
         trial: whether the user gave neither a number of rounds nor the paper's settings.
+        some: whether the file may have blocks of sites that the run leaves out.
 
     Raises:
-        ValueError: two sites have the same images.
+        ValueError: two sites have the same images, or the file has a key or a block that nothing reads.
     """
     from fairflare.federation.transports.shared_images import refuse_shared_images
 
     refuse_unknown_keys(plan, local, data)
     refuse_shared_images(plan.sites or (), local)
+    blocks = [] if some or plan.sites is None else sorted({*local.get("sites", ())} - {*plan.sites, "server"})
+    if blocks:
+        raise ValueError(
+            f"--data {data}: nothing reads the block of {listed(blocks)}: the run has the sites "
+            f"{listed(plan.sites or ())}. Correct the name, or give the number of sites with --sites"
+        )
     images = looked_at(plan, local)
     if not images:  # of whole volumes only the manifest is read
         return prepared_for(plan, data, given) if getattr(plan.task, "spatial_dims", 2) == 3 else {}
@@ -108,14 +116,14 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
         ValueError: a key is unknown; the message names file, key, and the sites that have the key.
     """
     from fairflare.data.datalist import DataError
-    from fairflare.federation.site.site_file import SHELL_SETTINGS, own_settings
+    from fairflare.federation.site.site_file import own_settings
     from fairflare.tasks.shared.site_settings import check_keys
 
     kind: Any = getattr(plan.task, "site_settings", None)
     found: dict[str, list[str]] = {}
     for site in plan.sites or () if kind is not None and data is not None else ():
         try:
-            check_keys(kind, site, own_settings(local, site), SHELL_SETTINGS)
+            check_keys(kind, site, own_settings(local, site))
         except DataError as error:
             found.setdefault(str(error).removeprefix(f"site '{site}': "), []).append(site)
     for text, sites in found.items():

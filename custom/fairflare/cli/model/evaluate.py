@@ -104,7 +104,7 @@ def evaluate(
             refuse_to_replace_run(folder, "", "--out")
         for model in given:  # all of them before the first is tested
             say(model.where)
-            suited(model.plan, local, data, vars(model.plan.task), quick=False, trial=False)
+            suited(model.plan, local, data, vars(model.plan.task), quick=False, trial=False, some=True)
             for site in model.plan.sites or () if require_all_sites and len(given) > 1 else ():
                 model.plan.task.open_site(site, own_settings(local, site))
     with stopped_by_signals(errors) as stop:

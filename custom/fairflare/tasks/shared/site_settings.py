@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -21,6 +21,8 @@ OTHER_KEYS = (  # keys of the site file that other parts than the task read
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
     "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model",
     "precision", "channels_last", "compile", "deterministic", "networks", "bundle_classes", "privacy",
+    "min_cases", "train_below_min_cases", "save_seconds",
+    "secure", "secure_max_weight", "secure_max_exposure", "secure_pins",
 )  # fmt: skip
 
 Filename = Annotated[str, Field(min_length=1)]
@@ -99,19 +101,18 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
     return found
 
 
-def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any], others: Sequence[str] = ()) -> None:
+def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> None:
     """Raise an error for a key of a site's private file that no part of the program reads.
 
     Args:
         kind: class of the settings that the task reads.
         site: name of the site, for the message.
         given: content of the file for this site.
-        others: further keys that are allowed.
 
     Raises:
         DataError: a key is unknown; the message names it and the nearest known key.
     """
-    known = tuple(dict.fromkeys((*field_names(kind), *OTHER_KEYS, *others)))
+    known = tuple(dict.fromkeys((*field_names(kind), *OTHER_KEYS)))
     for key in given:
         if key not in known:
             hint, near = checks.unknown(key, known, "docs/data.md has all"), checks.nearest(key, known)

@@ -77,12 +77,53 @@ def test_keys_that_are_nearly_known_are_named(root: Path) -> None:
     assert load_datalist(root, site="a").doubts == (
         "entry 0 of 'training' has the key 'pateint', which is not read; did you mean 'patient'?",
     )
-    change(root, training=[{"image": "images/0.png", "label": "masks/0.png"}], unlabeled=[{"image": "images/1.png"}])
-    assert load_datalist(root, site="a").doubts == (
-        "the datalist has the key 'unlabeled', which is not read; did you mean 'unlabelled'?",
-    )
     change(root, training=[{"image": "images/0.png", "lable": "masks/0.png"}])
     assert "every entry needs 'image' and 'label'; did you mean 'lable'?" in str(refused(root))
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("unlabeled", "unlabelled"), ("Unlabelled", "unlabelled"), ("Training", "training"), ("train", "training"),
+        ("val", "validation"), ("testing", "test"), ("Test_dark", "test"),
+    ],
+)  # fmt: skip
+def test_a_list_of_images_under_a_name_that_is_almost_known_is_refused(root: Path, name: str, meant: str) -> None:
+    change(root, **{name: [{"image": "images/1.png"}, {"image": "images/2.png"}]})
+    error = refused(root)
+    assert f"it has '{name}', a list of images (2), which is not read; did you mean '{meant}'" in str(error)
+    assert f"'{name}'" not in error.public
+    assert f"a list of images has a name that is not read; did you mean '{meant}'" in error.public
+    problems: list[DataError] = []
+    assert load_datalist(root, site="a", problems=problems).doubts == ()
+    assert [one.public for one in problems] == [error.public.replace("hospital-a", "a")]
+
+
+def test_what_nothing_reads_is_noted_and_keys_of_other_programs_are_not(root: Path) -> None:
+    known = {
+        "name": "x", "description": "x", "reference": "x", "licence": "x", "release": "1.0", "tensorImageSize": "3D",
+        "modality": {"0": "CT"}, "labels": {"0": "background"}, "numTraining": 1, "numTest": 1, "channel_names": {},
+    }  # fmt: skip
+    entry = {"image": "images/0.png", "label": "masks/0.png"}
+    other = {"fold": 0, "age": 63, "site": "b", "size": 4, "image_id": 7}
+    change(root, **known, training=[{**entry, **other}])
+    assert load_datalist(root, site="a").doubts == ()
+    change(root, fold1=[entry], class_name=["x"], Unlabelled=["images/1.png"])
+    assert load_datalist(root, site="a").doubts == (
+        "the datalist has 'fold1', a list of images (1), which is not read",
+        "the datalist has the key 'class_name', which is not read; did you mean 'class_names'?",
+        "the datalist has the key 'Unlabelled', which is not read; did you mean 'unlabelled'?",
+    )
+    change(root, fold1=None, class_name=None, Unlabelled=None, attributes={"age": {"kind": "number", "bins": [50]}})
+    assert load_datalist(root, site="a").doubts == (
+        "entry 0 of 'training' has the key 'age', which is not read; write it within 'attributes'",
+    )
+
+
+@pytest.mark.parametrize("value", ["true", 1, [True]])
+def test_whether_images_are_synthetic_is_true_or_false(root: Path, value: Any) -> None:
+    change(root, synthetic=value)
+    assert f"'synthetic' must be true or false, got {value!r}" in str(refused(root))
 
 
 def test_the_list_may_have_another_name_and_a_relative_root(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

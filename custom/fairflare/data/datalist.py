@@ -37,12 +37,12 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base import checks
-from fairflare.base.disk.files import keys_once, lies_in, real_folders, write_whole
+from fairflare.base.disk.files import keys_once, lies_in, real_folders, unreadable, write_whole
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.image_file import PICTURES as PICTURES
 from fairflare.data.image_file import suffix_of as suffix_of
 from fairflare.data.listing.attributes import doubts_of
-from fairflare.data.listing.checking import EXTRA_NAME, KEYS, LINKS, SPLITS, CheckedList
+from fairflare.data.listing.checking import EXTRA_NAME, LINKS, SPLITS, CheckedList
 from fairflare.data.listing.samples import DataError, Datalist, Sample
 
 __all__ = [
@@ -101,13 +101,7 @@ def load_datalist(
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
     told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
-    # Other keys may be there for other programs, such as MONAI's "fold".
-    spelled = ((key, "the datalist", [UNLABELLED]) for key in content if key not in splits and key.startswith("unlab"))
-    doubts += [
-        f"{where} has the key '{key}', which is not read{near}"
-        for key, where, known in (*((key, where, KEYS) for key, where in checked.unread.items()), *spelled)
-        if (near := checks.nearest(key, known))
-    ]
+    doubts += checked.unread_of(content)
     return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts))
 
 
@@ -148,8 +142,7 @@ def _read_json(file: Path, site: str) -> Any:
         # JSON may be in UTF-8 or UTF-16, with or without a byte order mark.
         return json.loads(file.read_bytes(), object_pairs_hook=keys_once)
     except (OSError, ValueError, RecursionError) as error:
-        why = "lists within lists without end" if isinstance(error, RecursionError) else error
         raise DataError(
-            f"site '{site}': datalist '{file}' is not readable JSON ({why}); correct the file",
+            f"site '{site}': datalist '{file}' {unreadable(error)}; correct the file",
             f"site '{site}': the datalist is not readable JSON",
         ) from error

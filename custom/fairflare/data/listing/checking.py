@@ -28,7 +28,10 @@ from fairflare.data.listing.attributes import (
 from fairflare.data.listing.samples import DataError, Sample
 
 SPLITS = ("training", "validation", "test")
+LISTS = (*SPLITS, UNLABELLED)
 KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # keys of an entry that are read
+BESIDE = ("class_names", "class_groups", "attributes", "synthetic")  # keys beside the lists of images that are read
+MISTYPED = 0.77  # similarity to a known key from which an unknown key is taken for a mistake; "image_id" is below
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
@@ -107,6 +110,11 @@ class CheckedList:
             f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
             "it is not an object with the splits",
         )
+        self.need(
+            isinstance(content.get("synthetic") or False, bool),
+            f"'synthetic' must be true or false, got {content.get('synthetic')!r:.80}",
+            "'synthetic' is not true or false",
+        )
         with self.noted():
             try:
                 self.attributes.update(read_declared(content.get("attributes", {})))
@@ -131,6 +139,34 @@ class CheckedList:
                     self.one_split(patients, patient, split, f"patient '{patient}'", "a patient")
             found[split] = tuple(samples)
         return found
+
+    def unread_of(self, content: dict[str, Any]) -> Iterator[str]:
+        """Yield a note on each list of images that nothing reads, and on each key that is almost a known one.
+
+        All other keys may be there for other programs, such as ``description`` or an entry's ``fold``.
+
+        Raises:
+            DataError: the name of a list of images is near that of a list that is read.
+        """
+        odd = [key for key in content if key not in (*LISTS, *BESIDE) and not key.startswith(EXTRA_TEST)]
+        for key, value in ((key, content[key]) for key in odd):
+            images = isinstance(value, list) and any(isinstance(one, dict) and "image" in one for one in value)
+            known = (*BESIDE, *LISTS) if isinstance(value, list) else BESIDE
+            near = nearest(key, LISTS, far=True) if images else nearest(key, known, close=MISTYPED)
+            what = f"'{key}', a list of images ({len(value)})" if images else f"the key '{key}'"
+            with self.noted():
+                self.need(
+                    not (images and near),
+                    f"it has {what}, which is not read{near} Correct the name, or take the list out",
+                    f"a list of images has a name that is not read{near}",
+                )
+            if images != bool(near):
+                yield f"the datalist has {what}, which is not read{near}"
+        for key, where in self.unread.items():
+            if near := "; write it within 'attributes'" * (key in self.attributes) or nearest(
+                key, KEYS, close=MISTYPED
+            ):
+                yield f"{where} has the key '{key}', which is not read{near}"
 
     def one_split(self, seen: dict[Any, list[str]], key: Any, split: str, what: str, public: str) -> None:
         """Raise ``DataError`` for an image or patient that is in two splits.

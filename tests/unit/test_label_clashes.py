@@ -290,6 +290,22 @@ def test_findings(tmp_path: Path, agreeing: Among, clash: str) -> None:
     assert [one.site for one in found if text in one.text][:1] == [ODD]
 
 
+def test_a_file_that_says_all_contradicts_a_finding_of_which_nothing_is_known(tmp_path: Path) -> None:
+    known = findings(tmp_path / "A")
+    silent = findings(tmp_path / ODD, lambda row, number: [None, *row[1:]])
+    for said, sites in (("all", [ODD]), ([0, 1, 2], [ODD]), ([1, 2], [])):
+        found = problems_of(BANDS, {"A": {**known, "classes": said}, ODD: {**silent, "classes": said}})
+        told = [one for one in found if "says that edema was looked for, and all labels have null" in one.text]
+        assert [(one.site, one.grave) for one in told] == [(site, False) for site in sites]
+
+
+def test_findings_are_counted_by_name_whatever_their_order(tmp_path: Path) -> None:
+    sites = {"A": findings(tmp_path / "A", lambda row, number: [0, row[1], 1])}
+    other = ClassificationTask(findings=["node", "mass", "edema"], image_size=(33, 33), in_channels=1)
+    for task in (BANDS, other):
+        assert check_sites(task, sites).sites[0].labelled == {"edema": 0, "mass": 36, "node": 72}
+
+
 WAYS: dict[str, tuple[Callable[[Mask], Mask], str]] = {
     "right": (lambda masks: masks, ""),
     "exchanged": (lambda masks: np.roll(masks, 1, 0), "given to other images"),

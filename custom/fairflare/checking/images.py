@@ -33,7 +33,6 @@ from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
 from fairflare.tasks.images import ImageTask
-from fairflare.tasks.placing import flat_pair
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
 CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
@@ -148,7 +147,7 @@ def check_sites(
     problems: list[Problem] = []
     opened = list(_opened(task, sites, problems))
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
-    called = names if names and len(names) == len(task.structures) else task.names()
+    called = names if names and not task.findings and len(names) == len(task.structures) else task.names()
     lookers = [_Looker(task, own, listed, called) for own, listed in opened]
     total, before = sum(len(looker.listed) for looker in lookers), 0
     for looker in lookers:
@@ -240,7 +239,7 @@ class _Looker:
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             if sample.label is None:
                 return found
-            picture, seen = flat_pair(image, target)
+            picture, seen = _flat_pair(image, target)
             structures = target.reshape(len(target) if target.ndim else 1, -1)  # -1: does not count
             marked = (structures > 0).any(axis=1)
             found.number = None if target.ndim else int(target)
@@ -316,11 +315,19 @@ class _Looker:
             told = self.task.annotated_in(self.list.site, self.own)
         except DataError as error:
             self.say(_plain(self.list.site, error))
-        if told is not None or not self.task.findings:
+        if not self.task.findings:
             return told
         rows = [sample.label for _, sample in self.listed if isinstance(sample.label, tuple)]
         names = self.list.class_names or ()
         seen = {name for row in rows for name, value in zip(names, row, strict=False) if value >= 0}
+        if told is not None:
+            if silent := [self.names[k] for k in told if self.names[k] not in seen]:
+                self.say(
+                    f"'classes' in the site's fairflare.json says that {', '.join(silent)} was looked for, and all "
+                    "labels have null: write 0 where it was not there, or leave its number out of 'classes'",
+                    grave=False,
+                )  # fmt: skip
+            return told
         known = tuple(k for k, name in enumerate(self.names) if name in seen)
         return known if len(known) < len(self.names) and all(labelled[self.names[k]] for k in known) else None
 
@@ -341,6 +348,20 @@ class _Looker:
 
     def say(self, text: str, grave: bool = True, about: str = "") -> None:
         self.problems.setdefault(text, Problem(self.list.site, text, grave, about))
+
+
+def _flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Cut image and mask to one plane: of a volume, the slice with most voxels of the mask; else they stay as they are.
+
+    Args:
+        image: image (channels, height, width), or volume (channels, x, y, z), whose third spatial axis is indexed.
+        target: its mask in the same layout, or a class, which is returned unchanged: the image then decides the slice.
+    """
+    inside = target if target.ndim > 1 else image
+    if inside.ndim < 4:
+        return image, target
+    place = (..., int((inside > 0).any(0).sum((0, 1)).argmax()))
+    return image[place], target[place] if target.ndim > 1 else target
 
 
 def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch.nn.functional import interpolate, pad
 
@@ -31,20 +30,6 @@ def inner_size(own: Size, size: Size, how: str) -> Size:
     factor = min(factors) if how == "pad" else max(factors)
     height, width = (max(1, round(old * factor)) for old in own)
     return height, width
-
-
-def flat_pair(image: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Cut image and mask to one plane: of a volume, the slice with most voxels of the mask; else they stay as they are.
-
-    Args:
-        image: image (channels, height, width), or volume (channels, x, y, z), whose third spatial axis is indexed.
-        target: its mask in the same layout, or a class, which is returned unchanged: the image then decides the slice.
-    """
-    inside = target if target.ndim > 1 else image
-    if inside.ndim < 4:
-        return image, target
-    place = (..., int((inside > 0).any(0).sum((0, 1)).argmax()))
-    return image[place], target[place] if target.ndim > 1 else target
 
 
 def centred(pictures: torch.Tensor, size: Size, fill: float = 0.0) -> torch.Tensor:

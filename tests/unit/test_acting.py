@@ -8,6 +8,7 @@ import pytest
 
 from fairflare.base.acting import OnlyWith, idle, needs_of, only_with
 from fairflare.base.settings import NonNegative, field_names, settings
+from fairflare.federation.plan.describe import page
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
@@ -86,6 +87,12 @@ def test_what_is_declared_exists() -> None:
             for name, need in needs_of(cls).items():
                 assert name in known, (cls, name)
                 assert need is None or need.other in known, (cls, name)
+
+
+def test_a_setting_that_can_never_act_is_not_described() -> None:
+    """Check that SCAFFOLD, whose optimizer is always SGD, has no betas among its settings, and FedAvg has."""
+    assert [name for name in ("fed_avg", "scaffold") if "| `betas` |" in page(name)] == ["fed_avg"]
+    assert all("| `momentum` |" in page(name) for name in ("fed_avg", "scaffold"))
 
 
 def test_the_own_class_goes_first() -> None:

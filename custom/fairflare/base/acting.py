@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
-from fairflare.base.settings import Part, field_names
+from fairflare.base.settings import Part, field_names, hints_of
 
-__all__ = ["OnlyWith", "idle", "needs_of", "only_with"]
+__all__ = ["OnlyWith", "idle", "needs_of", "never_acting", "only_with"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,15 @@ def needs_of(cls: type) -> dict[str, OnlyWith | None]:
         for name, need in vars(base).get("acts", {}).items():
             found.setdefault(name, need)
     return found
+
+
+def never_acting(cls: type) -> set[str]:
+    """Return the names of a class's settings that cannot act, since the class lets the other setting have no value."""
+    return {
+        name for name, need in needs_of(cls).items()
+        if need and not need.when and get_origin(other := hints_of(cls).get(need.other)) is Literal
+        and not any(map(need.fits, get_args(other)))
+    }  # fmt: skip
 
 
 def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) -> Iterator[str]:

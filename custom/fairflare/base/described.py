@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from fairflare.base.acting import never_acting
 from fairflare.base.settings import REQUIRED, default_of, hints_of, in_words, listed, parts_of
 
 
@@ -34,10 +35,10 @@ class Setting:
 
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
-    """List a class's settings, each part followed by the part's; a setting that several kinds have is listed once."""
+    """List the settings of a class that can act, each part followed by its own; one of several kinds is listed once."""
     found: list[Setting] = []
-    texts = meanings(cls)
-    for field in dataclasses.fields(cls):
+    texts, vain = meanings(cls), never_acting(cls)
+    for field in (field for field in dataclasses.fields(cls) if field.name not in vain):
         name, default, kinds = prefix + field.name, default_of(cls, field.name), parts_of(cls, field.name)
         wanted = f"one of {listed(kinds)}" if kinds else in_words(hints_of(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default

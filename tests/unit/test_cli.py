@@ -15,6 +15,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -683,6 +684,7 @@ def test_doctor_on_a_good_machine() -> None:
     assert code == 0
     for name in ("python", "fairflare", "nvflare", "torch", "monai", "GPU", "disk"):
         assert found[name] in ("ok", "warning")
+    assert found["opacus"] == ("ok" if find_spec("opacus") else "warning")  # of the extra dp
     assert max(map(len, fairflare("doctor").stdout.splitlines())) <= 80
 
 

@@ -22,7 +22,10 @@ from fairflare.cli.screen import AsJson, console, one_document, user_errors
 
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
-EXTRAS = {"data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard"}
+EXTRAS = {
+    "data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard",
+    "dp": "differential privacy at a site",
+}  # fmt: skip
 LAY = "`fairflare policies KIT` narrows it"
 #: Settings of a bundle that say which keys and values of it are read.
 OF_BUNDLE = ("bundle_configs", "bundle_overrides", "optimizer")

@@ -341,7 +341,7 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
     assert of == {
         "ledger": last_line(tmp_path), "epsilon": spent, "target": 1000, "delta": 1e-5, "unit": "patient",
         "covers": "updates, reports and metrics",
-        "mechanism": "DP-SGD, noise 2, clip 1; Gaussian, noise 0.05",
+        "mechanism": "DP-SGD, noise 2, clip 1; Gaussian, noise 0.05 (the test's figure: standard deviation 0.017)",
         "worth": pytest.approx(6 * one_release(0.05, 1e-5)), "lasts": 2,
     }  # fmt: skip
     first = run_notes(found)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import logging
 import math
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from scipy import stats
 from torch import nn
 
+from fairflare.cli.run.view import RunView
 from fairflare.data.datalist import write_datalist
 from fairflare.exchange.messages import SiteReply, encode_reply
 from fairflare.federation.collecting.phase import RoundFailed
@@ -606,16 +609,40 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert any("site-1 (suppressed: differential privacy)" in note for note in run_notes(results))
 
 
+@pytest.mark.parametrize(
+    ("target", "lasts", "rounds", "told"),
+    [
+        (8.0, 3, 3, [("epsilon 8 lasts for 3 of 3 round(s)", False)]),
+        (10.0, 0, 0, []),
+        (
+            1e9,
+            0,
+            0,
+            [("epsilon 1e+09 protects little or nothing (at most 10 counts as reasonable); let its own", True)],
+        ),
+        (11.0, 2, 3, [("epsilon 11 lasts for 2 of 3 round(s), then", True), ("epsilon 11 protects little", True)]),
+    ],
+)
+def test_what_users_are_told_of_a_budget(target: float, lasts: float, rounds: int, told: Any) -> None:
+    found = list(policy.budget_notes(target, lasts, rounds))
+    for (text, warning), (beginning, grave) in zip(found, told, strict=True):
+        assert text.startswith(beginning)
+        assert warning == grave
+
+
 def test_the_check_says_how_many_rounds_the_budget_lasts_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Check a budget for two of three rounds, and one for none, which ends the run before any training."""
     settings = {**PICTURES, "image_size": [32, 32], "batch_size": 8, "local_epochs": 1}
     plan = make_plan("fed_avg", task="classification", sites=["site-1", "site-2"], num_rounds=3, settings=settings)
     own: dict[str, Any] = {"privacy": {"epsilon": 10, "delta": 1 / 3000}, "state_root": str(tmp_path / "root")}
-    with caplog.at_level(logging.INFO):
-        found = read_results(run_local(plan, tmp_path / "run", {"sites": {"site-1": own}}))
+    shown = io.StringIO()
+    with caplog.at_level(logging.INFO), RunView(Console(file=shown, width=200)) as view:
+        found = read_results(run_local(plan, tmp_path / "run", {"sites": {"site-1": own}}, listeners=[view]))
     assert [record.accepted for record in found.rounds] == [["site-1", "site-2"], ["site-1", "site-2"], ["site-2"]]
     assert found.info.privacy["site-1"]["lasts"] == 2
-    assert "the privacy budget of site 'site-1' lasts for 2 of 3 round(s)" in caplog.text
+    told = "privacy budget of site 'site-1': epsilon 10 lasts for 2 of 3 round(s), then it skips them; run fewer rounds"
+    assert told in caplog.text
+    assert [line.startswith(told) for line in shown.getvalue().splitlines() if "budget of" in line] == [True]
     assert (
         "DP-SGD, noise 1, clip 1; covers updates; reports and metrics stay at home; epsilon at most 10;" in caplog.text
     )

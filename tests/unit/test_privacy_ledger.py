@@ -72,7 +72,7 @@ def test_rounds_add_up_over_jobs_until_the_budget_is_spent(tmp_path: Path) -> No
 def test_how_many_rounds_the_budget_lasts_for_is_known_before_the_first(tmp_path: Path) -> None:
     book = Ledger("site-1", tmp_path)
     assert [book.lasts("abc", spending(), most) for most in (0, 3, 4, 100)] == [0, 3, 4, 4]
-    why = r"budget too small for one round: with this round epsilon is 1\.0000, the target 0\.9 .*; raise epsilon or"
+    why = r"budget too small for one round: with this round epsilon is 1\.0000, the target 0\.9 .*; what helps: a"
     with pytest.raises(Refused, match=why):
         book.lasts("abc", spending(target=0.9), 5)
     assert not [*tmp_path.rglob(ledger.LEDGER)]  # nothing was reserved
@@ -98,6 +98,48 @@ def test_the_rough_count_of_rounds_is_that_of_the_ledger(
     found = Ledger("site-1", tmp_path).lasts("abc", one, 20)
     fits = [ledger.epsilon([(1.0, 1 / 13, 13)] * n, 1e-5)[0] <= target for n in (found, found + 1)]
     assert fits == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("past", "target", "steps", "others"),
+    [
+        (0, 2.0, 4, ["more noise", "fewer local_epochs"]),
+        (0, 0.5, 4, ["more noise"]),  # ten times the noise: 0.4; one step: 1
+        (0, 2.0, 200, ["fewer local_epochs"]),
+        (1, 4.0, 4, []),  # the budget is gone whatever the round costs
+    ],
+)
+def test_a_refused_round_names_only_what_helps(
+    past: int, target: float, steps: int, others: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count a step as epsilon 1 / noise, then do what the refusal advises."""
+    monkeypatch.setattr(ledger, "epsilon", lambda history, *_: (sum(n / z for z, _, n in history), "sum"))
+    changed = {"more noise": (10.0, steps), "fewer local_epochs": (1.0, 1)}
+
+    def ask(noise: float, steps: int, target: float = target) -> float:
+        of = Spending("train", "patient", 9, noise, 0.5, steps, 1.0, target, 1e-5)
+        return Ledger("site-1", tmp_path).reserve("abc", of, OF)
+
+    for _ in range(past):
+        ask(1.0, 4)
+    with pytest.raises(Refused, match="what helps: a larger 'epsilon' in the site's own file") as refused:
+        ask(1.0, steps)
+    assert [name for name in changed if name in str(refused.value)] == others
+    for name, (noise, fewer) in changed.items():
+        if name not in others:
+            with pytest.raises(Refused):
+                ask(noise, fewer)
+    ask(*changed[others[0]]) if others else ask(1.0, steps, target=100.0)
+
+
+def test_what_lasts_can_be_asked_without_making_a_ledger(tmp_path: Path) -> None:
+    book = Ledger("site-1", tmp_path)
+    assert book.lasts("abc", spending(), 1, begins=False) == 1
+    assert [*tmp_path.iterdir()] == []
+    reserve(tmp_path)
+    files(tmp_path)[0].unlink()
+    with pytest.raises(Refused, match=r"'ledger.jsonl' of its ledger is gone"):
+        book.lasts("abc", spending(), 1, begins=False)
 
 
 def test_a_list_that_shares_one_case_goes_on_with_what_was_spent(tmp_path: Path) -> None:

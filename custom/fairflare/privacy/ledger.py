@@ -17,7 +17,7 @@ import shutil
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -36,6 +36,7 @@ BOOKS, HEADS = ".privacy", ".privacy_heads"  # folders in the site's state root;
 NEEDED = "it needs the package opacus: pip install 'fairflare[dp]'"
 SIZE = 32  # bytes of a case's key
 ERROR = 1e-3  # largest error of an epsilon by PRV
+MORE = 10.0  # by what a round's noise is multiplied to find out whether more of it could help
 WAIT = 60.0  # seconds to wait for another process that holds the ledger
 
 Cost = tuple[float, float, int]  # noise multiplier, sampling rate, steps
@@ -156,16 +157,22 @@ class Ledger:
             self.last = _hash(lines)
             return after
 
-    def lasts(self, cases: Iterable[Hashable], spending: Spending, most: int) -> int:
+    def lasts(self, cases: Iterable[Hashable], spending: Spending, most: int, *, begins: bool = True) -> int:
         """Return for how many rounds like this one the budget of the ledger lasts, at most ``most``; write nothing.
 
         The number follows from an epsilon that is rough to 1 % of the target; whether one round fits is exact.
+
+        Args:
+            cases: identifiers of the list's cases.
+            spending: one round.
+            most: largest number of rounds that is of interest.
+            begins: whether a job is about to write its first line; else no folder is made where there is no ledger.
 
         Raises:
             Refused: the budget does not last for one round; or the ledger cannot be trusted.
         """
         rough = max(ERROR, spending.target / 100)
-        with self._alone():
+        with self._alone(begins or self._there):
             _, past = self._past(cases, self._read() if self._there else [])
             found = bisect_right(
                 range(1, most + 1), spending.target + rough,
@@ -189,21 +196,35 @@ class Ledger:
 
     def _after(self, past: Sequence[Cost], spending: Spending) -> tuple[float, str]:
         """Return the epsilon after a round, and its accountant; refuse a round that would exceed the target."""
-        after, accountant = epsilon([*past, *_costs(vars(spending))], spending.delta)
+        (noise, rate, steps), *also = _costs(vars(spending))
+        after, accountant = epsilon([*past, (noise, rate, steps), *also], spending.delta)
         if not after <= spending.target:
+            rough = max(ERROR, spending.target / 100)
+            others = {
+                ", or more noise there": (MORE * noise, rate, steps),
+                ", or fewer local_epochs or local_steps in the job": (noise, rate, 1),
+            }
+            help_too = [
+                words for words, cost in others.items()
+                if epsilon([*past, cost, *also], spending.delta, rough)[0] <= spending.target
+            ]  # fmt: skip
             raise Refused(
                 self.site,
                 f"privacy budget {'spent' if past else 'too small for one round'}: with this round epsilon is "
-                f"{after:.4f}, the target {spending.target:g} (delta {spending.delta:.3g}); raise epsilon or noise in "
-                "the site's own file, or set fewer local_epochs in the job",
+                f"{after:.4f}, the target {spending.target:g} (delta {spending.delta:.3g}); what helps: a larger "
+                f"'epsilon' in the site's own file{''.join(help_too)}",
             )
         return after, accountant
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, locks: bool = True) -> Iterator[None]:
         """Hold the ledger's lock; refuse if another process holds it, or opacus is not installed."""
         try:
-            with locked(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True):
+            with (
+                locked(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True)
+                if locks
+                else nullcontext()
+            ):
                 yield
         except Held as held:
             raise Refused(self.site, f"its ledger is in use by {held}; end that process, then start again") from held

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fairflare.base.settings import BelowOne, Positive, PositiveInt, settings
-from fairflare.base.task import LOSS
+from fairflare.base.task import LOSS, SiteData
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import (
     STATUS_FAILED,
@@ -40,6 +40,8 @@ PRIVACY = "privacy"  # name of the site's setting, and of the fact that a site r
 #: Name of the fact with target, delta, units times epsilon of a noisy number, and rounds that the budget lasts for.
 BUDGET = "budget"
 LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are nearly random
+#: Largest target epsilon that is called reasonable (Ponomareva et al., JAIR 2023, section 5.2; above: weak to none).
+REASONABLE = 10.0
 EPSILON = "epsilon"  # name of the value in the stats of a round
 LAST_LINE = "ledger"  # name of the last line's hash in a reply's stats, and of the directive in which it comes back
 SAYS = "under_dp"  # attribute by which a class says whether its training may be differentially private
@@ -75,6 +77,28 @@ class PrivacySettings:
     clip: Positive = 1.0
     images: PositiveInt = 1
     reports: Positive | None = None
+
+
+def budget_notes(target: float, lasts: float = 0, rounds: int = 0) -> Iterator[tuple[str, bool]]:
+    """Yield what users should know of a site's budget, each with whether it is a warning.
+
+    Args:
+        target: the largest epsilon.
+        lasts, rounds: for how many of the job's rounds it lasts; no round: no job is known yet.
+    """
+    if rounds:
+        yield (
+            f"epsilon {target:g} lasts for {lasts:g} of {rounds} round(s)"
+            + ", then it skips them; run fewer rounds, or let its own file have a larger epsilon or more noise"
+            * (lasts < rounds),
+            lasts < rounds,
+        )
+    if target > REASONABLE:
+        yield (
+            f"epsilon {target:g} protects little or nothing (at most {REASONABLE:g} counts as reasonable); let its own "
+            "file have a smaller one, with more noise",
+            True,
+        )
 
 
 def declares(kind: type) -> bool:
@@ -129,7 +153,7 @@ class Private:
         self.site, self.own = site, own
         self.ledger = Ledger(site, root)
         self._after: dict[int, float] = {}
-        self._lasts = 0
+        self._lasts, self._noise = 0, 0.0
         self.public: set[str] = set()  # reasons that may leave
         self._names: dict[str, Any] = {}  # names of job, experiment and round
         self._asked: dict[str, tuple[float, ...]] = {}  # what is reported: name, and distances from the received model
@@ -171,6 +195,17 @@ class Private:
         spending = self._planned(half, run, model)
         cases, left = run.data.identities("training"), run.num_rounds - run.current_round
         self._lasts = self.ledger.lasts(cases, spending, left)
+        self._noise = (self.own.reports or 0.0) / (len(Units.of(run.data, "test").members) or math.inf)
+
+    def check_budget(self, data: SiteData) -> None:
+        """Refuse data with which every job's training would be refused, before there is a job; write nothing.
+
+        Raises:
+            Refused: delta, a ledger that cannot be trusted, or a budget that lasts for no step; or opacus is missing.
+        """
+        units = Units.of(data)
+        step = self._spending(TASK_TRAIN, units, (self.own.noise, 1 / len(units.members), 1), self.own.clip)
+        self.ledger.lasts(data.identities("training"), step, 1, begins=False)
 
     def train(self, half: LocalTraining, request: SiteTask, run: SiteRun, model: torch.nn.Module) -> Trained:
         """Reserve a round in the ledger, then train it.
@@ -327,5 +362,6 @@ class Private:
         worth = 0.0 if own.reports is None else len(units.members) * one_release(own.reports, delta)
         covers = "updates; reports and metrics stay at home" if own.reports is None else "updates, reports and metrics"
         how = f"DP-SGD, noise {own.noise:g}, clip {own.clip:g}"
-        how += f"; Gaussian, noise {own.reports:g}" if own.reports else ""
+        shown = f" (the test's figure: standard deviation {self._noise:.2g})" * bool(self._noise)
+        how += f"; Gaussian, noise {own.reports:g}{shown}" if own.reports else ""
         return {PRIVACY: [units.kind, how, covers], BUDGET: [own.epsilon, delta, worth, self._lasts]}

@@ -59,7 +59,7 @@ class RunView(Listener):
             self._awaited = list(details["sites"])
             if (phase := details["phase"]) in OF_ALL:
                 self._line(f"{phase}: {len(self._awaited)} site(s) {OF_ALL[phase]}")
-        elif kind == "sums":
+        elif kind == "note":
             self._line(details["text"])
         elif kind == "site":
             self._site(details)

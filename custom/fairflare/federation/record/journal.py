@@ -75,6 +75,11 @@ class Journal:
         for listener in self.listeners:
             listener.event(kind, details)
 
+    def note(self, text: str, *, warning: bool = False) -> None:
+        """Write a line into the server's log, and show it where the run is watched."""
+        self.tell("note", text=text)
+        self.say(text, warning=warning)
+
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
         said = {site: {**facts[site]} for site in sorted(facts)}

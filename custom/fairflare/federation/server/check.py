@@ -28,7 +28,7 @@ from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head,
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
-from fairflare.privacy.policy import BUDGET, PRIVACY
+from fairflare.privacy.policy import BUDGET, PRIVACY, budget_notes
 
 NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
 MAX_LISTS = 100  # largest number of lists of images that a site may have
@@ -223,13 +223,10 @@ class Check:
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
         left = run.num_rounds - current_round
-        for site, found in sorted(self.facts.items()):
-            if (lasts := found.get(PRIVACY, {}).get("lasts", left)) < left:
-                self.journal.say(
-                    f"check: the privacy budget of site {site!r} lasts for {lasts:g} of {left} round(s), then it skips "
-                    "them; run fewer rounds, or let its own file have a larger epsilon or noise",
-                    warning=True,
-                )
+        private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
+        for site, of in private.items():
+            for text, warning in budget_notes(of["target"], of["lasts"], left):
+                self.journal.note(f"privacy budget of site {site!r}: {text}", warning=warning)
         said = {found["synthetic"] for found in self.facts.values()} - {None}
         if problems := [*problems, *self._unready(phase)]:
             words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]

@@ -175,7 +175,7 @@ class Rounds:
             why = f"{type(rule).__name__} falls back to FedAvg: of its reports under differential privacy {told}{needs}"
             self.retraining.own = fallback = WithoutReports()
             fallback.why = why
-            self.transport.say(why, warning=True)
+            self.journal.note(why, warning=True)
 
     def _average_rows(self) -> None:
         """Average output rows over the sites that annotate them, where sites annotate different structures."""

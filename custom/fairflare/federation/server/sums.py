@@ -108,7 +108,7 @@ class SecureSums:
             f"{brief}. No site's model leaves it; the server learns reports and metrics of each, the weights, the "
             "sums, and who took part"
         )
-        self.journal.tell("sums", text=brief)
+        self.journal.tell("note", text=brief)
         self.journal.say(text)
         self.journal.store.update_info(sums=text)
         return left

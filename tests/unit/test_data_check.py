@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from fairflare.cli.commands import app
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.federation.site.site_file import SHELL_SETTINGS
+from fairflare.privacy import ledger
+from fairflare.tasks.classification import ClassificationTask
 
 Mask = npt.NDArray[np.bool_]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -128,6 +131,58 @@ def plant_in_masks(tmp_path: Path) -> None:
     other["training"][0]["image"] = "images/nowhere.png"  # 10 missing file
     write_datalist(a / "datalist.json", splits)
     write_datalist(b / "datalist.json", other)
+
+
+@pytest.mark.parametrize(
+    ("own", "why"),
+    [
+        ({"epsilon": 1.0}, ""),
+        (True, "setting 'privacy' must be an object with 'epsilon', got True"),
+        ({"epsilon": 1.0, "nose": 2}, "setting 'privacy': "),
+        ({"epsilon": -1.0}, "setting 'privacy': epsilon must be"),
+        ({"epsilon": 1.0, "delta": 0.5}, "delta must lie between 0 and 1/3 (one over its 3 patients), got 0.5"),
+        ({"epsilon": 0.5}, "privacy budget too small for one round"),
+        ("spent", "privacy budget spent: with this round epsilon is"),
+        ("cut", "line 1 of its ledger is damaged, moved or changed"),
+        ("opacus", "it needs the package opacus: pip install 'fairflare[dp]'"),
+        ("nowhere", "'privacy' needs 'state_root', the absolute path of a folder that outlives all jobs"),
+    ],
+)
+def test_what_a_run_would_refuse_of_privacy(
+    own: Any, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if own == "opacus":
+        monkeypatch.setitem(sys.modules, "opacus", None)
+    else:
+        monkeypatch.setattr(ledger, "epsilon", lambda history, *_: (float(sum(c[2] for c in history)), "sum"))
+    site(tmp_path / "a", True, 0, class_names=["x", "y", "z"])
+    root, given = tmp_path / "root", own if isinstance(own, dict | bool) else {"epsilon": 2.0}
+    file = {"data_root": str(tmp_path / "a"), "state_root": str(root), "privacy": given}
+    if own in ("spent", "cut"):
+        data = ClassificationTask(num_classes=3, image_size=(32, 32)).open_site("a", {"data_root": str(tmp_path / "a")})
+        of = ledger.Spending("train", "patient", 3, 1.0, 0.5, 2, 1.0, 4.0, 1e-5)
+        ledger.Ledger("a", root).reserve(data.identities("training"), of, {})
+    if own == "cut":
+        (path,) = root.rglob(ledger.LEDGER)
+        path.write_bytes(path.read_bytes().replace(b'"steps": 2', b'"steps": 1'))
+    if own == "nowhere":
+        file["state_root"] = "kept"
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": {"a": file}}))
+    code, text = check("--task", "classification", tmp_path / "fairflare.json")
+    found = [line for line in problems(text) if line.startswith("problem: a: ")]
+    assert (code, len(found)) == ((1, 1) if why else (0, 0)), text
+    assert why in "".join(found)
+    assert root.exists() == (own in ("spent", "cut"))
+
+
+def test_an_epsilon_without_meaning_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "epsilon", lambda history, *_: (1.0, "one"))
+    site(tmp_path / "a", True, 0, class_names=["x", "y", "z"])
+    file = {"data_root": str(tmp_path / "a"), "state_root": str(tmp_path / "root"), "privacy": {"epsilon": 1e9}}
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": {"a": file}}))
+    code, text = check(tmp_path / "fairflare.json")
+    assert code == 0
+    assert "note: a: privacy: epsilon 1e+09 protects little or nothing (at most 10 counts as reasonable)" in text
 
 
 def test_ten_planted_faults_in_one_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -32,6 +33,8 @@ from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_mas
 from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
+from fairflare.methods.base.site_run import SiteError
+from fairflare.privacy.policy import Private, budget_notes
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
@@ -179,24 +182,33 @@ def check_sites(
 def _opened(
     task: ImageTask, sites: Mapping[str, Mapping[str, Any]], problems: list[Problem]
 ) -> Iterator[tuple[SiteSettings, Datalist]]:
-    """Yield settings and datalist of each site that has images, and add the problems of these two."""
+    """Yield settings and datalist of each site that has images, and add the problems of these two.
+
+    What every run would refuse of a site's setting ``privacy`` is a problem too, and a note an epsilon without meaning.
+    """
     for site, settings in sites.items():
-        found: list[DataError] = []
+        found: list[DataError | SiteError] = []
         try:
+            private = Private.of(site, settings)
+            notes = () if private is None else budget_notes(private.own.epsilon)
+            problems += [Problem(site, f"privacy: {text}", grave=False) for text, _ in notes]
             own = read_settings(task.site_settings, site, settings)
             if own.data_root is None:
                 problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
                 continue
             same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
-            yield own, load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same)
-        except DataError as error:
+            yield own, (listed := load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same))
+            if private is not None and listed.splits["training"]:
+                with suppress(DataError):  # an image that cannot be read is found below
+                    private.check_budget(task.open_listed(site, own, listed))
+        except (DataError, SiteError) as error:
             found.append(error)
         problems += [Problem(site, _plain(site, error)) for error in found]
 
 
-def _plain(site: str, error: DataError) -> str:
+def _plain(site: str, error: Exception) -> str:
     """Return an error's message without the site's name, which the report shows in a separate column."""
-    return str(error).removeprefix(f"site '{site}': ")
+    return str(error).removeprefix(f"site {site!r}: ")
 
 
 class _Looker:

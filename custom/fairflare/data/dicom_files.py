@@ -17,7 +17,7 @@ def is_companion(name: str) -> bool:
 
 
 def is_dicom(path: Path) -> bool:
-    """Return whether a file is DICOM by its ending or its mark; reading later refuses a file without the mark."""
+    """Return whether a file is DICOM by its ending or the bytes ``DICM``; reading refuses a file without the bytes."""
     return path.suffix.lower() in DICOM or has_dicom_mark(path)
 
 

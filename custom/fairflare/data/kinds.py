@@ -257,7 +257,8 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line on copied masks of a site, on boxes, on masks that look inverted, and what :func:`misplaced` finds.
 
     A mask counts as copied if three or more different images have it. It counts as a box if more than half of its area
-    are connected parts that fill their bounding box to 0.9; a line needs 16 such masks, and half of all masks.
+    lies in connected parts that fill 0.9 of their bounding box. Boxes are reported if at least 16 masks, and at least
+    half of all masks, are boxes.
 
     A mask counts as inverted if two conditions hold.
     1. It marks mostly what the other masks leave unmarked. Each mask is a vector of 8 points in each direction, 1 where

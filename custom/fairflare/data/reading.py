@@ -112,7 +112,7 @@ def read_image(
 
 
 def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
-    """Return the image of a sample; if its NIfTI header has two different forms, use the one that fits the mask."""
+    """Return the image of a sample; if sform and qform of its NIfTI header disagree, use the one that fits the mask."""
     where = (site, split, limit, how)
     try:
         return _open(sample.image, "image", *where)

@@ -204,7 +204,7 @@ class SiteStatistics(StatisticsController):
         self._measured[site] = measured
 
     def told(self) -> dict[str, figures.Measured]:
-        """Return the figures of the sites that gave usable answers to both questions.
+        """Return the figures of the sites that answered both questions (for counts, for histograms) with usable values.
 
         Raises:
             ValueError: there is no such site; the message gives the reason for each site.

@@ -67,9 +67,10 @@ class CGSV(Downloads):
     .. math:: u = \sum_k r_k u_k, \quad r_k \leftarrow \max(\alpha r_k + (1 - \alpha) \cos(u_k, u),\, 10^{-3}), \quad
               q_k = \tanh(\beta r_k) / \max_j \tanh(\beta r_j)
 
-    with r normalised; in the first round, r is the share of the samples in u, and 0 in the moving average. Site k is
-    sent the :math:`\lceil q_k D_l \rceil` largest entries of each tensor l of u. An absent site keeps its r and is sent
-    nothing in the round after; a new site starts with the mean r. If u is 0, r does not change.
+    with r normalised. In the first round the weights in u are the shares of the samples instead of r, and the moving
+    average starts from r = 0. Site k is sent the :math:`\lceil q_k D_l \rceil` largest entries of each tensor l of u.
+    An absent site keeps its r and is sent nothing in the round after; a new site starts with the mean r. If u is 0, r
+    does not change.
 
     Args:
         cgsv_alpha: how much of a reputation is kept, in [0, 1).

@@ -110,7 +110,7 @@ class SharpnessReport(LocalTraining):
         return dict(run.own.report)
 
     def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
-        """Return the distances from the received model at which the losses in L_p, or in S, are measured, for noise."""
+        """Return the distances from the received model at which L_p or S needs losses; private sites add noise."""
         told, wanted = run.directives.get("search_distance"), VARIANTS[run.directives.get("variant", "S")]
         return {} if told is None else {wanted: (float(told), 0.0) if wanted == "sharpness" else (float(told),)}
 

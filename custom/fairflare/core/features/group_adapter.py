@@ -28,8 +28,9 @@ class Values(nn.Module):
 class GroupAdapter(nn.Module):
     r"""Wrap a frozen layer and add a low-rank adapter with singular values by group to its output.
 
-    For an image of group g, :math:`d_g = \lambda S_g + \frac{1 - \lambda}{G - 1} \sum_{h \ne g} S_h`; for an image of
-    an unknown group, it is the mean of all S.
+    Each group g has trained singular values S_g. The adapter uses for an image of group g
+    :math:`d_g = \lambda S_g + \frac{1 - \lambda}{G - 1} \sum_{h \ne g} S_h`, and for an image of an unknown group the
+    mean of all S_g.
 
     Args:
         layer: linear layer, or convolution without groups; its weights stay unchanged.

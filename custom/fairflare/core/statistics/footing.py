@@ -208,7 +208,7 @@ def where_counted(
 
     Args:
         metrics: metrics by site.
-        of; empty for :attr:`Footing.of` and :attr:`Footing.empty`.
+        of, empty: see :attr:`Footing.of` and :attr:`Footing.empty`.
     """
     none = {site: [m for m in metrics[site] if structure_of(m, {*of[site], *names}) in names]
             for site, names in empty.items() if site in metrics}  # fmt: skip

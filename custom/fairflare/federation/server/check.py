@@ -394,7 +394,7 @@ class Check:
         if over and not self.settings.require_all_sites and 2 * len(over) < len(known):
             for site in over:
                 self._leave_out(phase, site, f"it has {known.pop(site)} classes, the job has num_classes={wanted}")
-        # The highest classes may occur only at a site that did not report or was left out: compare if all reported.
+        # A site that did not report or was left out may alone have the highest class numbers: check if there is none.
         if len(known) == len(counts) and not phase.left_out and max(known.values()) != wanted:
             yield (
                 f"the job has num_classes={wanted}, the sites have {max(known.values())} classes at most "

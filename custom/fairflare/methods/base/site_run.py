@@ -169,8 +169,8 @@ class SiteRun:
     scratch: Path
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of the site's private file
     metrics: Mapping[str, float] = field(default_factory=dict)  # metrics of the received model on the validation split
-    # During training: number of the epoch from 0 (with ``local_steps`` of the pass), and numbers of the training
-    # samples in the present batch (None if the data do not know them).
+    # During training: number of the epoch, from 0 (with ``local_steps``: of the pass over the data), and the numbers of
+    # the training samples in the present batch (None if the data do not know them).
     epoch: int = 0
     batch: list[int] | None = None
     first_pass: bool = True  # False while an optimizer step computes its batch's loss for a second time

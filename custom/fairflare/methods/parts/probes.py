@@ -102,7 +102,7 @@ class LossProbe(LocalTraining):
         run.own = {} if run.private else {"probe_loss": mean_loss(self, run, model, plain=plain)}
 
     def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
-        """Return the distances from the received model at which the reported mean losses are measured, for noise."""
+        """Return the distances from the received model at which losses are reported; private sites add noise."""
         return {} if STAY in run.directives else {"probe_loss": (0.0,)}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:

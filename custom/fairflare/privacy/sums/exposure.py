@@ -61,7 +61,7 @@ def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[s
 
     Args:
         table: weights of a mean.
-        opened: the tables of the round's sums of the same vectors that are open already.
+        opened: tables of weights of the round's sums of the same vectors whose results the server already has.
         most: largest exposure that the sites allow.
     """
     owners = (np.array(list(table.values())) > 0).sum(0)
@@ -114,7 +114,7 @@ def _shown(question: Question, limits: Limits, opened: Sequence[Table]) -> str:
         # With fewer sites it is hardly a sum; a part of 0 sites is not asked for.
         f"a {part} has the numbers of fewer than {FEWEST} sites; leave this {part} out":
             bool(part and ((owners > 0) & (owners < FEWEST)).any()),
-        # A site's counts could be computed from a sum with unequal weights, or from a group's sums with different ones.
+        # From unequal weights in a sum, or different weights in a group's sums, a site's counts could be computed.
         "sites of a group have unequal weights; give each the same":
             question.label == GROUPS and bool((weights != (weights > 0) / np.maximum(owners, 1)).any()),
         f"the weights of a layer sum up to 1 +- {off:.3g}, not to 1; mend the method": off > SLACK,

@@ -58,10 +58,10 @@ class Ring:
         return np.dtype(f"<u{self.bits // 8}")
 
     def limit(self, sites: int) -> int:
-        """Return the largest absolute value that a weighted mean over the given number of sites can have.
+        """Return the largest absolute value, as an integer of the ring, of a weighted mean over this many sites.
 
         Raises:
-            ValueError: such a sum could wrap around.
+            ValueError: the sum over this many sites could wrap around.
         """
         most = self.bound * 2.0**self.fraction * (1 + SLACK) + sites / 2
         why = f"a sum of {sites} sites could wrap around in {self}; take a smaller bound or fraction"

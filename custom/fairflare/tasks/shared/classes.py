@@ -71,7 +71,7 @@ class ClassTask(MeasuresClasses, ImageTask):
 
     Args:
         network: name of a network; each task documents them.
-        patch_size: side of the patches of a vision transformer; divides each side of what the network gets.
+        patch_size: side of the patches of a vision transformer; each side of the network's input is a multiple of it.
         features: widths of the four stages of the ResNet; 64, 128, 256, 512 is the published one.
         max_pool: the ResNet's pooling behind its first convolution (published: yes; images of 48x48 do without).
         findings: names of findings, of which an image may have several or none, each with a probability of its own;

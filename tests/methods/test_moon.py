@@ -127,7 +127,9 @@ def test_with_and_without_projection_head(worker):
 
 
 def test_refusals(worker):
-    with pytest.raises(ValueError, match="cannot learn segmentation: it compares the features"):
+    with pytest.raises(
+        ValueError, match="cannot learn segmentation: MOON needs a classification task, since it compares"
+    ):
         make_plan("moon", task="segmentation")
     with pytest.raises(ValueError, match="temperature must be a number > 0, got 0"):
         ContrastiveTraining(temperature=0.0)

@@ -300,7 +300,7 @@ def test_a_later_round_needs_the_neurons():
     states, received = models(3)
     once = SelfOrganizingMap()
     once.step(states, received)
-    with pytest.raises(ValueError, match="needs the neurons that it gave to ``keep`` in round 0"):
+    with pytest.raises(ValueError, match="needs `kept`: pass the neurons that `keep` stored in round 0"):
         once.step(states, received)
 
 

@@ -6,7 +6,7 @@ privacy cleansers check the answer. :func:`statistics_here` runs the same parts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -295,7 +295,6 @@ def statistics_here(
     sites: Mapping[str, Mapping[str, Any]],
     generator: ImageStatistics,
     class_names: tuple[str, ...] = (),
-    done: Callable[[str], None] = lambda site: None,
 ) -> figures.StatsDocument:
     """Compute statistics of sites whose folders are on this machine, by FLARE's controller without messages.
 
@@ -303,7 +302,6 @@ def statistics_here(
         sites: settings of each site, as in its ``fairflare.json``.
         generator: settings for reading files and for what may leave a site.
         class_names: names of the classes, in their order.
-        done: function that is called with the name of each site after an answer.
 
     Raises:
         ValueError: the data of a site cannot be used; the message names the site.
@@ -323,7 +321,6 @@ def statistics_here(
             for cleanser in cleansers(generator.min_cases).values():
                 told, _ = cleanser.apply(told, site)
             controller.take(site, phase, told)
-            done(site)
         controller.global_statistics = get_global_stats(
             controller.global_statistics, controller.client_statistics, phase, controller.statistic_configs, DECIMALS
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -182,23 +182,20 @@ def blocks(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return torch.split(tensor.detach().reshape(-1), _BLOCK)
 
 
-def sq_norm(update: Mapping[str, torch.Tensor], names: Iterable[str] | None = None) -> float:
-    """Return the squared L2 norm over the tensors of an update, accumulated in float64.
+def sq_norm(update: Mapping[str, torch.Tensor]) -> float:
+    """Return the squared L2 norm over the floating tensors of an update, accumulated in float64.
 
     Args:
-        update: state whose tensors are measured.
-        names: tensors to include; every floating tensor when None (integer counters are not part of a norm).
+        update: state whose tensors are measured; integer counters are not part of a norm.
 
     Returns:
         The sum of squares, ``>= 0``; 0 for no tensor.
 
     Raises:
-        ValueError: a name that is not in ``update``, or a tensor that is not finite.
+        ValueError: a tensor that is not finite.
     """
     parts = []
-    for name in [n for n, t in update.items() if t.is_floating_point()] if names is None else names:
-        if name not in update:
-            raise ValueError(f"tensor {name!r} is not in the update")
+    for name in [n for n, t in update.items() if t.is_floating_point()]:
         squares = [block.double().square().sum().item() for block in blocks(update[name])]
         if not all(map(math.isfinite, squares)):
             raise ValueError(f"squared norm of tensor {name!r} is not finite")

@@ -83,12 +83,9 @@ def test_keys_that_are_nearly_known_are_named(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("unlabeled", "unlabelled"), ("Unlabelled", "unlabelled"), ("Training", "training"), ("train", "training"),
-        ("val", "validation"), ("testing", "test"), ("Test_dark", "test"),
-    ],
-)  # fmt: skip
-def test_a_list_of_images_under_a_name_that_is_almost_known_is_refused(root: Path, name: str, meant: str) -> None:
+    [("unlabeled", "unlabelled"), ("Unlabelled", "unlabelled"), ("Test_dark", "test_dark")],
+)
+def test_a_list_of_images_that_is_meant_for_one_that_is_absent_is_refused(root: Path, name: str, meant: str) -> None:
     change(root, **{name: [{"image": "images/1.png"}, {"image": "images/2.png"}]})
     error = refused(root)
     assert f"it has '{name}', a list of images (2), which is not read; did you mean '{meant}'" in str(error)
@@ -97,6 +94,17 @@ def test_a_list_of_images_under_a_name_that_is_almost_known_is_refused(root: Pat
     problems: list[DataError] = []
     assert load_datalist(root, site="a", problems=problems).doubts == ()
     assert [one.public for one in problems] == [error.public.replace("hospital-a", "a")]
+
+
+@pytest.mark.parametrize(
+    "name", ["testing", "Training", "train", "val", "labelled", "latest", "validation_fold0", "x_test"]
+)
+def test_a_list_of_images_beside_those_that_are_read_is_noted(root: Path, name: str) -> None:
+    """Check that lists which other programs write beside ours, as MONAI's `testing`, are no reason to refuse a site."""
+    change(root, **{name: [{"image": "images/1.png"}]})
+    assert load_datalist(root, site="a").doubts == (
+        f"the datalist has '{name}', a list of images (1), which is not read",
+    )
 
 
 def test_what_nothing_reads_is_noted_and_keys_of_other_programs_are_not(root: Path) -> None:

@@ -32,6 +32,7 @@ LISTS = (*SPLITS, UNLABELLED)
 KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # keys of an entry that are read
 BESIDE = ("class_names", "class_groups", "attributes", "synthetic")  # keys beside the lists of images that are read
 MISTYPED = 0.77  # similarity to a known key from which an unknown key is taken for a mistake; "image_id" is below
+MEANT = 0.9  # similarity to "unlabelled" from which a list of images is meant for it; "labelled" is below
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
 EXTRA_NAME = re.compile(EXTRA_TEST + "[A-Za-z0-9_-]+")
 LINKS = "list the folder in 'linked_roots' of the site's fairflare.json if links may lead there"
@@ -110,11 +111,12 @@ class CheckedList:
             f"the top level must be an object with the keys {_names(SPLITS)}, got {_kind(content)}",
             "it is not an object with the splits",
         )
-        self.need(
-            isinstance(content.get("synthetic") or False, bool),
-            f"'synthetic' must be true or false, got {content.get('synthetic')!r:.80}",
-            "'synthetic' is not true or false",
-        )
+        with self.noted():
+            self.need(
+                isinstance(content.get("synthetic") or False, bool),
+                f"'synthetic' must be true or false, got {content.get('synthetic')!r:.80}",
+                "'synthetic' is not true or false",
+            )
         with self.noted():
             try:
                 self.attributes.update(read_declared(content.get("attributes", {})))
@@ -146,13 +148,14 @@ class CheckedList:
         All other keys may be there for other programs, such as ``description`` or an entry's ``fold``.
 
         Raises:
-            DataError: the name of a list of images is near that of a list that is read.
+            DataError: a list of images is probably meant for one that is read and absent.
         """
-        odd = [key for key in content if key not in (*LISTS, *BESIDE) and not key.startswith(EXTRA_TEST)]
-        for key, value in ((key, content[key]) for key in odd):
+        for key, value in ((key, content[key]) for key in content if key not in BESIDE and not _is_read(key)):
             images = isinstance(value, list) and any(isinstance(one, dict) and "image" in one for one in value)
-            known = (*BESIDE, *LISTS) if isinstance(value, list) else BESIDE
-            near = nearest(key, LISTS, far=True) if images else nearest(key, known, close=MISTYPED)
+            # A list of images may be meant for one that is absent. Beside that one it is another program's.
+            absent = [name for name in (key.casefold(), UNLABELLED) if _is_read(name) and name not in content]
+            known = absent if images else (*BESIDE, *LISTS) if isinstance(value, list) else BESIDE
+            near = nearest(key, known, close=MEANT if images else MISTYPED)
             what = f"'{key}', a list of images ({len(value)})" if images else f"the key '{key}'"
             with self.noted():
                 self.need(
@@ -365,6 +368,11 @@ class CheckedList:
                 f"{LINKS}",
                 f"'{key}' of {where} leads out of the data folder",
             )
+
+
+def _is_read(key: str) -> bool:
+    """Return whether a datalist's key is the name of a list of images that is read."""
+    return key in LISTS or key.startswith(EXTRA_TEST)
 
 
 def _is_count(value: Any) -> bool:

@@ -88,17 +88,17 @@ def suited(
         some: whether the file may have blocks of sites that the run leaves out.
 
     Raises:
-        ValueError: two sites have the same images, or the file has a key or a block that nothing reads.
+        ValueError: two sites have the same images, or the file has a key that nothing reads.
     """
     from fairflare.federation.transports.shared_images import refuse_shared_images
 
     refuse_unknown_keys(plan, local, data)
     refuse_shared_images(plan.sites or (), local)
-    blocks = [] if some or plan.sites is None else sorted({*local.get("sites", ())} - {*plan.sites, "server"})
-    if blocks:
-        raise ValueError(
-            f"--data {data}: nothing reads the block of {listed(blocks)}: the run has the sites "
-            f"{listed(plan.sites or ())}. Correct the name, or give the number of sites with --sites"
+    of_run = None if some else plan.sites
+    if of_run is not None and (blocks := {*local.get("sites", ())} - {*of_run, "server"}):
+        say(
+            f"NOTE: nothing reads the block of {listed(sorted(blocks))} in {data}: the run has the sites "
+            f"{listed(of_run)}; another number of them is given with --sites"
         )
     images = looked_at(plan, local)
     if not images:  # of whole volumes only the manifest is read

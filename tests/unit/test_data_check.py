@@ -172,6 +172,7 @@ def test_what_a_run_would_refuse_of_privacy(
     found = [line for line in problems(text) if line.startswith("problem: a: ")]
     assert (code, len(found)) == ((1, 1) if why else (0, 0)), text
     assert why in "".join(found)
+    assert "0 usable images" not in text, "a wrong setting hides no image's problem"
     assert root.exists() == (own in ("spent", "cut"))
 
 

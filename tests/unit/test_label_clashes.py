@@ -295,7 +295,9 @@ def test_a_file_that_says_all_contradicts_a_finding_of_which_nothing_is_known(tm
     silent = findings(tmp_path / ODD, lambda row, number: [None, *row[1:]])
     for said, sites in (("all", [ODD]), ([0, 1, 2], [ODD]), ([1, 2], [])):
         found = problems_of(BANDS, {"A": {**known, "classes": said}, ODD: {**silent, "classes": said}})
-        told = [one for one in found if "says that edema was looked for, and all labels have null" in one.text]
+        told = [
+            one for one in found if "says that these were looked for: edema; but all their labels are null" in one.text
+        ]
         assert [(one.site, one.grave) for one in told] == [(site, False) for site in sites]
 
 

@@ -184,23 +184,25 @@ def _opened(
 ) -> Iterator[tuple[SiteSettings, Datalist]]:
     """Yield settings and datalist of each site that has images, and add the problems of these two.
 
-    What every run would refuse of a site's setting ``privacy`` is a problem too, and a note an epsilon without meaning.
+    What every run would refuse of a site's setting ``privacy`` is a problem too; an epsilon that protects nothing is a
+    note.
     """
     for site, settings in sites.items():
         found: list[DataError | SiteError] = []
         try:
-            private = Private.of(site, settings)
-            notes = () if private is None else budget_notes(private.own.epsilon)
-            problems += [Problem(site, f"privacy: {text}", grave=False) for text, _ in notes]
             own = read_settings(task.site_settings, site, settings)
             if own.data_root is None:
                 problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
                 continue
             same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
             yield own, (listed := load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same))
-            if private is not None and listed.splits["training"]:
-                with suppress(DataError):  # an image that cannot be read is found below
-                    private.check_budget(task.open_listed(site, own, listed))
+            if (private := Private.of(site, settings)) is not None:
+                problems += [
+                    Problem(site, f"privacy: {text}", grave=False) for text, _ in budget_notes(private.own.epsilon)
+                ]
+                if listed.splits["training"]:
+                    with suppress(DataError):  # an image that cannot be read is found below
+                        private.check_budget(task.open_listed(site, own, listed))
         except (DataError, SiteError) as error:
             found.append(error)
         problems += [Problem(site, _plain(site, error)) for error in found]
@@ -320,7 +322,7 @@ class _Looker:
         """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.
 
         If the site's file says nothing, the findings that have a known label in any image count as annotated. The
-        result is still ``None`` if these are all findings, or if no image has one of them.
+        result is still ``None`` if these are all findings, or if one of them occurs in no image.
         """
         told = None
         try:
@@ -335,8 +337,8 @@ class _Looker:
         if told is not None:
             if silent := [self.names[k] for k in told if self.names[k] not in seen]:
                 self.say(
-                    f"'classes' in the site's fairflare.json says that {', '.join(silent)} was looked for, and all "
-                    "labels have null: write 0 where it was not there, or leave its number out of 'classes'",
+                    f"'classes' in the site's fairflare.json says that these were looked for: {', '.join(silent)}; but "
+                    "all their labels are null: write 0 where a finding was absent, or list only the others",
                     grave=False,
                 )  # fmt: skip
             return told

@@ -172,7 +172,7 @@ class Ledger:
             Refused: the budget does not last for one round; or the ledger cannot be trusted.
         """
         rough = max(ERROR, spending.target / 100)
-        with self._alone(begins or self._there):
+        with self._alone(begins):
             _, past = self._past(cases, self._read() if self._there else [])
             found = bisect_right(
                 range(1, most + 1), spending.target + rough,
@@ -217,12 +217,12 @@ class Ledger:
         return after, accountant
 
     @contextmanager
-    def _alone(self, locks: bool = True) -> Iterator[None]:
-        """Hold the ledger's lock; refuse if another process holds it, or opacus is not installed."""
+    def _alone(self, begins: bool = True) -> Iterator[None]:
+        """Hold the ledger's lock, if there is a ledger or one begins; refuse if it is held, or opacus not installed."""
         try:
             with (
                 locked(self.head.with_suffix(".lock"), f"process {os.getpid()} (privacy ledger)", WAIT, needed=True)
-                if locks
+                if begins or self._there
                 else nullcontext()
             ):
                 yield

@@ -187,6 +187,7 @@ def test_a_site_whose_file_allows_sums_only_refuses_another_run_before_its_first
     [
         ("check", 1, (), True), ("check", 0, (), False), ("check", 0, ("sex",), True), ("validate", 1, (), False),
         ("validate", 0, ("sex",), True), ("train", 1, (), True), ("norms", 1, (), True),
+        ("anchor", 1, (), True),
     ],
 )  # fmt: skip
 def test_what_a_site_that_allows_sums_only_refuses(

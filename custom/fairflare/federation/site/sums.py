@@ -57,10 +57,10 @@ def check_asked(worker: SiteWorker, request: SiteTask) -> None:
     sums_only = _own(worker, "secure", "", Literal["", "sums"])
     sends = request.num_rounds if request.name == TASK_CHECK else request.name != TASK_VALIDATE
     if sums_only and (sends or request.groups) and not request.sums:
-        raise SumRefused(
-            worker.site,
-            "its own file has secure=sums, the run has not; set secure=sums for the run (--set secure=sums)",
+        remedy = (
+            "set secure=sums for the run (--set secure=sums)" if request.num_rounds else "leave groups out of the test"
         )
+        raise SumRefused(worker.site, f"its own file has secure=sums, the run has not; {remedy}")
 
 
 def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:

@@ -106,6 +106,7 @@ FIELDS = (
     Field(
         PRIVACY, "names", required=False,
         doc=f"where the site's file has `{PRIVACY}`: unit, mechanism, and what it covers", of=NO_IMAGES,
+        reveals="about how many test patients it has",
     ),
     Field(
         BUDGET, "vector", low=0, required=False,
@@ -394,7 +395,7 @@ class Check:
         if over and not self.settings.require_all_sites and 2 * len(over) < len(known):
             for site in over:
                 self._leave_out(phase, site, f"it has {known.pop(site)} classes, the job has num_classes={wanted}")
-        # A site that did not report or was left out may alone have the highest class numbers: check if there is none.
+        # A site that did not report or was left out may alone have the highest classes: check only if all reported.
         if len(known) == len(counts) and not phase.left_out and max(known.values()) != wanted:
             yield (
                 f"the job has num_classes={wanted}, the sites have {max(known.values())} classes at most "

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fairflare.base.disk.files import private_folder, write_whole
+from fairflare.base.disk.files import append, private_folder, write_whole
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare_lab.page.write import OFF
@@ -31,6 +31,17 @@ def umask() -> Iterator[None]:
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+def test_what_is_appended_to_is_private_and_loses_what_does_not_count(tmp_path: Path) -> None:
+    log = tmp_path / "new" / "log"
+    append(log, b"one\n")
+    append(log, b"ha")  # of a process that died
+    append(log, b"two\n", 4, durable=False)
+    append(log, b"three\n")
+    assert log.read_bytes() == b"one\ntwo\nthree\n"
+    assert open_to_others(log.parent) == []
 
 
 def open_to_others(folder: Path) -> list[str]:

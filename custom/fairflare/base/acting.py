@@ -54,7 +54,7 @@ def needs_of(cls: type) -> dict[str, OnlyWith | None]:
 
 
 def never_acting(cls: type) -> set[str]:
-    """Return the names of a class's settings that cannot act, since the class lets the other setting have no value."""
+    """Return the names of a class's settings that cannot act, since the other setting never has a value for it."""
     return {
         name for name, need in needs_of(cls).items()
         if need and not need.when and get_origin(other := hints_of(cls).get(need.other)) is Literal

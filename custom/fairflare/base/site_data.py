@@ -131,7 +131,7 @@ class SiteData(ABC):
         return self
 
     def structures(self, split: str) -> tuple[int, ...] | None:
-        """Return the numbers of the structures that enough cases of a list mark; ``None`` means all structures."""
+        """Return the numbers of the structures that enough cases of a list mark; ``None``: all, or uncounted."""
         return None
 
     def marks(self, split: str) -> Sequence[tuple[Hashable, Collection[int]]] | None:

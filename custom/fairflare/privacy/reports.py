@@ -33,7 +33,7 @@ def noisy_mean(
 
 
 def one_release(z: float, delta: float) -> float:
-    """Return the exact epsilon of a number whose noise has ``z`` times the deviation by which a unit can move it.
+    """Return the exact epsilon of a number whose noise has a deviation of ``z`` times the most that a unit can move it.
 
     Source:
         Balle and Wang, ICML 2018, Theorem 8.

@@ -15,8 +15,8 @@ Floats = npt.NDArray[np.float64]
 class SecretDraws:
     """Draw random numbers by ChaCha20 with a secret random key; each step has a new object with a new key.
 
-    The run's seed is not used, since the server knows it: by training another model with the same noise, the server
-    would learn the difference of two gradients without noise.
+    The run's seed is not used, since the server knows it: by having another model trained with the same noise,
+    the server would learn the difference of two gradients without noise.
 
     Args:
         key: 32 bytes, for tests; ``None`` for random ones from the operating system.

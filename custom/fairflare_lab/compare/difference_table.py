@@ -32,7 +32,7 @@ def difference_table(
 ) -> str:
     """Return a table of every row's differences to the reference.
 
-    Differences at single sites are included only if the models were given, not trained, and in CSV.
+    Differences at single sites are included if the models were given, not trained, and always in CSV.
 
     Args:
         found: differences from :func:`.differences.differences_of`.

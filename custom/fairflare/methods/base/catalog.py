@@ -123,7 +123,7 @@ class Method:
 def sums_of(method: Method) -> str:
     """Return how many secure sums a method's round takes by default: ``"one sum"``, ``"two sums"``, ``"no: REASON"``.
 
-    With two sums, the first is the plain mean of the models, which the sites then measure.
+    With two sums, the first is the plain mean of the models, about which the sites are then asked.
     """
     if why := build(method.rule, method.server).reads_models:
         return f"no: {why}"

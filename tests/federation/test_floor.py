@@ -383,6 +383,11 @@ def data(**cases: int) -> Any:
     )
 
 
+def test_a_split_of_a_case_too_few_is_not_reported() -> None:
+    assert Floor(data(test=4), 4).holds("test")
+    assert not Floor(data(test=3), 4).holds("test")
+
+
 def test_what_was_drawn_leaves_where_the_draws_do() -> None:
     """Check that draws are withheld for a task with unknown classes, and else sent whatever the other lists have."""
     drawn = {"resampled": [0.5], "drawn_units": "patients", "num_units": 9}

@@ -143,6 +143,7 @@ REFUSED = [
     ("$monai.inferers.SimpleInferer()", "'monai.inferers.SimpleInferer' is not on the list of functions"),
     ("$" + "(" * 240 + ")" * 240, "no expression"),
     ("$" + "1+" * 300 + "1", "longer than 500 characters"),
+    ("$np.array([None])", "an array whose entries are no numbers"),
     ("$b'x'", "Constant"),
     ("$os.sep", "Attribute"),
     ("@x", "refers to itself"),

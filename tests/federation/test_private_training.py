@@ -521,6 +521,19 @@ def test_that_a_site_allows_sums_only_leaves_as_it_tells_of_no_image(tmp_path: P
     assert "its own file has secure=sums, the run has not" in here.perform(request("check", initial(here.task))).reason
 
 
+@pytest.mark.parametrize(("least", "told"), [(1, True), (1000, False)])
+def test_the_noise_of_a_test_figure_hides_the_number_of_cases_that_min_cases_hides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int, told: bool
+) -> None:
+    """Check that 'reports' over the number of test patients leaves only if that number may."""
+    monkeypatch.setattr(ledger, "epsilon", lambda history, *_: (0.0, "none"))
+    here = site(tmp_path, own={**OWN, "reports": 0.05}, min_cases=least)
+    reply = here.perform(request("check", initial(here.task)))
+    assert reply.status == "ok", reply.reason
+    assert ("test" in reply.report["splits"]) == told
+    assert ("standard deviation" in str(reply.report)) == told
+
+
 def test_a_renamed_image_without_a_patient_is_the_same_case(tmp_path: Path) -> None:
     """Check that images are told apart by their pixels, whatever the job makes of them."""
     first = pictures(tmp_path / "a", 1, patients=False)

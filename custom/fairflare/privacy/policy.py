@@ -343,7 +343,7 @@ class Private:
         report = {name: of for name, of in reply.report.items() if name in free or (name, of) in self._noisy}
         if request.name == TASK_CHECK:
             report = {name: fact for name, fact in reply.report.items() if name in PUBLIC}
-            report |= {} if units is None else self.facts(units)
+            report |= {} if units is None else self.facts(units, "test" in report["splits"])
         else:
             stats[SUPPRESSED] = sorted(f"metrics/{name}" for name in metrics if name not in numbers)
             stats |= {LAST_LINE: self.ledger.last} if self.ledger.last else {}
@@ -351,17 +351,21 @@ class Private:
             stats[EPSILON] = self._after[request.current_round]
         return replace(reply, metrics=numbers, report=report, stats=stats)
 
-    def facts(self, units: Units) -> dict[str, Any]:
+    def facts(self, units: Units, counts: bool) -> dict[str, Any]:
         """Return the guarantee of differential privacy, for the results.
 
         The first fact has the unit, the mechanism and what is covered. The second has target, delta, the number of
         units times the epsilon of one noisy number (0 if no such number leaves), and the number of the job's rounds
         for which the budget lasts.
+
+        Args:
+            units: the patients, volumes or images that the guarantee protects.
+            counts: whether the number of test images may leave (``min_cases``); the noise tells that of test patients.
         """
         own, delta = self.own, self._delta(units)
         worth = 0.0 if own.reports is None else len(units.members) * one_release(own.reports, delta)
         covers = "updates; reports and metrics stay at home" if own.reports is None else "updates, reports and metrics"
         how = f"DP-SGD, noise {own.noise:g}, clip {own.clip:g}"
-        shown = f" (the test's figure: standard deviation {self._noise:.2g})" * bool(self._noise)
+        shown = f" (the test's figure: standard deviation {self._noise:.2g})" * bool(self._noise and counts)
         how += f"; Gaussian, noise {own.reports:g}{shown}" if own.reports else ""
         return {PRIVACY: [units.kind, how, covers], BUDGET: [own.epsilon, delta, worth, self._lasts]}

@@ -188,10 +188,12 @@ def system_error(error: OSError, where: Path | None = None) -> str:
 
 def unreadable(error: OSError | ValueError | RecursionError) -> str:
     """Return why a JSON file cannot be used, as words that follow the file's name."""
-    if isinstance(error, FileNotFoundError):
-        return "does not exist"
+    if isinstance(error, OSError):
+        return (
+            "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror or error}"
+        )
     why = "lists within lists without end" if isinstance(error, RecursionError) else error
-    return f"is not readable JSON ({getattr(error, 'strerror', None) or why})"
+    return f"is not readable JSON ({why})"
 
 
 def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

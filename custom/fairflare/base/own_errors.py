@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import sysconfig
 import traceback
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 PACKAGE = Path(__file__).parents[1]
 MOST = 160  # largest number of characters that are quoted of an error's own text
@@ -18,6 +20,14 @@ EXTRAS = {
     "PIL": ("pillow", "data"), "tifffile": ("tifffile", "data"), "nibabel": ("nibabel", "data"),
     "pydicom": ("pydicom", "data"), "pandas": ("pandas", "data"), "matplotlib": ("matplotlib", "page"),
     "jinja2": ("jinja2", "page"), "tensorboard": ("tensorboard", "tensorboard"), "peft": ("peft", "adapters"),
+}  # fmt: skip
+#: Errors of the operating system that are of the machine or of a network drive, and of no single file.
+OF_MACHINE = {
+    getattr(errno, name, 0)  # not every system has all
+    for name in (
+        "EIO", "EMFILE", "ENFILE", "ENOMEM", "ENOBUFS", "EAGAIN", "ESTALE", "ETIMEDOUT", "ENOTCONN", "ECONNRESET",
+        "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "EREMOTEIO",
+    )
 }  # fmt: skip
 
 
@@ -64,6 +74,27 @@ def _installed(file: str) -> bool:
     )
 
 
+def is_of_machine(error: BaseException) -> bool:
+    """Return whether an error is of the machine or its packages, and would meet any file.
+
+    Such errors are a failed import, an attribute that a module does not have (a thread sees one half imported), too
+    little memory, too many open files, and a network drive that does not answer.
+    """
+    if isinstance(error, (OSError, AttributeError)):
+        return getattr(error, "errno", None) in OF_MACHINE or isinstance(getattr(error, "obj", None), ModuleType)
+    return isinstance(error, (ImportError, MemoryError))
+
+
+def may_be_of_file(error: Exception) -> bool:
+    """Return whether the file that was read may have caused an error: not the machine, nor a mistake in this package.
+
+    A reader raises errors of any type for a damaged file. An error that this package's own code raises about a file is
+    a ``ValueError`` or an ``OSError``; any other one is a mistake in the code.
+    """
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return not is_of_machine(error) and (isinstance(error, (ValueError, OSError)) or PACKAGE not in raised_in.parents)
+
+
 @contextmanager
 def reading_as(what: str) -> Iterator[None]:
     """Replace a library's error for a damaged file by a ``ValueError`` with a clear text, inside the context.
@@ -72,15 +103,13 @@ def reading_as(what: str) -> Iterator[None]:
         what: kind of file that is expected, for the message.
 
     Raises:
-        ValueError: an error was raised inside the context, and is the cause of this one. A ``MemoryError``, and an
-            ``OSError`` with an error number, pass unchanged.
+        ValueError: an error was raised inside the context, and is the cause of this one. An error of the machine
+            (:func:`is_of_machine`), and an ``OSError`` with an error number, pass unchanged.
     """
     try:
         yield
-    except MemoryError:
-        raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if is_of_machine(error) or (isinstance(error, OSError) and error.errno is not None):
             raise
         if isinstance(error, (EOFError, gzip.BadGzipFile, zlib.error)):
             raise ValueError("it is damaged: it ends early, or its checksum is wrong") from error

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -230,8 +231,9 @@ class _Looker:
 
     def look(self) -> Iterator[None]:
         """Check every image of the site, and yield after each, so that the caller can show progress."""
+        first = [self.one(each) for each in self.listed[:1]]  # imports what the task needs, before the threads begin
         with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
-            for found in threads.imap(self.one, self.listed):
+            for found in chain(first, threads.imap(self.one, self.listed[1:])):
                 self.looks.append(found)
                 yield
 

@@ -7,10 +7,10 @@ from pathlib import Path
 if sys.platform == "win32":
     raise SystemExit("FairFlare runs on Linux: Windows has no file locks of the kind that it needs (docs/install.md)")
 
-from fairflare.base.machine.environment import ignore_matplotlib_settings
+from fairflare.base.machine.environment import shield_imports
 from fairflare.cli.later import import_later
 
-ignore_matplotlib_settings()  # before any import of MONAI; spawned processes import this module too
+shield_imports()  # before any import of MONAI; spawned processes import this module too
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.own_errors import reading_as
+from fairflare.base.own_errors import is_of_machine, reading_as
 from fairflare.data.dicom import NO_IMAGES
 from fairflare.data.dicom_files import files_of_series, has_dicom_mark
 from fairflare.data.geometry import SEGMENTS, Grid, Misfit
@@ -78,4 +78,6 @@ def _reading(file: Path) -> Iterator[Any]:
     try:
         yield segread(file)
     except Exception as error:
+        if is_of_machine(error):
+            raise
         raise Misfit("DICOM SEG that is no mask", f"highdicom cannot make a mask of it ({error})", remedy) from error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.own_errors import reading_as
+from fairflare.base.own_errors import is_of_machine, reading_as
 
 PALETTE, INVERTED = "PALETTE COLOR", "MONOCHROME1"
 COLOURS = ("Red", "Green", "Blue")
@@ -118,6 +118,8 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
     try:
         found: npt.NDArray[Any] = pixel_array(dataset, **({"correct_unused_bits": False} if moved else {}))
     except Exception as error:
+        if is_of_machine(error):
+            raise
         if syntax.is_encapsulated:
             raise ValueError(
                 f"its pixels are compressed as {syntax.name!r}, and what is installed cannot read them: {remedy}; "

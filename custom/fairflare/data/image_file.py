@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -55,6 +56,7 @@ CIFTI = range(3000, 3100)  # intent codes of NIfTI files that are CIFTI
 PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 # TIFF tags of orientation (also in EXIF), height, width, and GDAL's value of no data.
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH, NO_DATA = 0x0112, 257, 256, 42113
+IMPORTING = threading.RLock()  # held while the packages of readers are imported
 SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
@@ -399,7 +401,32 @@ def image_file(path: Path) -> ImageFile:
 
 @lru_cache(maxsize=4096)
 def _image_file(path: Path, is_folder: bool, stamp: int, size: int) -> ImageFile:
-    return kind_of(path, is_folder)(path, stamp, size)
+    kind = kind_of(path, is_folder)
+    load_readers(kind)
+    return kind(path, stamp, size)
+
+
+@lru_cache
+def load_readers(kind: type[ImageFile]) -> None:
+    """Import everything that reads and rotates a kind of file, in one thread at a time.
+
+    Threads that import parts of one package at the same time can see modules that are half imported.
+    """
+    with IMPORTING, suppress(ModuleNotFoundError):  # reading names a package that is missing, where a file needs it
+        import nibabel  # noqa: F401
+
+        if issubclass(kind, Picture):
+            import PIL.Image
+
+            PIL.Image.init()  # imports the modules of all formats
+            import tifffile  # noqa: F401
+        if issubclass(kind, Dicom):
+            import pydicom.pixels  # noqa: F401
+
+            import fairflare.data.dicom_seg  # noqa: F401
+
+            # isort: split
+            import highdicom.seg  # noqa: F401
 
 
 def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:

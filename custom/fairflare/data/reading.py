@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.checks import few, first_of
+from fairflare.base.own_errors import may_be_of_file
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
@@ -397,7 +398,7 @@ def _open(
 
 @contextmanager
 def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> Iterator[None]:
-    """Convert errors that libraries raise in the ``with`` block into a ``DataError`` about this file."""
+    """Convert errors about a file's content in the ``with`` block into a ``DataError``; others pass unchanged."""
     try:
         yield
     except TooLarge as error:
@@ -418,6 +419,8 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
             error,
         ) from error
     except Exception as error:
+        if not may_be_of_file(error):
+            raise
         known = isinstance(error, (ValueError, OSError))
         told = (getattr(error, "strerror", None) or str(error)) if known else "it is damaged, or holds what is not read"
         raise _unreadable(path, what, site, split, told) from error

@@ -1,6 +1,6 @@
 """Connect FairFlare to NVIDIA FLARE: controller, executor, aggregator, Client API, exported jobs."""
 
-from fairflare.base.machine.environment import ignore_matplotlib_settings, started_by_flare
+from fairflare.base.machine.environment import shield_imports, started_by_flare
 
 if started_by_flare():
-    ignore_matplotlib_settings()
+    shield_imports()

@@ -14,8 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.checks import choice, first_of, number, whole
+from fairflare.base.own_errors import reading_as
 from fairflare.data.corruptions import image_seed
 from fairflare.data.datalist import PICTURES, DataError, Sample
+from fairflare.data.image_file import Dicom, load_readers
 from fairflare.data.intensity import TOP_PERCENTILE
 from fairflare.data.partitions import apportion, iid_partition
 from fairflare.data.preparers.items import Item, Pixels
@@ -112,11 +114,12 @@ def _volumes(site: str, case: Item) -> tuple[npt.NDArray[np.float32], npt.NDArra
 
     where = f"site '{site}': '{case.image}'"
     try:
-        opened = nibabel.load(case.image)
-        volume = np.asarray(opened.dataobj, np.float32)
-        zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
-        inside = np.asarray(nibabel.load(case.mask).dataobj) > 0
-    except Exception as error:  # nibabel raises errors of any type for a damaged file
+        with reading_as("NIfTI file"):
+            opened = nibabel.load(case.image)
+            volume = np.asarray(opened.dataobj, np.float32)
+            zooms = [round(float(zoom), 4) for zoom in opened.header.get_zooms()[:3]]
+            inside = np.asarray(nibabel.load(case.mask).dataobj) > 0
+    except ValueError as error:
         raise DataError(f"{where} or its segmentation cannot be read: {error}; fetch the file again") from error
     if problem := first_of({
         f"{where} has the shape {volume.shape} and its segmentation {inside.shape}; both must be the same "
@@ -222,6 +225,7 @@ def rsna(
     dicom = [path.suffix.lower() == ".dcm" for path in paths]
     people: list[str | None] = [None] * len(paths)
     if split_unit == "patient" and all(dicom):
+        load_readers(Dicom)
         with ThreadPoolExecutor() as threads:
             people = list(threads.map(lambda path: person_in_header(path, seed), paths))
     return [

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from getpass import getuser
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 
-def ignore_matplotlib_settings() -> None:
-    """Keep the caller's matplotlib settings out of this process and of its children.
+def shield_imports() -> None:
+    """Keep the caller's matplotlib settings out of this process and its children, and name a user without a name.
 
     MONAI imports ``matplotlib.pyplot``. A backend that this environment does not have (a Jupyter kernel names its own
     in ``MPLBACKEND``), or a damaged ``matplotlibrc``, would end every import of MONAI. Commands and FLARE's processes
     show no window, so the backend becomes ``Agg``, with the settings that matplotlib ships. A process that has
     imported matplotlib already keeps its settings.
+
+    MONAI also asks for the user's name. In a container the user id may have none, neither in the environment nor in
+    the system, and the error would end the import; ``USER`` then becomes ``uid-12345``.
     """
+    try:
+        getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        os.environ["USER"] = f"uid-{os.getuid()}"
     found = find_spec("matplotlib")
     if found is None or found.origin is None or "matplotlib" in sys.modules:
         return

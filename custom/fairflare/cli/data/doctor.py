@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.base.own_errors import EXTRAS as IMPORTED
+from fairflare.base.own_errors import in_one_line
 from fairflare.cli.options import MonaiBundle, parse_settings
 from fairflare.cli.screen import AsJson, console, one_document, user_errors
 
@@ -26,6 +29,8 @@ EXTRAS = {
     "data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard",
     "dp": "differential privacy at a site",
 }  # fmt: skip
+#: Modules whose import imports what every run needs: PyTorch, MONAI, FLARE.
+RUN_IMPORTS = ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor")
 LAY = "`fairflare policies KIT` narrows it"
 #: Settings of a bundle that say which keys and values of it are read.
 OF_BUNDLE = ("bundle_configs", "bundle_overrides", "optimizer")
@@ -76,8 +81,9 @@ def doctor(
 
 
 def examine(kit: Path | None = None) -> Iterator[Finding]:
-    """Yield the finding of each check, one after the other: packages, device, disk space, then the start-up kit."""
+    """Yield the finding of each check, one after the other: packages, imports, device, disk space, start-up kit."""
     yield from packages()
+    yield from imports()
     yield device()
     yield room(Path.cwd())
     if kit is not None:
@@ -134,6 +140,16 @@ def packages() -> Iterator[Finding]:
             continue
         fits = wanted.specifier.contains(found, prereleases=True)
         yield Finding(wanted.name, "ok" if fits else "problem", found if fits else f"{found}; {wanted} is needed")
+
+
+def imports() -> Iterator[Finding]:
+    """Yield a problem for each package that runs import, and that is installed but cannot be imported here."""
+    for name in (*RUN_IMPORTS, *IMPORTED):
+        try:
+            import_module(name)
+        except Exception as error:  # a package may raise any error
+            if not (isinstance(error, ModuleNotFoundError) and error.name == name):  # its version says what is missing
+                yield Finding(name, "problem", f"cannot be imported here: {in_one_line(error)}")
 
 
 def device() -> Finding:

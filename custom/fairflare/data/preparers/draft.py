@@ -18,6 +18,7 @@ from fairflare.base.disk.files import sha256_of
 from fairflare.base.disk.locks import Held, locked
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
+from fairflare.data.image_file import Picture, load_readers
 from fairflare.data.preparers.contents import known_ending
 from fairflare.data.preparers.items import Item, Source, pixels_of
 
@@ -124,6 +125,7 @@ def drafted(out: Path, progress: Callable[[int], None]) -> Iterator[Draft]:
         with locked(folder / "lock", f"process {os.getpid()}"):
             _fresh(folder, out)
             try:
+                load_readers(Picture)  # the threads save pictures
                 with ThreadPoolExecutor(CORES) as threads:
                     yield Draft(folder, threads, progress)
             finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fairflare.base.checks import first_of, nearest
+from fairflare.base.own_errors import reading_as
 from fairflare.data.datalist import SPLITS, DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Dicom, kind_of
@@ -98,8 +99,9 @@ def person_in_header(path: Path, seed: int) -> str | None:
     import pydicom
 
     try:
-        header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
-    except Exception as error:  # pydicom raises errors of any type for a damaged file
+        with reading_as("DICOM file"):
+            header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
+    except ValueError as error:
         raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
     own = str(header.get("PatientID", "")).strip()
     return hashlib.sha256(f"{seed}/{own}".encode()).hexdigest()[:16] if own else None

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.ndimage  # noqa: F401  (threads that import it at the same time find half of it)
 
 from fairflare.base.checks import first_of
+from fairflare.base.own_errors import may_be_of_file
 from fairflare.data.datalist import DataError, Sample, suffix_of
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
@@ -56,7 +57,10 @@ Looker = Callable[[Path, Path | None], Look]
 
 
 def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
-    """Check each image and its mask; return the result of each check, or the reason why the files cannot be used."""
+    """Check each image and its mask; return the result of each check, or the reason why the files cannot be used.
+
+    An error that no file explains (:func:`fairflare.base.own_errors.may_be_of_file`) ends the check.
+    """
 
     def tried(case: Item) -> Look | Misfit | str:
         try:
@@ -64,6 +68,8 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
         except Misfit as error:
             return error
         except Exception as error:  # libraries raise errors of any type for a damaged file
+            if not may_be_of_file(error):
+                raise
             if isinstance(error, DataError) and error.misfit is not None:
                 return error.misfit
             names = (path for path in (case.image, case.mask) if isinstance(path, Path) and path.is_file())

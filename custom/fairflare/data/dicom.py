@@ -7,7 +7,8 @@ values, a display window, and the position of the slice. Header fields that iden
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from fairflare.base.checks import first_of
 from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
-from fairflare.data.dicom_files import files_of_series, has_dicom_mark
+from fairflare.data.dicom_files import dicom_files, files_of_series, has_dicom_mark
 from fairflare.data.dicom_values import (
     FLOATS,
     HEADER_TAGS,
@@ -36,6 +37,7 @@ from fairflare.data.dicom_values import (
     stored_values,
 )
 from fairflare.data.geometry import Misfit, Plane, Stack, stack
+from fairflare.data.image_file import misnamed
 from fairflare.data.intensity import Window
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # transfer syntax of files that are compressed as a whole, of unknown size
@@ -141,10 +143,24 @@ def headers(path: Path) -> tuple[Picture, ...]:
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
-    found = [_header(file, file.stat().st_mtime_ns) for file in files_of_series(path)]
+    found = []
+    for file in files_of_series(path) or dicom_files(path):  # without an image, the first file's header says so
+        with _in_folder(file):
+            found.append(_header(file, file.stat().st_mtime_ns))
     if not found:
         raise ValueError("the folder has no DICOM file")
     return tuple(found[k] for k in stack_of(found).order) if len(found) > 1 else tuple(found)
+
+
+@contextmanager
+def _in_folder(file: Path) -> Iterator[None]:
+    """Name the file of a series in an error about it, whose message otherwise names the folder alone."""
+    try:
+        yield
+    except Misfit as error:
+        raise Misfit(error.cause, f"of its file '{file.name}', {error.value}", error.remedy) from error
+    except ValueError as error:
+        raise ValueError(f"its file '{file.name}' cannot be read: {error}") from error
 
 
 def stack_of(pictures: Sequence[Picture]) -> Stack:
@@ -174,7 +190,8 @@ def _header(path: Path, stamp: int) -> Picture:
 
     check_stop()
     if not has_dicom_mark(path):
-        raise ValueError("it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file")
+        why = "it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
+        raise ValueError(misnamed(path) or why)
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     if syntax == DEFLATED:
@@ -187,7 +204,8 @@ def _header(path: Path, stamp: int) -> Picture:
         raise Misfit(what, f"it is a {what}, which is not read", f"Make a NIfTI mask of it: {remedy}")
     kind = str(head.get("PhotometricInterpretation", GREY)).strip()
     if problem := first_of({
-        "it is a DICOM file without an image": not syntax or "Rows" not in head or "Columns" not in head,
+        f"it is a DICOM file without an image ({getattr(head.get('SOPClassUID'), 'name', 'of no class')})":
+            not syntax or "Rows" not in head or "Columns" not in head,
         f"its photometric interpretation is {kind!r}; known are {GREY}, {INVERTED}, {PALETTE}, RGB, YBR":
             kind not in (GREY, INVERTED, PALETTE, *COLOUR),
         "its palette has an alpha channel, which is not applied; export it without transparency":
@@ -402,7 +420,8 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
     whole = np.empty((*first.shape, len(pictures)), np.float32 if scaled else first.dtype)
     for number, picture in enumerate(pictures):
         check_stop()
-        plane = _pixels(picture, is_mask) if number else first
+        with _in_folder(picture.path):
+            plane = _pixels(picture, is_mask) if number else first
         if not scaled and plane.dtype != whole.dtype:
             raise ValueError("the files of the series hold values of different types")
         whole[:, :, number] = plane

@@ -1,14 +1,33 @@
-"""Recognise DICOM files by their ending or mark, and files that systems leave beside images."""
+"""Recognise DICOM files, the images among them, files that systems leave beside images, and files by their content."""
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from pathlib import Path
+
+from fairflare.base.own_errors import is_of_machine
 
 DICOM = (".dcm", ".dicom", ".ima")
 DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # bytes, and their position, that identify a DICOM file without an ending
 # Names, in small letters, of files and folders that systems and programs leave beside images. Names that begin with a
 # point, such as macOS's ._NAME, count as companions too.
 COMPANIONS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "__macosx", "@eadir", "$recycle.bin")
+#: Patterns of the first bytes of files, by ending for what is read here, and else by words for a message.
+CONTENTS = {
+    "empty (0 bytes)": rb"\Z", ".nii": rb"(?s).{344}n[+i]1\0", ".nii.gz": rb"\x1f\x8b", ".npy": rb"\x93NUMPY",
+    ".dcm": rb"(?s).{128}DICM", ".png": rb"\x89PNG", ".jpg": rb"\xff\xd8\xff", ".bmp": rb"(?s)BM.{4}\0\0\0\0",
+    ".tif": rb"II[*+]\0|MM\0[*+]", "a GIF picture": rb"GIF8", "a WebP picture": rb"(?s)RIFF.{4}WEBP",
+    "a HEIC picture": rb"(?s).{4}ftyp(hei|mif)", "a video": rb"(?s).{4}ftyp|\x1a\x45\xdf\xa3", "NRRD": rb"NRRD",
+    "MetaImage": rb"(?i)(ObjectType|NDims) *=", "HDF5": rb"\x89HDF", "an array of MATLAB": rb"MATLAB 5",
+    "a ZIP archive": rb"PK\x03\x04", "a TAR archive": rb"(?s).{257}ustar", "a 7z archive": rb"7z\xbc\xaf",
+    "a RAR archive": rb"Rar!", "packed by xz": rb"\xfd7zXZ", "packed by bzip2": rb"BZh",
+    "packed by Zstandard": rb"\x28\xb5\x2f\xfd", "a PDF document": rb"%PDF", "XML": rb"\s*<\?xml",
+    "a web page, perhaps of a log-in": rb"(?i)\s*<(!doctype )?html", "JSON": rb"\s*[{\[]\s*[\"{\[\d]",
+    "a pointer of Git LFS, not the file itself": rb"version https://git-lfs",
+    "a pointer of git-annex, not the file itself": rb"/?(\.\./)*(\.git/)?annex/objects",
+}  # fmt: skip
+SEGMENTATIONS = ("Segmentation Storage", "Label Map Segmentation Storage")
 
 
 def is_companion(name: str) -> bool:
@@ -22,10 +41,53 @@ def is_dicom(path: Path) -> bool:
 
 
 def files_of_series(folder: Path) -> list[Path]:
+    """Return the DICOM images of a folder in the order of their names; a segmentation only where no other image is."""
+    images = [path for path in dicom_files(folder) if not class_without_pixels(path)]
+    return [path for path in images if class_of(path) not in SEGMENTATIONS] or images
+
+
+def dicom_files(folder: Path) -> list[Path]:
     """Return the DICOM files of a folder in the order of their names, without other files and system files."""
     return [
         path for path in sorted(folder.iterdir()) if not is_companion(path.name) and path.is_file() and is_dicom(path)
     ]
+
+
+def class_without_pixels(path: Path) -> str:
+    """Return the class of a DICOM object that holds no image, such as ``Enhanced SR Storage``, else an empty text.
+
+    A damaged file counts as an image, whose reader says what is wrong with it.
+    """
+    name, sized = _class_of(path, path.stat().st_mtime_ns)
+    return name if not sized or "Spectroscopy" in name else ""
+
+
+def class_of(path: Path) -> str:
+    """Return the name of a DICOM file's class, such as ``CT Image Storage``; empty for other and damaged files."""
+    return _class_of(path, path.stat().st_mtime_ns)[0]
+
+
+@lru_cache(maxsize=65536)
+def _class_of(path: Path, stamp: int) -> tuple[str, bool]:
+    """Return the name of a DICOM file's class, and whether its header gives the size of an image."""
+    import pydicom
+
+    if not has_dicom_mark(path):
+        return "", True
+    try:
+        name = pydicom.filereader.read_file_meta_info(path).get("MediaStorageSOPClassUID", pydicom.uid.UID("")).name
+        return name, "Image" in name or "Rows" in pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["Rows"])
+    except Exception as error:
+        if is_of_machine(error):
+            raise
+        return "", True
+
+
+def content_of(path: Path) -> str:
+    """Return what a file is by its first bytes: an ending or words of :data:`CONTENTS`; an empty text if not known."""
+    with path.open("rb") as file:
+        head = file.read(512)
+    return next((name for name, pattern in CONTENTS.items() if re.match(pattern, head)), "")
 
 
 def has_dicom_mark(path: Path) -> bool:

@@ -19,7 +19,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base.own_errors import reading_as
-from fairflare.data.dicom_files import DICOM, has_dicom_mark
+from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark
 from fairflare.data.picture_values import (
     check_end,
     check_mask,
@@ -440,6 +440,17 @@ def kind_of(path: Path, is_folder: bool | None = None) -> type[ImageFile]:
     if path.is_dir() if is_folder is None else is_folder:
         return Dicom
     return KINDS.get(suffix_of(path)) or (Dicom if has_dicom_mark(path) else Unknown)
+
+
+def misnamed(path: Path) -> str:
+    """Return a clause if a file is empty or, by its first bytes, of another kind than it is read as; else nothing."""
+    what, kind = content_of(path) if path.is_file() else "", kind_of(path)
+    other = KINDS.get(what)
+    if kind is other is Volume and what != suffix_of(path):
+        return f"'{path.name}' is {'not ' * (what == '.nii')}packed: rename it to {what}"
+    if not what or (other is not None and issubclass(kind, other)):
+        return ""
+    return f"it is {what}" if other is None else f"by its first bytes it is a {what.removeprefix('.nii')} file"
 
 
 def suffix_of(path: Path) -> str:

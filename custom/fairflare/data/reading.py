@@ -28,6 +28,7 @@ from fairflare.data.image_file import (
     Volume,
     image_file,
     kind_of,
+    misnamed,
 )
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of, labels_of
 from fairflare.data.orientation import Orientation, Turn, turn_of, turned
@@ -421,9 +422,10 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
     except Exception as error:
         if not may_be_of_file(error):
             raise
-        known = isinstance(error, (ValueError, OSError))
-        told = (getattr(error, "strerror", None) or str(error)) if known else "it is damaged, or holds what is not read"
-        raise _unreadable(path, what, site, split, told) from error
+        told = getattr(error, "strerror", None) or str(error)
+        if not isinstance(error, (ValueError, OSError)):
+            told = "it is damaged, or holds what is not read"
+        raise _unreadable(path, what, site, split, misnamed(path) or told) from error
 
 
 def _turn_for(file: ImageFile) -> threading.Lock:

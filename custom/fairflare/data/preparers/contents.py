@@ -10,8 +10,19 @@ from itertools import groupby
 from pathlib import Path
 
 from fairflare.data.datalist import suffix_of
-from fairflare.data.dicom_files import DICOM, files_of_series, has_dicom_mark, is_companion
-from fairflare.data.image_file import SUFFIXES, VOLUMES
+from fairflare.data.dicom import NO_IMAGES
+from fairflare.data.dicom_files import (
+    DICOM,
+    SEGMENTATIONS,
+    class_of,
+    class_without_pixels,
+    content_of,
+    dicom_files,
+    files_of_series,
+    has_dicom_mark,
+    is_companion,
+)
+from fairflare.data.image_file import KINDS, PICTURES, SUFFIXES, VOLUMES, Dicom
 from fairflare.data.kinds import named
 from fairflare.data.preparers.names import composed, existing_folder
 
@@ -30,7 +41,9 @@ CONVERTERS = {
     **dict.fromkeys(VOLUMES, VOLUMES_TAKEN),
     **dict.fromkeys((".mha", ".mhd", ".nrrd", ".nhdr"), ITK),
     **dict.fromkeys((".hdr", ".mgz", ".mgh"), NIBABEL),
-    **dict.fromkeys((".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx"), PILLOW),
+    **dict.fromkeys(
+        (".webp", ".pgm", ".ppm", ".pbm", ".pnm", ".tga", ".jp2", ".j2k", ".pcx", ".jfif", ".jpe", ".dib"), PILLOW
+    ),
     **dict.fromkeys((".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".bif"), SLIDE),
     **dict.fromkeys((".zip", ".tar", ".gz", ".tgz", ".7z", ".rar"), "unpack it"),
     # A GIF is converted to RGB, because its palette indices are no labels.
@@ -43,6 +56,16 @@ CONVERTERS = {
     ".npz": "python -c \"import numpy as n; n.save('{1}.npy', n.load('{0}')['ARRAY'])\"",
     ".xlsx": "save it as CSV",
     ".xls": "save it as CSV",
+    **dict.fromkeys((".heic", ".heif"), "a HEIC picture, which is not read"),
+    **dict.fromkeys((".mp4", ".avi", ".mov", ".mkv", ".wmv"), "a video, which is not read"),
+    **dict.fromkeys((".h5", ".hdf5", ".mat"), "arrays of HDF5 or MATLAB, which are not read"),
+    **dict.fromkeys((".czi", ".lif", ".nd2", ".oib", ".vsi", ".lsm"), "a microscope's own format, which is not read"),
+    **dict.fromkeys((".par", ".rec"), "a volume in Philips' PAR/REC, which is not read"),
+    **dict.fromkeys((".vtk", ".stl", ".obj", ".ply"), "a surface, no image"),
+    **{
+        f"DICOM ({name})": "a segmentation in the folder of an image, which is not read there" for name in SEGMENTATIONS
+    },
+    "DICOM (RT Structure Set Storage)": f"no image; make a NIfTI mask of it: {NO_IMAGES['RTSTRUCT'][1]}",
 }
 DATA_OF = {".img": ".hdr", ".raw": ".mhd", ".zraw": ".mhd"}  # endings of data files, each with that of its header file
 
@@ -77,8 +100,8 @@ class Contents:
         halves = {
             path.with_suffix(half) for path in self.unread for half, whole in DATA_OF.items() if path.suffix == whole
         }
-        unread = sorted((path for path in self.unread if path not in halves), key=suffix_of)
-        return "; ".join(_told(ending, list(paths), self.folder) for ending, paths in groupby(unread, suffix_of))
+        unread = sorted((path for path in self.unread if path not in halves), key=_kind_of)
+        return "; ".join(_told(kind, list(paths), self.folder) for kind, paths in groupby(unread, _kind_of))
 
     def notes(self) -> list[str]:
         """Return a list with one note on the files that are not read; an empty list if there are none."""
@@ -114,6 +137,10 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
         )
     images = [path for path in sorted(files) if (own := suffix_of(path)) in endings
               or (own not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))]  # fmt: skip
+    series = {path.parent for path in images if KINDS.get(suffix_of(path), Dicom) is Dicom}
+    others = {path for place in series for path in {*dicom_files(place)}.difference(files_of_series(place))
+              if class_without_pixels(path) or PICTURES[0] not in endings}  # fmt: skip
+    images = [path for path in images if path not in others]  # a segmentation may be a mask of a picture beside it
     unread = sorted({path for path in files if suffix_of(path) not in SIDECARS} - {*images})
     return Contents(folder, tuple(images), tuple(unread), tuple(sorted(folders[1:])))
 
@@ -132,9 +159,14 @@ def without_ending(name: str) -> str:
     return name[: len(name) - len(known_ending(Path(name)))]
 
 
-def _told(ending: str, paths: list[Path], folder: Path) -> str:
+def _kind_of(path: Path) -> str:
+    """Return the ending of a file that is not read, or of a DICOM object its class; objects of a class are one kind."""
+    return f"DICOM ({name})" if path.exists() and (name := class_of(path)) else suffix_of(path)
+
+
+def _told(kind: str, paths: list[Path], folder: Path) -> str:
     names = named([path.relative_to(folder).as_posix() for path in paths])
-    kind = f"{ending} " if ending else ""
-    stem = without_ending(paths[0].name).removesuffix(ending)
-    how = CONVERTERS.get(ending, "no image").format(paths[0].name, stem)
-    return f"{len(paths)} {kind}file{'s' * (len(paths) > 1)} ({names}): {how}"
+    stem = without_ending(paths[0].name).removesuffix(kind)
+    content = content_of(paths[0]) if paths[0].is_file() and "DICOM" not in kind else ""
+    how = (CONVERTERS.get(kind) or content or "no image").format(paths[0].name, stem)
+    return f"{len(paths)} {f'{kind} ' * bool(kind)}file{'s' * (len(paths) > 1)} ({names}): {how}"

@@ -12,7 +12,7 @@ import scipy.ndimage  # noqa: F401  (threads that import it at the same time fin
 
 from fairflare.base.checks import first_of
 from fairflare.base.own_errors import may_be_of_file
-from fairflare.data.datalist import DataError, Sample, suffix_of
+from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of
@@ -22,8 +22,6 @@ from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, whole_numbers
-
-GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
@@ -72,29 +70,14 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
                 raise
             if isinstance(error, DataError) and error.misfit is not None:
                 return error.misfit
-            names = (path for path in (case.image, case.mask) if isinstance(path, Path) and path.is_file())
-            why = next(filter(None, map(_misnamed, names)), "") or _plain(error)
-            return why if isinstance(error, ValueError) else f"it cannot be opened ({why})"
+            return _plain(error) if isinstance(error, ValueError) else f"it cannot be opened ({_plain(error)})"
 
     with ThreadPoolExecutor() as threads:
         return list(threads.map(tried, cases))
 
 
-def _misnamed(path: Path) -> str:
-    """Return a message if a NIfTI file's ending (``.nii``, ``.nii.gz``) contradicts its content; else an empty text."""
-    if not suffix_of(path).startswith(".nii"):
-        return ""
-    with path.open("rb") as file:
-        packed = file.read(len(GZIP)) == GZIP
-    ending = ".nii.gz" if packed else ".nii"
-    told = f"'{path.name}' is {'' if packed else 'not '}packed: rename it to {ending}"
-    return "" if suffix_of(path) == ending else told
-
-
 def _plain(error: Exception) -> str:
     """Return the reason why a file cannot be used, as text without site, split and names of Python objects."""
-    if type(error).__name__ == "UnidentifiedImageError":
-        return "damaged, or no picture"
     whose = "its mask: " if str(error).startswith("site '': mask ") else ""
     text = whose + error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
     return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")
@@ -113,9 +96,10 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
         Exception: any error that a library raises for a damaged file.
     """
     sample, how = Sample(image, mask), Reading(drawn_on=drawn_on)
-    for facts in [image_file(image).facts(), *([image_file(mask).mask_facts()] if mask else [])]:
-        if (facts.slices or 1) > 1:
-            raise ValueError(f"it is a volume of {facts.slices} slices, not a picture ({VOLUMES_TAKEN})")
+    for path, what in ((image, "image"), (mask, "mask")) if mask else ((image, "image"),):
+        slices = _open(path, what, "", "none", MAX_IMAGE_BYTES, how, alone=False, decoded=False).facts.slices or 1
+        if slices > 1:
+            raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
     values, marks = (), None
     if mask is not None:
         try:
@@ -147,14 +131,13 @@ def look_at_volume(
         ValueError: the file is no volume, has values that are no numbers, or the mask does not fit the volume.
         Exception: any error that a library raises for a damaged file.
     """
-    facts = image_file(image).facts()
     sample, how, labels = Sample(image, mask), Reading(drawn_on=drawn_on), None
     if mask is None:
         opened = _open(image, "image", "", "none", MAX_IMAGE_BYTES, how)
     else:
         opened, drawn = open_pair(sample, "", "none", MAX_IMAGE_BYTES, how)
-        labels = whole_numbers(drawn, drawn.array).reshape(facts.grid.shape)
-    volume = opened.array
+        labels = whole_numbers(drawn, drawn.array).reshape(opened.facts.grid.shape)
+    volume, facts = opened.array, opened.facts
     if problem := first_of({
         f"it has the shape {volume.shape}, expected rows, columns and slices; save channels as files":
             facts.slices is None or volume.ndim != 3,

@@ -12,6 +12,8 @@ S = TypeVar("S", bound=Sized)
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+SERVER = "server"  # name of the server in all jobs of FLARE
+NO_SITE = "no site can be called 'server', as FLARE calls the server so; give the site another name"
 SUM_TOLERANCE = 1e-6  # largest allowed difference between the sum of weights and 1
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
 CLOSE, SHORTEST = 0.65, 3  # similarity from which a name is near; least letters of a name's beginning
@@ -223,6 +225,17 @@ def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
     if not found or len(set(found)) != len(found):
         raise ValueError(f"{name} must be one or more different names, got {list(found)}")
     return found
+
+
+def site_names(names: Collection[Any]) -> tuple[str, ...]:
+    """Return the names of sites as a tuple of texts, if there is at least one and no two are the same.
+
+    Raises:
+        ValueError: there is no name, a name comes twice, or a site has the name of FLARE's server.
+    """
+    if SERVER in names:
+        raise ValueError(NO_SITE)
+    return different("sites", names)
 
 
 def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:

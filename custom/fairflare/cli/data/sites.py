@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from fairflare.base.checks import nearest
+from fairflare.base.checks import NO_SITE, SERVER, nearest, site_names
 from fairflare.base.disk.files import keys_once, unreadable
 from fairflare.cli.screen import note
 from fairflare.data.datalist import SPLITS
@@ -57,7 +57,7 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
         ValueError: ``--sites`` and the file name different sites (the message says which), or the file is for one site.
     """
     blocks = local.get("sites")
-    blocks = {name: block for name, block in blocks.items() if name != "server"} if isinstance(blocks, Mapping) else {}
+    blocks = {name: block for name, block in blocks.items() if name != SERVER} if isinstance(blocks, Mapping) else {}
     shared = "data_root" in local  # one folder for all sites, whose datalists differ; or this is one site's own file
     told = ("data_root", "datalist") if shared else ("data_root",)
     named = any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values())
@@ -109,9 +109,15 @@ def file_in(data: Path) -> Path:
 
 
 def say_unread(file: Path, content: Mapping[str, Any]) -> None:
-    """Print a note about each site file in a site's own folder, which is not read if a file of all sites is given."""
+    """Print a note about each site file in a site's own folder, which is not read if a file of all sites is given.
+
+    Raises:
+        ValueError: a site has the name of FLARE's server.
+    """
     blocks = content.get("sites")
     for site in blocks if isinstance(blocks, Mapping) else ():
+        if site == SERVER and not {"data_root", "datalist"}.isdisjoint(blocks[site]):
+            raise ValueError(f"{file}: {NO_SITE}")
         if (other := file.parent / site / file.name).is_file():
             note(f"{other} is not read; the block of {site!r} in {file} is")
 
@@ -146,14 +152,14 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
             folders = sorted(child for child in path.iterdir() if (child / "datalist.json").is_file())
             if not folders:
                 raise ValueError(f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json")
-            return {folder.name: {"data_root": str(folder.absolute())} for folder in folders}
+            return {name: {"data_root": str(path.absolute() / name)} for name in site_names([f.name for f in folders])}
         path = file
     content = read_object(path, wanted="a JSON object: a site file (docs/data.md) or a datalist")
     say_unread(path, content)
     if path.name == "datalist.json" or any(split in content for split in SPLITS):
         return {path.absolute().parent.name: {"data_root": str(path.absolute().parent), "datalist": path.name}}
     blocks = content.get("sites")
-    names = list(blocks) if isinstance(blocks, Mapping) and blocks else ["site-1"]
+    names = [name for name in blocks if name != SERVER] if isinstance(blocks, Mapping) and blocks else ["site-1"]
     try:
         return {name: own_settings(content, name) for name in names}
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import few
+from fairflare.base.checks import NO_SITE, SERVER, few
 from fairflare.data.datalist import DataError
 
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE accepts
@@ -57,12 +57,15 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
         numbered: call the sites ``site-1``, ``site-2``, ... instead.
 
     Raises:
-        DataError: a name has letters that FLARE does not accept, or two sites would have the same name.
+        DataError: a name has letters that FLARE does not accept, or is that of its server, or two sites would have
+            the same name.
     """
     if numbered:
         return {site: f"site-{number}" for number, site in enumerate(sites, 1)}
     found = {site: file_name(site).replace(".", "_") for site in sites}
     for site, name in found.items():
+        if name == SERVER:
+            raise DataError(f"{NO_SITE}, or have all called site-1, site-2, ... (--number)")
         if not SITE_NAME.fullmatch(name):
             raise DataError(
                 f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.acting import idle
-from fairflare.base.checks import choice, different, unknown, whole
+from fairflare.base.checks import choice, site_names, unknown, whole
 from fairflare.base.disk.bundle_files import bundle_checksum, grouped
 from fairflare.base.machine.child import in_child
 from fairflare.base.settings import build, field_names
@@ -394,12 +394,12 @@ def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class
 
 
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:
-    """Return site names: ``3`` -> ``["site-1", "site-2", "site-3"]``; given names are checked for repeats."""
+    """Return site names: ``3`` -> ``["site-1", "site-2", "site-3"]``; given names are checked."""
     if sites is None:
         return None
     if isinstance(sites, str) or not isinstance(sites, Sequence):
         return [f"site-{i}" for i in range(1, whole("sites", sites) + 1)]
-    return list(different("sites", sites))
+    return list(site_names(sites))
 
 
 def route_settings(

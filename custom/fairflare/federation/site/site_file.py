@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fairflare.base.checks import NO_SITE, SERVER
 from fairflare.base.disk.files import keys_once
 from fairflare.base.machine.computing import Computing
 from fairflare.base.settings import Flag, in_words
@@ -18,6 +19,7 @@ from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_B
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.privacy.policy import PRIVACY
 
+DATA_KEYS = {"data_root", "datalist"}  # keys of a site's block that say where its images are
 SITE_FILE = "fairflare.json"  # name of a site's private file, in the folder local/ of a FLARE workspace
 DECODED = "decoded_folder"  # name of the site's setting: folder in which tasks save decoded volumes
 DECODED_PLACE = "decoded"  # default folder for decoded volumes, in the site's state root, for all experiments
@@ -75,7 +77,8 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     The site's own block overrides the settings outside of all blocks. See :func:`read_site_file`.
 
     Raises:
-        SiteError: the content, its ``"sites"`` or the site's block is not a JSON object.
+        SiteError: the content, its ``"sites"`` or the site's block is not a JSON object, or the server's block names
+            images.
     """
     blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
@@ -83,6 +86,8 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     own = blocks.get(identity, {})
     if not isinstance(own, Mapping):
         raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
+    if identity == SERVER and DATA_KEYS & own.keys():
+        raise SiteError(f"the block 'server' in local/{SITE_FILE} names images: {NO_SITE}")
     return {**settings, **own}
 
 

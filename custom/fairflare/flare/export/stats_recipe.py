@@ -14,7 +14,7 @@ from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe.spec import Recipe
 
-from fairflare.base.checks import choice
+from fairflare.base.checks import SERVER, choice, site_names
 from fairflare.flare.export.job import carry_package
 from fairflare.flare.statistics import (
     DECIMALS,
@@ -56,7 +56,7 @@ class StatsRecipe(Recipe):
     ) -> None:
         choice("packaging", packaging, PACKAGINGS)
         generator = ImageStatistics(**settings)
-        deployed = None if sites is None else {"deploy_map": {"app": ["server", *sites]}}
+        deployed = None if sites is None else {"deploy_map": {"app": [SERVER, *site_names(sites)]}}
         least = 1 if sites is None else len(sites)
         job = FedJob(name=name, min_clients=least, meta_props=deployed)
         if packaging == "bundle":

@@ -44,7 +44,12 @@ def user_errors(out: Path | None = None) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        say(system_error(error, out) if isinstance(error, OSError) else str(error), mark="[red]error[/red]: ")
+        text = system_error(error, out) if isinstance(error, OSError) else str(error)
+        if isinstance(error, UnicodeEncodeError):
+            text = (
+                f"{error.object!a:.200} cannot be written in {error.encoding}; set LC_ALL=C.UTF-8, or rename the file"
+            )
+        say(text, mark="[red]error[/red]: ")
         raise typer.Exit(2) from error
 
 

@@ -113,8 +113,9 @@ def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
         other = by_output.setdefault(stem_of(name), image)
         if other is not image:
             raise ValueError(
-                f"{other} and {image} would be written under one name; give the folder that holds both, or "
-                "call predict for each"
+                f"{other} and {image} would be written under one name; "
+                + ("rename one of them" if other.parent == image.parent else "give the folder that holds both")
+                + ", or call predict for each, with an --out of its own"
             )
     return dict(found.values())
 
@@ -260,7 +261,10 @@ def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted
         wanted.out.mkdir(parents=True, exist_ok=True)
         text = csv_text([list(rows[0]), *(list(row.values()) for row in rows)])
         write_whole(
-            wanted.out / CSV_FILE, lambda file: file.write_text(text, encoding="utf-8"), durable=False, shared=True
+            wanted.out / CSV_FILE,
+            lambda file: file.write_text(text, "utf-8", "surrogateescape"),
+            durable=False,
+            shared=True,
         )
         _show(predictor, lines)
         say(f"written: {wanted.out / CSV_FILE}", console)

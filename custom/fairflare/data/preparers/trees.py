@@ -37,6 +37,7 @@ NOT_TAKEN = (
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
 CHANNEL = re.compile(r"_0000$")  # ending of the first channel's file names in nnU-Net
+CHANNELS = re.compile(r"_\d{4}$")
 MASK_FOLDERS = ("masks", "labels")
 OPTIONAL = ("site", "patient", "split")  # columns that a table may have
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
@@ -191,6 +192,14 @@ def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
         )
         for files in (own, marked)
     )
+    channels = {
+        key for key in by_name if key not in partners and CHANNELS.sub("", key) in by_name.keys() & partners.keys()
+    }
+    if channels and not pictures:
+        raise DataError(
+            f"'{images}': the cases have several channels, of which one can be read: beside _0000 there are "
+            f"{named(sorted(channels))}; keep the files of one channel in the folder, and move the others away"
+        )
     for key in [] if pictures else [key for key in by_name if key not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other in by_name) == 1:
@@ -242,7 +251,8 @@ def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None
     why = (
         "are of one examination; say which images are meant (--suffix T1w), or name images and masks in a table (--csv)"
     )
-    found = _matched(folder, unique(files[False], why), unique(files[True], why), seen.notes())
+    of_masks = "are masks of one examination; name images and masks in a table (--csv)"
+    found = _matched(folder, unique(files[False], why), unique(files[True], of_masks), seen.notes())
     people, notes = _participants(folder / PARTICIPANTS, attributes)
     found.cases = [
         replace(case, name=file_name(case.name), patient=patient, row=people.get(patient.removeprefix("sub-"), Row()))

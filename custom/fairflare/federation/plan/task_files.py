@@ -91,7 +91,10 @@ def load_task_class(path: Path) -> type[Task]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}") from error
+        name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        how = f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
+        more = how if name and next(path.parent.glob(f"{name}*"), None) else ""
+        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}{more}") from error
     found = getattr(module, "Task", None)
     if not isinstance(found, type) or not issubclass(found, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")

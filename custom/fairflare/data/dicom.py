@@ -143,13 +143,15 @@ def headers(path: Path) -> tuple[Picture, ...]:
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
-    found = []
-    for file in files_of_series(path) or dicom_files(path):  # without an image, the first file's header says so
-        with _in_folder(file):
-            found.append(_header(file, file.stat().st_mtime_ns))
+    found = [*map(_of_series, files_of_series(path) or dicom_files(path))]  # without an image, the first file says so
     if not found:
         raise ValueError("the folder has no DICOM file")
     return tuple(found[k] for k in stack_of(found).order) if len(found) > 1 else tuple(found)
+
+
+def _of_series(file: Path) -> Picture:
+    with _in_folder(file):
+        return _header(file, file.stat().st_mtime_ns)
 
 
 @contextmanager
@@ -157,9 +159,9 @@ def _in_folder(file: Path) -> Iterator[None]:
     """Name the file of a series in an error about it, whose message otherwise names the folder alone."""
     try:
         yield
-    except Misfit as error:
-        raise Misfit(error.cause, f"of its file '{file.name}', {error.value}", error.remedy) from error
     except ValueError as error:
+        if isinstance(error, Misfit):
+            raise Misfit(error.cause, f"of its file '{file.name}', {error.value}", error.remedy) from error
         raise ValueError(f"its file '{file.name}' cannot be read: {error}") from error
 
 
@@ -190,8 +192,10 @@ def _header(path: Path, stamp: int) -> Picture:
 
     check_stop()
     if not has_dicom_mark(path):
-        why = "it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
-        raise ValueError(misnamed(path) or why)
+        raise ValueError(
+            misnamed(path)
+            or "it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
+        )
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     if syntax == DEFLATED:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from fairflare.base.own_errors import is_of_machine
+from fairflare.base.own_errors import reading_as
 
 DICOM = (".dcm", ".dicom", ".ima")
 DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # bytes, and their position, that identify a DICOM file without an ending
@@ -42,8 +43,8 @@ def is_dicom(path: Path) -> bool:
 
 def files_of_series(folder: Path) -> list[Path]:
     """Return the DICOM images of a folder in the order of their names; a segmentation only where no other image is."""
-    images = [path for path in dicom_files(folder) if not class_without_pixels(path)]
-    return [path for path in images if class_of(path) not in SEGMENTATIONS] or images
+    images = [path for path in dicom_files(folder) if class_of(path)[1]]
+    return [path for path in images if class_of(path)[0] not in SEGMENTATIONS] or images
 
 
 def dicom_files(folder: Path) -> list[Path]:
@@ -53,34 +54,23 @@ def dicom_files(folder: Path) -> list[Path]:
     ]
 
 
-def class_without_pixels(path: Path) -> str:
-    """Return the class of a DICOM object that holds no image, such as ``Enhanced SR Storage``, else an empty text.
+def class_of(path: Path) -> tuple[str, bool]:
+    """Return the name of a DICOM file's class, such as ``Enhanced SR Storage``, and whether the file is an image.
 
-    A damaged file counts as an image, whose reader says what is wrong with it.
+    The name of other and damaged files is empty, and they count as images, whose reader says what is wrong with them.
     """
-    name, sized = _class_of(path, path.stat().st_mtime_ns)
-    return name if not sized or "Spectroscopy" in name else ""
-
-
-def class_of(path: Path) -> str:
-    """Return the name of a DICOM file's class, such as ``CT Image Storage``; empty for other and damaged files."""
-    return _class_of(path, path.stat().st_mtime_ns)[0]
+    return _class_of(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=65536)
 def _class_of(path: Path, stamp: int) -> tuple[str, bool]:
-    """Return the name of a DICOM file's class, and whether its header gives the size of an image."""
     import pydicom
 
-    if not has_dicom_mark(path):
-        return "", True
-    try:
+    with suppress(ValueError), reading_as("DICOM file"):
         name = pydicom.filereader.read_file_meta_info(path).get("MediaStorageSOPClassUID", pydicom.uid.UID("")).name
-        return name, "Image" in name or "Rows" in pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["Rows"])
-    except Exception as error:
-        if is_of_machine(error):
-            raise
-        return "", True
+        sized = "Image" in name or "Rows" in pydicom.dcmread(path, stop_before_pixels=True, specific_tags=["Rows"])
+        return name, not name or (sized and "Spectroscopy" not in name)
+    return "", True
 
 
 def content_of(path: Path) -> str:

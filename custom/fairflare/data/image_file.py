@@ -18,6 +18,7 @@ from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from fairflare.base.checks import first_of
 from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark
 from fairflare.data.picture_values import (
@@ -446,11 +447,14 @@ def misnamed(path: Path) -> str:
     """Return a clause if a file is empty or, by its first bytes, of another kind than it is read as; else nothing."""
     what, kind = content_of(path) if path.is_file() else "", kind_of(path)
     other = KINDS.get(what)
-    if kind is other is Volume and what != suffix_of(path):
-        return f"'{path.name}' is {'not ' * (what == '.nii')}packed: rename it to {what}"
-    if not what or (other is not None and issubclass(kind, other)):
-        return ""
-    return f"it is {what}" if other is None else f"by its first bytes it is a {what.removeprefix('.nii')} file"
+    volumes = kind is other is Volume
+    return first_of({
+        f"'{path.name}' is {'not ' * (what == '.nii')}packed: rename it to {what}":
+            volumes and what != suffix_of(path),
+        f"it is {what}": bool(what) and other is None,
+        f"by its first bytes it is a {what.removeprefix('.nii')} file":
+            other is not None and not issubclass(kind, other),
+    }) or ""  # fmt: skip
 
 
 def suffix_of(path: Path) -> str:

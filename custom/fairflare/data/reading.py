@@ -422,9 +422,8 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
     except Exception as error:
         if not may_be_of_file(error):
             raise
-        told = getattr(error, "strerror", None) or str(error)
-        if not isinstance(error, (ValueError, OSError)):
-            told = "it is damaged, or holds what is not read"
+        unknown = not isinstance(error, (ValueError, OSError)) and "it is damaged, or holds what is not read"
+        told = unknown or getattr(error, "strerror", None) or str(error)
         raise _unreadable(path, what, site, split, misnamed(path) or told) from error
 
 

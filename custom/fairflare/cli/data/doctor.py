@@ -29,8 +29,6 @@ EXTRAS = {
     "data": "images that are files", "page": "the report and pictures", "tensorboard": "curves in TensorBoard",
     "dp": "differential privacy at a site",
 }  # fmt: skip
-#: Modules whose import imports what every run needs: PyTorch, MONAI, FLARE.
-RUN_IMPORTS = ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor")
 LAY = "`fairflare policies KIT` narrows it"
 #: Settings of a bundle that say which keys and values of it are read.
 OF_BUNDLE = ("bundle_configs", "bundle_overrides", "optimizer")
@@ -144,7 +142,8 @@ def packages() -> Iterator[Finding]:
 
 def imports() -> Iterator[Finding]:
     """Yield a problem for each package that runs import, and that is installed but cannot be imported here."""
-    for name in (*RUN_IMPORTS, *IMPORTED):
+    of_run = ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor")
+    for name in (*of_run, *IMPORTED):  # the modules of a run import PyTorch, MONAI and FLARE
         try:
             import_module(name)
         except Exception as error:  # a package may raise any error

@@ -218,7 +218,7 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
             far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
             fitting.append((Fit(turn, said, far if apart > TOGETHER * side else ""), f"{own} and {its}"))
     if not fitting:
-        return _named(image, mask)
+        return (None if mask.of or image.of == "frames" else _lost_geometry(image, mask)) or _named(image, mask)
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
         ways = ", or ".join(names for _, names in fitting)
         return Misfit(TWO_FORMS, f"it lies on the image in two ways, by image's and mask's {ways}", ASK)
@@ -294,8 +294,6 @@ def _named(image: Grid, mask: Grid) -> Misfit:
             "left and right, front and back are exchanged in its header (LPS taken for RAS)",
             ANEW,
         )
-    if not mask.of and image.of != "frames" and (lost := _lost_geometry(image, mask, a, b)):
-        return lost
     turn = _axes_of(a, b)
     axes = turn[:, 0].astype(int)
     own = np.linalg.norm(b[:3, :3], axis=0)
@@ -334,30 +332,25 @@ def _named(image: Grid, mask: Grid) -> Misfit:
     )
 
 
-def _lost_geometry(image: Grid, mask: Grid, a: Affine, b: Affine) -> Misfit | None:
-    """Return a misfit if a program that did not know the geometry wrote image or mask, by their affines ``a``, ``b``.
+def _lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
+    """Return a misfit if a program that did not know the geometry wrote the mask or the image.
 
     Such an affine follows the body's axes from the origin, mostly in steps of 1 mm. It is no geometry if the mask has
     the image's shape, or lies elsewhere. A mask of the image's shape may also have kept the image's first voxel alone.
     """
-    same, (of_image, of_mask) = image.shape == mask.shape, (_sides_along_body(each) for each in (a, b))
-    middles = [each[:3] @ [*(np.array(g.shape) - 1) / 2, 1] for each, g in ((a, image), (b, mask))]
-    apart = np.linalg.norm(middles[0] - middles[1]) > np.linalg.norm(a[:3, :3], axis=0).max()
-    begins = not b[:3, 3].any() or (same and np.allclose(a[:3, 3], b[:3, 3], atol=1e-3))
-    told = "{0} geometry was lost: {0} voxels are {1} mm along the body's axes, from {2}"
-    if of_mask and begins and (same or (of_mask == (1, 1, 1) and apart)):
-        said = told.format("its", sides_of(of_mask), listed(b[:3, 3]))
-        return Misfit("a mask without its geometry", said, WITH_GEOMETRY if same else ANEW)
-    if of_image == (1, 1, 1) and not a[:3, 3].any() and (same or apart):
-        return Misfit("an image without its geometry", told.format("the image's", "1 x 1 x 1", "(0, 0, 0)"), ASK)
+    of_mask, of_image = (_full(grid.statements[0][1], grid.shape) for grid in (mask, image))
+    same = image.shape == mask.shape
+    middles = [each[:3] @ [*(np.array(g.shape) - 1) / 2, 1] for each, g in ((of_image, image), (of_mask, mask))]
+    apart = same or np.linalg.norm(middles[0] - middles[1]) > np.linalg.norm(of_image[:3, :3], axis=0).max()
+    kept = same and np.allclose(of_image[:3, 3], of_mask[:3, 3], atol=1e-3)
+    for whose, own in (("its", of_mask), ("the image's", of_image)):
+        sides, first, is_mask = np.abs(own[:3, :3]).max(0), own[:3, 3], own is of_mask
+        along = np.allclose(np.linalg.norm(own[:3, :3], axis=0), sides, rtol=1e-6)
+        if along and ((is_mask and kept) or not first.any()) and ((is_mask and same) or (apart and (sides == 1).all())):
+            said = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {listed(first)}"
+            what, remedy = ("a mask", WITH_GEOMETRY if same else ANEW) if is_mask else ("an image", ASK)
+            return Misfit(f"{what} without its geometry", f"{whose} geometry was lost: {said}", remedy)
     return None
-
-
-def _sides_along_body(affine: Affine) -> tuple[float, ...]:
-    """Return the sides of a voxel in mm if its edges follow the axes of the body, else nothing."""
-    sides = np.abs(affine[:3, :3]).max(0)
-    along = np.allclose(np.linalg.norm(affine[:3, :3], axis=0), sides, rtol=1e-6)
-    return tuple(sides.round(6).tolist()) if along else ()
 
 
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:

@@ -15,7 +15,6 @@ from fairflare.data.dicom_files import (
     DICOM,
     SEGMENTATIONS,
     class_of,
-    class_without_pixels,
     content_of,
     dicom_files,
     files_of_series,
@@ -139,7 +138,7 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
               or (own not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))]  # fmt: skip
     series = {path.parent for path in images if KINDS.get(suffix_of(path), Dicom) is Dicom}
     others = {path for place in series for path in {*dicom_files(place)}.difference(files_of_series(place))
-              if class_without_pixels(path) or PICTURES[0] not in endings}  # fmt: skip
+              if not class_of(path)[1] or PICTURES[0] not in endings}  # fmt: skip
     images = [path for path in images if path not in others]  # a segmentation may be a mask of a picture beside it
     unread = sorted({path for path in files if suffix_of(path) not in SIDECARS} - {*images})
     return Contents(folder, tuple(images), tuple(unread), tuple(sorted(folders[1:])))
@@ -161,7 +160,7 @@ def without_ending(name: str) -> str:
 
 def _kind_of(path: Path) -> str:
     """Return the ending of a file that is not read, or of a DICOM object its class; objects of a class are one kind."""
-    return f"DICOM ({name})" if path.exists() and (name := class_of(path)) else suffix_of(path)
+    return f"DICOM ({name})" if path.exists() and (name := class_of(path)[0]) else suffix_of(path)
 
 
 def _told(kind: str, paths: list[Path], folder: Path) -> str:

@@ -92,9 +92,10 @@ def load_task_class(path: Path) -> type[Task]:
         spec.loader.exec_module(module)
     except Exception as error:
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        beside = bool(name) and any(path.parent.glob(f"{name}*"))
         how = f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
-        more = how if name and next(path.parent.glob(f"{name}*"), None) else ""
-        raise TaskFileError(f"task file {path} cannot be run: {type(error).__name__}: {error}{more}") from error
+        text = f"task file {path} cannot be run: {type(error).__name__}: {error}{how * beside}"
+        raise TaskFileError(text) from error
     found = getattr(module, "Task", None)
     if not isinstance(found, type) or not issubclass(found, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")

@@ -115,8 +115,8 @@ def say_unread(file: Path, content: Mapping[str, Any]) -> None:
         ValueError: a site has the name of FLARE's server.
     """
     blocks = content.get("sites")
-    for site in blocks if isinstance(blocks, Mapping) else ():
-        if site == SERVER and not {"data_root", "datalist"}.isdisjoint(blocks[site]):
+    for site, block in blocks.items() if isinstance(blocks, Mapping) else ():
+        if site == SERVER and isinstance(block, Mapping) and not {"data_root", "datalist"}.isdisjoint(block):
             raise ValueError(f"{file}: {NO_SITE}")
         if (other := file.parent / site / file.name).is_file():
             note(f"{other} is not read; the block of {site!r} in {file} is")

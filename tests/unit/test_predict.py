@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -410,12 +413,27 @@ def test_nothing_is_replaced_unasked(segmented: Path, kinds: Path, tmp_path: Pat
     assert Image.open(tmp_path / "grey_mask.png").size == (64, 48)
 
 
+@pytest.mark.long
+def test_names_in_another_encoding_are_kept(segmented: Path, kinds: Path, tmp_path: Path) -> None:
+    """Check a name in Latin-1, which is no UTF-8: its bytes stand in the table of results."""
+    (tmp_path / "x").mkdir()
+    shutil.copy(kinds / "grey.png", os.fsencode(tmp_path / "x") + b"/k\xf6rper.png")
+    code = "import fairflare.cli; fairflare.cli.main()"
+    command = [sys.executable, "-c", code, "predict", segmented / "run", tmp_path / "x", "--out", tmp_path / "out"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "\\udcf6rper_mask.png" in ended.stdout
+    assert b"k\xf6rper.png" in (tmp_path / "out/predictions.csv").read_bytes()
+    assert b"k\xf6rper_mask.png" in {os.fsencode(path.name) for path in (tmp_path / "out").iterdir()}
+
+
 def test_folders_keep_their_shape_and_the_output_is_no_input(segmented: Path, kinds: Path, tmp_path: Path) -> None:
     for name in ("a/one.png", "a/deep/one.png", "b/one.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(kinds / "grey.png", tmp_path / name)
     out = tmp_path / "out"
-    assert fairflare(segmented / "run", tmp_path, "--out", out).exit_code == 0
+    result = fairflare(segmented / "run", tmp_path, "--out", out)
+    assert result.exit_code == 0, result.output
     again = fairflare(segmented / "run", tmp_path, "--out", out, "--overwrite")
     assert again.exit_code == 0
     written = sorted(path.relative_to(out).as_posix() for path in out.rglob("*_mask.png"))
@@ -423,6 +441,10 @@ def test_folders_keep_their_shape_and_the_output_is_no_input(segmented: Path, ki
     assert "would be written under one name" in refused(
         segmented / "run", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "o2"
     )
+    shutil.copy(kinds / "grey.png", tmp_path / "b/one.jpg")  # the same name apart from the ending
+    assert "rename one of them" in refused(segmented / "run", tmp_path / "b", "--out", tmp_path / "o4")
+    (tmp_path / "b/one.jpg").rename(tmp_path / "b/other.jpg")
+    assert fairflare(segmented / "run", tmp_path / "b", "--out", tmp_path / "o4").exit_code == 0
     assert "is the folder of the images" in refused(segmented / "run", tmp_path / "b", "--out", tmp_path / "b")
     pattern = fairflare(
         segmented / "run", tmp_path / "a" / "*.png", tmp_path / "a" / "one.png", "--out", tmp_path / "o3"

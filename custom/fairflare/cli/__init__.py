@@ -2,6 +2,7 @@
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 
 if sys.platform == "win32":
@@ -22,6 +23,8 @@ def main() -> None:
             f"error: the working folder '{os.environ.get('PWD', '.')}' cannot be used ({error.strerror}); "
             "change to another"
         ) from error
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may hold bytes that are no text
     import_later()
     from fairflare.cli import commands
 

@@ -206,8 +206,46 @@ def test_describe_answers_the_name_of_a_form_with_its_method() -> None:
     assert "default term" in fairflare("describe", "loss_weights", "form").stdout
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("TERM", "'TERM' is a form of the method 'loss_weights': take loss_weights --set form=term, or, as a row of "
+         "compare, loss_weights:form=term"),
+        ("FedEBA+", "take loss_weights --set form=fed_eba_plus, or"),
+        ("FedISM+", "did you mean 'fed_ism_plus_l' or 'fed_ism_plus_s'? `fairflare list`"),
+        ("FedAvg", "did you mean 'fed_avg'? `fairflare list`"),
+        ("fed-lwr", "did you mean 'fed_lwr'? `fairflare list`"),
+        ("FedMGDA+", "did you mean 'fed_mgda'? `fairflare list`"),
+        ("../x", "unknown method '../x'; `fairflare list`"),
+    ],
+)  # fmt: skip
+def test_a_title_of_a_paper_is_answered_with_the_methods_name(typed: str, meant: str) -> None:
+    assert meant in one_line(fairflare("run", typed))
+
+
+def test_describe_knows_the_settings_of_another_kind_of_task() -> None:
+    """Check the settings that the quick job's kind lacks, with the values of a run on that kind."""
+    assert "has no setting 'phantom_samples'" in one_line(fairflare("describe", "fed_avg", "phantom_samples"))
+    found = fairflare("describe", "fed_avg", "phantom_samples", "local_epochs", "--task", "classification").stdout
+    plan = make_plan("fed_avg", task="classification", shown=True)
+    assert "FedAvg, task: classification" in found
+    assert f"default {plan.training.local_epochs}" in found
+    assert f"default {plan.task.phantom_samples}" in found  # type: ignore[attr-defined]
+    assert "cannot learn segmentation" in one_line(fairflare("describe", "fed_mas", "--task", "segmentation"))
+
+
+def test_the_help_of_a_run_fits_a_screen_and_all_of_it_is_one_option_away() -> None:
+    short, whole = (fairflare("run", option).stdout for option in ("--help", "--help-all"))
+    assert len(short.splitlines()) <= 50
+    options = {option for line in whole.splitlines() for option in re.findall(r"--[a-z][a-z-]+", line[:28])}
+    assert {"--help-all", "--timeout", "--task-file", "--grace"} <= options
+    assert "--help-all" in short
+    assert "--timeout" not in short
+    assert "--help-all" not in fairflare("show", "--help").stdout
+
+
 def test_describe_suggests_the_method() -> None:
-    assert "unknown method 'fedmrl'; did you mean 'fed_mrl' or " in one_line(fairflare("describe", "fedmrl"))
+    assert "unknown method 'fedmrl'; did you mean 'fed_mrl'? `" in one_line(fairflare("describe", "fedmrl"))
     assert one_line(fairflare("describe", "xyz")).startswith("unknown method 'xyz'; `fairflare list` has all ")
 
 
@@ -332,7 +370,21 @@ def test_other_mistakes_are_one_line(
     ("arguments", "told"),
     [
         (["run", "fed_avg", "--gpu", "0"], "No such option: --gpu here. The device stands in each site's"),
-        (["export", "fed_avg", "--data", "x", "--out", "y"], "Where the data are stands in each site's"),
+        (["run", "fed_avg", "--epochs", "3"], "probably: fairflare run fed_avg --set local_epochs=3"),
+        (["run", "fed_avg", "--lr=0.1", "--in-process"], "fairflare run fed_avg --set learning_rate=0.1 --in-process"),
+        (["run", "fed_prox", "--mu"], "probably: fairflare run fed_prox --set mu=VALUE"),
+        (["compare", "fed_prox:q=1", "--local-epochs", "2"], "compare fed_prox:q=1 --set local_epochs=2"),
+        (["run", "--method", "fed_avg", "--rounds", "2"], "probably: fairflare run fed_avg --rounds 2"),
+        (["run", "fed_avg", "--clients", "4"], "probably: fairflare run fed_avg --sites 4"),
+        (["run", "fed_avg", "--output", "my runs"], "probably: fairflare run fed_avg --workspace 'my runs'"),
+        (["export", "fed_avg", "--output", "x"], "probably: fairflare export fed_avg --out x"),
+        (["run", "fed_avg", "--dry-run"], "probably: fairflare export fed_avg --out jobs"),
+        (["run", "fed_avg", "--seeds", "3"], "probably: fairflare compare fed_avg --seeds 3"),
+        (["compare", "fed_avg", "--seed", "3"], "probably: fairflare compare fed_avg --seeds 3"),
+        (["show", "--epochs", "3"], "No such option: --epochs"),
+        (["version"], "probably: fairflare --version"),
+        (["train", "fed_avg"], "probably: fairflare run METHOD"),
+        (["export", "fed_avg", "--data", "x", "--out", "y"], "--data x does not exist"),
         (["run", "fed_avg", "--set", "local_epochs", "2"], "--set wants KEY=VALUE: --set local_epochs=2"),
         (["run", "fed_avg", "--paper", "fed_prox"], "Papers that --paper knows by name: fed_lwr, fed_lwr_rif,"),
         (["run", "fed_avg", "another"], "Got unexpected extra argument(s) (another)"),
@@ -466,6 +518,8 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
             path = Path(words[words.index(option) + 1])
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
+            if words[0] == "export":
+                (path.parent / "manifest.json").write_text('{"kind": "segmentation"}')
     if "task.py" in words:
         Path("task.py").write_text("from fairflare.tasks.segmentation import SegmentationTask as Task\n")
     if "my_task.py" in words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from typer.testing import CliRunner
 
 from fairflare.base.stopping import StoppableData
+from fairflare.cli import commands
 from fairflare.cli.data.own_images import kind_by_manifest
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.tasks.placing import back_in_place, centred, inner_size, masks_placed, overlaps, smooth
@@ -340,3 +343,31 @@ def test_the_kind_of_task_is_the_manifests_where_nobody_says_one(
     assert kind_by_manifest(file, {"task": "segmentation"}) == {}
     assert kind_by_manifest(file, {"task": None, "monai_bundle": "b"}) == {}
     assert kind_by_manifest(None, {"task": None}) == {}
+
+
+def test_an_export_follows_prepared_data_as_a_run_does(tmp_path: Path) -> None:
+    """Check task, classes and image size of a job, from images and manifest, and from the manifest alone."""
+    pictures = [(np.full((80, 112), 9 * n), np.full((80, 112), n % 3)) for n in range(3)]
+    sites = {site: {"data_root": str(folder(tmp_path / site, pictures))} for site in ("north", "south")}
+    (tmp_path / "fairflare.json").write_text(json.dumps({"sites": sites}))
+    (tmp_path / "manifest.json").write_text('{"kind": "segmentation", "task": {"num_classes": 2}}')
+
+    def task_of(data: str, *more: str) -> dict[str, Any]:
+        words = ["export", "fed_avg", "--out", str(tmp_path / "jobs"), "--overwrite", "--data", str(tmp_path / data)]
+        done = CliRunner().invoke(commands.app, [*words, "--preinstalled", *more])
+        assert done.exit_code == 0, done.output
+        client = json.loads((tmp_path / "jobs/fed_avg/app/config/config_fed_client.json").read_text())
+        return dict(client["executors"][0]["executor"]["args"]["task"]["args"])
+
+    followed = task_of("fairflare.json")
+    assert (followed["num_classes"], followed["image_size"], followed["in_channels"]) == (2, [80, 80], 1)
+    assert str(tmp_path) not in json.dumps(followed)
+    assert task_of("fairflare.json", "--set", "image_size=[32,32]")["image_size"] == [32, 32]
+    alone = task_of("manifest.json")
+    assert (alone["num_classes"], alone["image_size"]) == (2, [64, 64])
+    (tmp_path / "manifest.json").unlink()
+    refused = CliRunner().invoke(
+        commands.app, ["export", "fed_avg", "--out", "x", "--data", str(tmp_path / "manifest.json")]
+    )
+    assert refused.exit_code == 2
+    assert "there is no manifest" in refused.output

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fairflare.base.disk.files import system_error
 from fairflare.base.own_errors import lacking_package
@@ -23,7 +24,21 @@ from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
 from fairflare.cli.show import show
 
+#: How commands that users of other tools type are spelled here.
+SPELLED = {"version": "--version", "-v": "--version", "train": "run METHOD", "methods": "list", "test": "evaluate RUN"}
+
+
+class Commands(TyperGroup):
+    """Define the group of all commands, which answers a word of another tool with the command that is meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and (meant := SPELLED.get(args[0])):
+            ctx.fail(f"No such command: {args[0]}. Meant is probably: fairflare {meant}")
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Fair federated learning for medical images on NVIDIA FLARE.",

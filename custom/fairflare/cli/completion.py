@@ -34,7 +34,7 @@ def settings(ctx: typer.Context, incomplete: str) -> list[str]:
 
     # Click stops parsing at the option whose value is being typed; the method's name is then in the unparsed ``args``.
     given = (word for word in (ctx.params.get("method"), *ctx.args) if word in all_methods())
-    groups = sections(method).values() if (method := next(given, None)) else ()
+    groups = sections(method, ctx.params.get("task")).values() if (method := next(given, None)) else ()
     return sorted({f"{s.name}=" for group in groups for s in group if s.name.startswith(incomplete)})
 
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fairflare.cli.options import OWN_IMAGES, VALUES, Method
+from fairflare.cli.options import OWN_IMAGES, VALUES, Method, Task
 from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def _print_methods() -> None:
 def describe(
     method: Method,
     settings: Annotated[list[str] | None, typer.Argument(help="Only these settings; default: all.")] = None,
+    kind: Task = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -84,17 +85,17 @@ def describe(
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
-        form = {"form": method} if (owner := owner_of(method)) else {}
-        found = in_use(method := owner or method, settings or (), form)
+        owner, form = owner_of(method) or (method, "")
+        found = in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
         if as_json:
             groups = [{"title": title, "settings": list(map(_as_json, group))} for title, group in found.items()]
-            put(method=method, groups=groups, quick_job=quick_job(method))
+            put(method=method, groups=groups, quick_job=quick_job(method, kind))
             return
     if markdown:
-        typer.echo(page(method))
+        typer.echo(page(method, kind))
         return
     if form:
-        console.print(f"{form['form']} is {method} with --set form={form['form']}\n", highlight=False)
+        console.print(f"{form} is {method} with --set form={form}\n", highlight=False)
     for title, group in found.items():
         table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
         table.columns[0].overflow = "fold"
@@ -103,7 +104,7 @@ def describe(
         console.print(table)
         console.print()
     if not settings:
-        console.print(escape(f"{VALUES} {OWN_IMAGES} {quick_job(method)}"), highlight=False)
+        console.print(escape(f"{VALUES} {OWN_IMAGES} {quick_job(method, kind)}"), highlight=False)
 
 
 def _as_json(used: InUse) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -28,7 +30,24 @@ TABLES = "Tables"  # name of a group of options in the help
 PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
 
 #: Words for errors about options that users try although the command does not have them.
-OF_SITES = {"--gpu": "The device stands", "--device": "The device stands", "--data": "Where the data are stands"}
+OF_SITES = {"--gpu": "The device stands", "--device": "The device stands"}
+#: How options that users of other tools type are spelled here: of several spellings the first that the command has. A
+#: word before ``: `` is another command, ``{}`` stands for the value.
+SPELLED: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("epochs", "num_epochs", "n_epochs", "local_epoch"): ("--set local_epochs={}",),
+    ("lr", "learning_rate"): ("--set learning_rate={}",),
+    ("batch", "bs", "batch_size"): ("--set batch_size={}",),
+    ("model", "net", "arch", "backbone", "network"): ("--set network={}",),
+    ("clients", "num_clients", "n_clients", "num_sites", "n_sites", "nodes"): ("--sites {}",),
+    ("num_rounds", "n_rounds", "communication_rounds"): ("--rounds {}",),
+    ("method", "methods", "algorithm", "strategy"): ("{}",),
+    ("data_dir", "dataset", "data_path", "data_root", "datalist"): ("--data {}",),
+    ("output", "out", "output_dir", "out_dir", "save_dir", "workspace"): ("--workspace {}", "--out {}"),
+    ("seed",): ("--seeds {}",),
+    ("seeds",): ("compare: --seeds {}",),
+    ("dry_run",): ("export: --out jobs",),
+}
+HELP_ALL, SHORT = "--help-all", "fairflare.short_help"
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # class of typer's own copy of click, without a public name
 
 
@@ -116,10 +135,24 @@ OwnCode = Annotated[
 
 
 class Command(TyperCommand):
-    """Define a command whose help sorts options by group and name, and whose option --paper may have no value."""
+    """Define a command whose help sorts options by group and name, and whose option --paper may have no value.
+
+    Where options are in groups, ``--help`` shows those without a group, and ``--help-all`` shows all of them.
+    """
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, without the options of groups unless ``--help-all`` asks for them."""
+        ctx.meta[SHORT] = not ctx.meta.get(HELP_ALL)
+        super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return sorted(super().get_params(ctx), key=_place_in_help)
+        found = super().get_params(ctx)
+        if any(map(_panel, found)):
+            every: Any = copy(self.get_help_option(ctx))
+            every.name, every.opts, every.callback = "all", [HELP_ALL], _print_all
+            every.help = "Show further options too."
+            found.append(every)
+        return sorted((p for p in found if not (ctx.meta.get(SHORT) and _panel(p))), key=_place_in_help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = [
@@ -130,12 +163,55 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, given)
         except USAGE_ERROR as error:
-            if (name := getattr(error, "option_name", "")) in OF_SITES:
-                error.message += f" here. {OF_SITES[name]} in each site's local/fairflare.json."
-                error.possibilities = []
+            name, more = getattr(error, "option_name", ""), ""
+            if name in OF_SITES:
+                more = f" here. {OF_SITES[name]} in each site's local/fairflare.json."
+            elif hasattr(error, "possibilities"):  # the option is unknown
+                more = _spelled(ctx.info_name, words, name, {flag for p in self.params for flag in p.opts})
             elif "extra argument" in error.message:
-                error.message += _meant(words)
+                more = _meant(words)
+            error.message += more
+            error.possibilities = [] if more else getattr(error, "possibilities", [])
             raise
+
+
+def _print_all(ctx: Any, parameter: Any, given: bool) -> None:
+    """Print the help with all options, and end the command, where ``--help-all`` is given."""
+    if given:
+        ctx.meta[HELP_ALL] = True
+        typer.echo(ctx.get_help())
+        ctx.exit()
+
+
+def _spelled(command: str, words: Sequence[str], wrong: str, options: Collection[str]) -> str:
+    """Return a hint with the command line that an unknown option probably means; an empty text if that is not known.
+
+    Args:
+        command: the command's name.
+        words: the command line after them.
+        wrong: the unknown option: one of :data:`SPELLED`, or a setting of the method that the words name.
+        options: options that the command has.
+    """
+    from fairflare.federation.plan.describe import sections
+    from fairflare.methods.base.catalog import all_methods
+
+    name = wrong.lstrip("-").replace("-", "_").lower()
+    method = next((method for word in words if (method := word.partition(":")[0]) in all_methods()), None)
+    known = (setting.name for group in sections(method).values() for setting in group) if method else ()
+    as_setting = (f"--set {name}={{}}",) if name in known else ()
+    spellings = next((spellings for names, spellings in SPELLED.items() if name in names), as_setting)
+    place = next((place for place, word in enumerate(words) if word.partition("=")[0] == wrong), None)
+    if place is None:  # a letter within several, such as -xyz
+        return ""
+    value, rest = words[place].partition("=")[2], [*words[place + 1 :]]
+    if not value and rest and not rest[0].startswith("-"):
+        value = rest.pop(0)
+    for other, _, form in (spelling.rpartition(": ") for spelling in spellings):
+        if other or not form.startswith("--") or form.partition(" ")[0] in options:
+            shown = form.format(shlex.quote(value) if value else "VALUE")
+            line = ["fairflare", other or command, shlex.join(words[:place]), shown, shlex.join(rest)]
+            return f". Meant is probably: {' '.join(filter(None, line))}"
+    return ""
 
 
 def _meant(words: Sequence[str]) -> str:
@@ -150,10 +226,14 @@ def _meant(words: Sequence[str]) -> str:
     return ""
 
 
+def _panel(parameter: Any) -> str:
+    return getattr(parameter, "rich_help_panel", None) or ""
+
+
 def _place_in_help(parameter: Any) -> tuple[int, str]:
     if parameter.param_type_name == "argument":  # arguments come first, in the order of typing
         return -1, ""
-    return PANELS.index(parameter.rich_help_panel or ""), [*parameter.opts, *parameter.secondary_opts][0]
+    return PANELS.index(_panel(parameter)), [*parameter.opts, *parameter.secondary_opts][0]
 
 
 def _no_paper(word: str) -> bool:
@@ -231,8 +311,10 @@ def plan_options(
     **of_run: Any,
 ) -> dict[str, Any]:
     """Return the options that describe a run, as arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
+    from fairflare.methods.base.catalog import get_method
+
     return {
-        "method": method,
+        "method": get_method(method).name,
         "task": task,
         **which_paper(paper),
         "train_like": train_like,

@@ -101,12 +101,40 @@ def suited(
             f"{listed(of_run)}; another number of them is given with --sites"
         )
     images = looked_at(plan, local)
-    if not images:  # of whole volumes only the manifest is read
-        return prepared_for(plan, data, given) if getattr(plan.task, "spatial_dims", 2) == 3 else {}
+    if not images:  # of whole volumes, and where a job is exported without images, only the manifest is read
+        return prepared_for(plan, data, given)
     found = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
     found = {name: value for name, value in found.items() if name not in given}
     say(in_words(plan, images, found, trial=trial))
     return found
+
+
+def fitted(
+    given: Mapping[str, Any], make: Callable[..., Any], local: Mapping[str, Any], data: Path | None, *, trial: bool
+) -> tuple[dict[str, Any], Any]:
+    """Return the arguments of a plan with what the user's data ask for, and what is made of them.
+
+    The kind of task and its settings follow the manifest of the data, channels and image size the images; all of them
+    are printed. What the user gave is not changed.
+
+    Args:
+        given: arguments of :func:`fairflare.federation.plan.plan.make_plan`.
+        make: makes a holder of a plan (:class:`fairflare.cli.run.here.PlanHere`) out of such arguments.
+        local: content of ``local/fairflare.json``.
+        data: path of this file.
+        trial: whether the images' size is called a trial's where the user did not choose rounds.
+    """
+    plan = {**given, **kind_by_manifest(data, given)}
+    own = without_phantom(lambda more: make(**{**plan, "settings": {**more, **plan["settings"]}}), local)
+    plan["settings"] = {**own, **plan["settings"]}
+    made = make(**plan)
+    quick = plan["small"] and not plan["task_file"]
+    more = suited(
+        made.plan, local, data, plan["settings"], quick=quick,
+        trial=trial and quick and plan.get("num_rounds") is None,
+    )  # fmt: skip
+    plan["settings"] = {**plan["settings"], **more}
+    return plan, make(**plan) if more else made
 
 
 def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None) -> None:

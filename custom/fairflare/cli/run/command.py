@@ -55,7 +55,7 @@ def run(
 ) -> None:
     """Run a method in FLARE's simulator and print the fairness table. Exit code 1 when the run failed."""
     from fairflare.base.disk.files import safe_name
-    from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
+    from fairflare.cli.data.own_images import fitted
     from fairflare.cli.data.sites import run_sites
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
     from fairflare.reporting.results import mark_ended
@@ -74,18 +74,8 @@ def run(
             raise ValueError(problem)
         local = site_settings(site_file, plan["experiment"], workspace)
         plan.update(sites=run_sites(plan["sites"], local))
-        plan.update(kind_by_manifest(site_file, plan))
         made = partial(PlanHere, apart=jobs > 1)  # without FLARE, whose import is slow
-        own = without_phantom(lambda more: made(**{**plan, "settings": {**more, **plan["settings"]}}), local)
-        plan["settings"] = {**own, **plan["settings"]}
-        recipe: Any = made(**plan)
-        quick = plan["small"] and not plan["task_file"]
-        more = suited(
-            recipe.plan, local, site_file, plan["settings"], quick=quick, trial=quick and plan.get("num_rounds") is None
-        )
-        if more:
-            plan["settings"] = {**plan["settings"], **more}
-            recipe = made(**plan)
+        plan, recipe = fitted(plan, made, local, site_file, trial=True)
         if not in_process:
             recipe = _recipe(**plan)
         say_plan(recipe.plan, site_file is not None)
@@ -156,9 +146,22 @@ def export(
         ),
     ] = False,
     bundle: Annotated[bool, typer.Option("--bundle", help="Carry the whole package in the job.")] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            "-d",
+            metavar="FILE",
+            help="What prepare wrote (fairflare.json, or its manifest.json): the job's task, classes and image size "
+            "follow it. Where each site's data are stands in the site's own local/fairflare.json.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Write a method as a FLARE job folder, with bounds on what a site can do to a round (docs/robustness.md)."""
+    from fairflare.cli.data.own_images import fitted, manifest_of
+    from fairflare.cli.data.sites import run_sites
+    from fairflare.data.preparers.writing import MANIFEST
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
 
     with user_errors(out):
@@ -166,6 +169,13 @@ def export(
             raise ValueError("--preinstalled and --bundle exclude each other")
         sites = None if plan["sites"] == "default" else plan["sites"]
         plan |= {"sites": sites, "settings": {**FOR_HOSPITALS, **(plan["settings"] or {})}}
+        if data is not None:
+            local = {} if data.name == MANIFEST else site_settings(data, "", out)
+            if not local and not manifest_of(data):
+                raise ValueError(f"--data {data}: there is no manifest of `fairflare prepare`; give its fairflare.json")
+            looked = {**plan, "sites": run_sites("default", local), "min_sites": 1}  # the job may have other sites
+            looked, _ = fitted(looked, PlanHere, local, data, trial=False)
+            plan |= {"task": looked["task"], "settings": looked["settings"]}
         if not (preinstalled and plan["monai_bundle"]):  # which is only read sealed, so that none of its code runs here
             PlanHere(**plan)  # raises errors of the plan before the slow import of FLARE
         recipe = _recipe(**plan, packaging="preinstalled" if preinstalled else "bundle" if bundle else "task_file")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fairflare.base.acting import needs_of
-from fairflare.base.checks import unknown
+from fairflare.base.checks import choice, unknown
 from fairflare.base.described import Setting, described, markdown, typed
 from fairflare.base.settings import Part, build, field_names, values_of
 from fairflare.core.states import Aggregate
@@ -125,36 +126,42 @@ def method_table(more: Mapping[str, Mapping[str, str]] = {}) -> str:
     return "\n".join(rows)
 
 
-def sections(name: str) -> dict[str, list[Setting]]:
+def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
     """Return the settings of a method's rule, training and task, of the bounds and of the run, by heading.
 
-    Defaults are those of the method's paper; without a published setting, training has the quick job's defaults.
+    Defaults are those of the method's paper; without a published setting for the kind of task, training has the quick
+    job's defaults.
+
+    Args:
+        name: name of the method.
+        kind: kind of task to learn; default: what the method's job learns.
 
     Raises:
-        ValueError: the method is unknown.
+        ValueError: the method or the kind of task is unknown.
     """
     method = get_method(name)
-    task = load_task_class(TASKS_BY_KIND[method.task])
+    kind = choice("task", kind or method.task, TASKS_BY_KIND)
+    task = load_task_class(TASKS_BY_KIND[kind])
     paper = published_setting(method)
-    told = paper.settings if paper else training_by_task(method.task, method)
+    told = paper.settings if paper and kind == (paper.task or method.task) else training_by_task(kind, method)
     dealt = dealt_to((paper or method).num_sites, task)
     server, site, learns = ({**own, **told} for own in (method.server, method.site, {**dealt, **method.learns}))
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), site),
-        f"{method.title}, task: {method.task}": _with(described(task), learns),
+        f"{method.title}, task: {kind}": _with(described(task), learns),
         BOUNDS_TITLE: described(Bounds),
         RUN_TITLE: [s for s in described(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))],
     }
 
 
-def page(name: str) -> str:
+def page(name: str, kind: str | None = None) -> str:
     """Return the settings of a method, as :func:`sections` gives them, as a Markdown page.
 
     Raises:
-        ValueError: the method is unknown.
+        ValueError: the method or the kind of task is unknown.
     """
-    return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name).items())
+    return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name, kind).items())
 
 
 @dataclass(frozen=True)
@@ -172,25 +179,29 @@ class InUse:
     needs: str = ""
 
 
-def in_use(name: str, only: Sequence[str] = (), given: Mapping[str, Any] | None = None) -> dict[str, list[InUse]]:
+def in_use(
+    name: str, only: Sequence[str] = (), given: Mapping[str, Any] | None = None, kind: str | None = None
+) -> dict[str, list[InUse]]:
     """Return the settings of :func:`sections` with the values that a run uses.
 
     Args:
         name: name of the method.
         only: names of the settings to return; empty for all settings.
         given: values that the run is given.
+        kind: kind of task that the run learns; default: what the method's job learns.
 
     Raises:
         ValueError: the method or a setting is unknown; the message suggests the nearest name.
     """
-    groups = sections(name)
+    groups = sections(name, kind)
     known = [setting.name for found in groups.values() for setting in found]
     for wanted in only:
         if wanted not in known:
             where = f"`fairflare describe {name}` has all {len(known)}"
             raise ValueError(f"method {name!r} has no setting {wanted!r}{unknown(wanted, known, where)}")
-    quick = make_plan(name, shown=True, settings=given)
-    paper = make_plan(name, small=False, shown=True, settings=given) if papers_of(get_method(name)) else quick
+    make = partial(make_plan, name, task=kind, shown=True, settings=given)
+    quick = make()
+    paper = make(small=False) if papers_of(get_method(name)) else quick
     found: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
@@ -229,9 +240,9 @@ def in_lines(used: InUse) -> str:
     return "\n".join([*lines, f"acts only with {used.needs}"] if used.needs else lines)
 
 
-def quick_job(name: str) -> str:
-    """Return a text about the settings in which a quick job differs from the paper's settings."""
-    quick, paper = make_plan(name, shown=True), make_plan(name, small=False, shown=True)
+def quick_job(name: str, kind: str | None = None) -> str:
+    """Return a text about the settings in which a quick job on a kind of task differs from the paper's settings."""
+    quick, paper = (make_plan(name, task=kind, small=small, shown=True) for small in (True, False))
     given = []
     for one, other in ((quick.rule, paper.rule), (quick.training, paper.training), (quick.task, paper.task)):
         values, usual = values_of(one)["args"], values_of(other)["args"]

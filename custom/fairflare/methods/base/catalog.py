@@ -209,20 +209,43 @@ def get_method(name: str) -> Method:
     """Return the method called ``name``.
 
     Raises:
-        ValueError: no method has that name (names the method of which it is a ``form``, or suggests the nearest name).
+        ValueError: no method has that name. The message spells what is meant: the method of which it is a ``form``,
+            the methods that have this title in their papers (``FedISM+``), or the nearest names.
     """
     methods = all_methods()
     if name not in methods:
         if owner := owner_of(name):
-            raise ValueError(f"{name!r} is a form of the method {owner!r}: take it with form={name}")
-        raise ValueError(f"unknown method {name!r}{unknown(name, methods, f'`fairflare list` has all {len(methods)}')}")
+            method, form = owner
+            raise ValueError(
+                f"{name!r} is a form of the method {method!r}: take {method} --set form={form}, or, as a row of "
+                f"compare, {method}:form={form}"
+            )
+        titled = [m.name for m in methods.values() if _plain(name) in (_plain(m.name), _plain(m.title))]
+        titled = titled or [m.name for m in methods.values() if _plain(m.title).startswith(_plain(name) or "-")]
+        all_of_them = f"`fairflare list` has all {len(methods)}"
+        meant = f"; did you mean {' or '.join(map(repr, titled))}? {all_of_them}"
+        raise ValueError(f"unknown method {name!r}{meant if titled else unknown(name, methods, all_of_them)}")
     return methods[name]
 
 
-def owner_of(form: str) -> str | None:
-    """Return the method whose setting ``form`` can be this one; ``None`` if none has it, or a method has this name."""
-    having = (m.name for m in all_methods().values() if form in get_args(hints_of(m.rule).get("form")))
+def owner_of(form: str) -> tuple[str, str] | None:
+    """Return the method whose setting ``form`` has this value, and the value.
+
+    ``None`` is returned where no method has it, or a method has this name. Capitals and signs
+    make no difference: ``TERM`` and ``FedEBA+`` are found.
+    """
+    having = (
+        (m.name, value)
+        for m in all_methods().values()
+        for value in get_args(hints_of(m.rule).get("form"))
+        if _plain(form) == _plain(value)
+    )
     return None if form in all_methods() else next(having, None)
+
+
+def _plain(name: str) -> str:
+    """Return a name without capitals and signs, ``+`` spelled out: ``Fed-LWR`` and ``fed_lwr`` are alike."""
+    return re.sub("[^a-z0-9]", "", name.lower().replace("+", "plus"))
 
 
 def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:

@@ -16,9 +16,10 @@ from monai.networks.utils import one_hot
 
 from fairflare.base.cases.resampling import draws, units_of
 from fairflare.base.task import SiteData
+from fairflare.cli.data.doctor import sealing
 from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
-from fairflare.tasks.bundle import MonaiBundleTask
+from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
 from fairflare_lab.phantoms import volumes_site
 from fairflare_lab.sets.phantoms import prepare_phantom
 from tests.bundles import train_config, write_bundle, write_volumes
@@ -185,6 +186,92 @@ def test_what_a_site_may_not_list_or_set(task: MonaiBundleTask, tmp_path: Path) 
     (tmp_path / "datalist.json").write_text(json.dumps(content))
     with pytest.raises(DataError, match="split 'test' names slices of volumes"):
         task.open_site("site-1", settings)
+
+
+def classifier() -> dict[str, Any]:
+    """Return the configuration of a classifier as the model zoo writes them: the label is no file."""
+    config = train_config(dims=2, classes=3)
+    config["network_def"] = {"_target_": "DenseNet", "spatial_dims": 2, "in_channels": 1, "out_channels": 3}
+    config["network_def"] |= {"init_features": 8, "growth_rate": 4, "block_config": [1, 1]}
+    config["loss"] = {"_target_": "torch.nn.CrossEntropyLoss"}
+    config["train"]["deterministic_transforms"] = [
+        {"_target_": "LoadImaged", "keys": "image"},
+        {"_target_": "EnsureChannelFirstd", "keys": "image"},
+        {"_target_": "Resized", "keys": "image", "spatial_size": [32, 32]},
+    ]
+    config["train"]["random_transforms"] = []
+    config["validate"]["inferer"] = {"_target_": "SimpleInferer"}
+    picks = "$monai.handlers.from_engine(['pred', 'label'])"
+    config["validate"]["key_metric"] = {"acc": {"_target_": "ignite.metrics.Accuracy", "output_transform": picks}}
+    return config
+
+
+def test_a_class_number_is_the_label_where_the_bundle_loads_none(tmp_path: Path) -> None:
+    """Check a classification bundle, sealed, on a datalist as prepare writes it; accuracy by hand."""
+    task = MonaiBundleTask(**sealed_settings(write_bundle(tmp_path / "b", classifier()), ["train"]))
+    settings = write_volumes(tmp_path / "site", size=(20, 18))
+    file = tmp_path / "site" / "datalist.json"
+    content = json.loads(file.read_text())
+    for split in ("training", "validation", "test"):
+        for number, entry in enumerate(content[split]):
+            entry["label"] = number % 3
+    file.write_text(json.dumps(content))
+    data = task.open_site("a", settings)
+    inputs, targets = next(iter(data.batches("training", batch_size=3)))
+    assert (inputs.shape, targets.tolist()) == ((3, 1, 32, 32), [0, 1, 2])
+    model = task.build_model().eval()
+    task.check_site(model, data, "cpu")
+    found = task.evaluate(model, data.batches("test", batch_size=2), "cpu")
+    right = [int(model(image).argmax(1) == label) for image, label in data.batches("test", batch_size=1)]
+    # Accuracy is of one-hot vectors over the three classes, as ignite's: two of three entries of a wrong one differ.
+    assert found["accuracy"] == pytest.approx(np.mean([1 if hit else 1 / 3 for hit in right]))
+    content["training"][0]["label"] = 3
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="values up to 3, and the network has 3 channels: 0 to 2"):
+        task.check_site(model, task.open_site("a", settings), "cpu")
+    content["training"][0]["label"] = "labels/training0.nii"
+    file.write_text(json.dumps(content))
+    with pytest.raises(DataError, match="'label' of entry 0 of 'training' must be the number of a class"):
+        task.open_site("a", settings)
+    assert "a class's number" in next(f.text for f in sealing(tmp_path / "b", {}) if f.what == "data it wants")
+
+
+def test_an_image_may_be_a_list_of_files_a_channel_each(tmp_path: Path) -> None:
+    """Check channels in the order of the list, a missing file, and a file that is in two splits."""
+    config = train_config()
+    config["network_def"]["in_channels"] = 2
+    task = task_of(tmp_path / "b", config)
+    settings = write_volumes(tmp_path / "site")
+    file = tmp_path / "site" / "datalist.json"
+    content = json.loads(file.read_text())
+    for split in ("training", "validation", "test"):
+        for entry in content[split]:
+            first = nibabel.load(tmp_path / "site" / entry["image"])
+            second = entry["image"].replace("images/", "images/other_")
+            nibabel.save(
+                nibabel.Nifti1Image(-first.get_fdata(dtype=np.float32), first.affine), tmp_path / "site" / second
+            )
+            entry["image"] = [entry["image"], second]
+    file.write_text(json.dumps(content))
+    data = task.open_site("a", settings)
+    (image, _), *_ = data.batches("test", batch_size=1)
+    assert image.shape[1] == 2
+    assert torch.allclose(image[0, 0], 1 - image[0, 1], atol=1e-5)  # scaled together, x and -x add up to 1
+    task.check_site(task.build_model(), data, "cpu")
+    before = data.datalist.fingerprint("test")  # type: ignore[attr-defined]
+    for odd, message in (
+        ([content["test"][0]["image"][0], "images/nowhere.nii"], "nowhere.nii', does not exist"),
+        ([content["test"][0]["image"][0], content["training"][0]["image"][1]], "is in both 'training' and 'test'"),
+        ([], "is an empty list"),
+    ):
+        changed = json.loads(json.dumps(content))
+        changed["test"][0]["image"] = odd
+        file.write_text(json.dumps(changed))
+        with pytest.raises(DataError, match=message):
+            task.open_site("a", settings)
+    content["test"][0]["image"].reverse()
+    file.write_text(json.dumps(content))
+    assert task.open_site("a", settings).datalist.fingerprint("test") != before  # type: ignore[attr-defined]
 
 
 def test_training_images_of_different_sizes(tmp_path: Path, settings: dict[str, Any]) -> None:

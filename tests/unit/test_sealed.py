@@ -341,6 +341,9 @@ def test_the_doctor_has_exit_code_1_where_a_bundle_cannot_train_with_its_code_ei
     config["loss"] = {"_target_": "scripts.losses.Own"}
     own = list(sealing(write_bundle(tmp_path / "own", config), {}))
     assert {one.state for one in own} == {"warning", "ok"}
+    assert CliRunner().invoke(cli.app, ["doctor", "--monai-bundle", str(tmp_path / "own")]).exit_code == 3
+    sealed = str(write_bundle(tmp_path / "sealed"))
+    assert CliRunner().invoke(cli.app, ["doctor", "--monai-bundle", sealed]).exit_code == 0
 
 
 def parts_of(folder: Path, sealed: bool) -> BundleParts:

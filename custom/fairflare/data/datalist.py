@@ -57,6 +57,7 @@ def load_datalist(
     *,
     site: str,
     class_labels: bool = False,
+    several: bool = False,
     linked_roots: Sequence[str] = (),
     problems: list[DataError] | None = None,
 ) -> Datalist:
@@ -67,6 +68,7 @@ def load_datalist(
         datalist: name of the datalist inside ``data_root``, or an absolute path.
         site: name of the site for the messages.
         class_labels: whether ``label`` is the number of a class; otherwise it is the path of a mask.
+        several: whether ``image`` may be a list of files, one for each channel.
         linked_roots: further folders that links in ``data_root`` may lead to.
         problems: list to which all errors within the datalist are added, instead of the first one being raised;
             entries with an error are left out of the result.
@@ -93,7 +95,7 @@ def load_datalist(
             f"site '{site}': the datalist leads out of the data folder",
         )
     content = _read_json(file, site)
-    checked = CheckedList(site, root, file, class_labels, folders, problems=problems)
+    checked = CheckedList(site, root, file, class_labels, several, folders, problems=problems)
     splits = checked.splits(content)
     names, groups = None, None
     if class_labels:

@@ -189,7 +189,7 @@ class MonaiBundleTask(Task):
             outputs = model(inputs)
             classes = outputs.shape[1]
             most = max(float(label.max()) for _, label in islice(images, LOOKED_AT))
-            if targets.shape[1] == 1 < classes <= most:
+            if (targets.ndim == 1 or targets.shape[1] == 1) and 1 < classes <= most:
                 raise ValueError(
                     f"labels have values up to {most:g}, and the network has {classes} channels: 0 to {classes - 1}"
                 )
@@ -249,7 +249,7 @@ class MonaiBundleTask(Task):
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Return the images of the site's datalist, prepared by the bundle's transforms."""
-        from fairflare.tasks.bundles.bundle_data import BundleData
+        from fairflare.tasks.bundles.bundle_data import BundleData, takes_class_numbers
 
         own = read_settings(BundleSite, site, settings)
         self.heed(settings)
@@ -261,10 +261,14 @@ class MonaiBundleTask(Task):
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
-        listed = load_datalist(own.data_root, own.datalist or "datalist.json", site=site, linked_roots=own.linked_roots)
+        train = self.parts.made("train_preprocessing")
+        listed = load_datalist(
+            own.data_root, own.datalist or "datalist.json", site=site, several=True, linked_roots=own.linked_roots,
+            class_labels=takes_class_numbers(train, self.label_key),
+        )  # fmt: skip
         return BundleData(
             listed,
-            self.parts.made("train_preprocessing"),
+            train,
             self.parts.made("validate_preprocessing"),
             keys=(self.image_key, self.label_key),
             validate_batch=self.parts.kept("validate_batch_size") or 1,

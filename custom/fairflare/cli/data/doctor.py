@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import import_module
@@ -31,7 +32,8 @@ EXTRAS = {
 }  # fmt: skip
 LAY = "`fairflare policies KIT` narrows it"
 #: Settings of a bundle that say which keys and values of it are read.
-OF_BUNDLE = ("bundle_configs", "bundle_overrides", "optimizer")
+OF_BUNDLE = ("bundle_configs", "bundle_overrides", "label_key", "optimizer")
+NEEDS_CODE = 3  # exit code for a bundle that trains only where its code may run
 COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
@@ -58,7 +60,9 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at versions, GPU, disk, a start-up kit and a MONAI bundle. Exit code 1 when something cannot work."""
+    """Look at versions, GPU, disk, a start-up kit and a MONAI bundle. Exit code 1 when something cannot work, 3 when a
+    bundle trains only where its code may run.
+    """
     with user_errors(), one_document(as_json):
         values = parse_settings(settings)
         if odd := [name for name in values if monai_bundle is None or name not in OF_BUNDLE]:
@@ -75,7 +79,8 @@ def doctor(
         table.add_row(escape(finding.what), f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))
     if not as_json:
         console.print(table)
-    raise typer.Exit(int(any(finding.state == "problem" for finding in found)))
+    needs_code = any(finding.what == "sealed" and finding.state == "warning" for finding in found)
+    raise typer.Exit(1 if any(finding.state == "problem" for finding in found) else NEEDS_CODE * needs_code)
 
 
 def examine(kit: Path | None = None) -> Iterator[Finding]:
@@ -95,14 +100,17 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
         folder: the bundle's folder; none of its code is run.
         settings: settings of the task; only those that say which files, keys and values are read are used.
     """
+    from fairflare.base.disk.bundle_files import BundleError
     from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
+    from fairflare.tasks.bundles.bundle_data import takes_class_numbers
     from fairflare.tasks.bundles.bundle_parts import BundleParts
     from fairflare.tasks.bundles.expressions import Refused
     from fairflare.tasks.bundles.sealed import shipped_classes
 
     configs, overrides = settings.get("bundle_configs") or ["train"], settings.get("bundle_overrides")
     bundle = Bundle(folder, configs, overrides, sealed=shipped_classes())
-    problems = list(BundleParts(bundle).problems(optimizer="optimizer" not in settings))
+    parts = BundleParts(bundle)
+    problems = list(parts.problems(optimizer="optimizer" not in settings))
     yes = "yes: it trains at sites that permit no code (export --preinstalled)"
     no = f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
     yield Finding("sealed", "warning" if problems else "ok", no if problems else yes)
@@ -113,7 +121,12 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(own)}")
     told = bundle.get("_meta_#network_data_format#inputs")
     wanted = json.dumps(told) if told else "configs/metadata.json does not say"
-    yield Finding("data it wants", "ok", f"an image and a label a case; {wanted:.600}")
+    label = "a label's file"
+    with suppress(BundleError):
+        if takes_class_numbers(parts.kept("train_preprocessing"), settings.get("label_key", "label")):
+            label = "a class's number as its label"
+    case = f"an image (a file, or a list of files, a channel each) and {label} a case"
+    yield Finding("data it wants", "ok", f"{case}; {wanted:.600}")
 
 
 def packages() -> Iterator[Finding]:

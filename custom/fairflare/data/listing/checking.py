@@ -46,6 +46,7 @@ class CheckedList:
     root: Path
     file: Path
     class_labels: bool
+    several: bool  # whether an image may be a list of files
     folders: tuple[Path, ...]  # folders in which the files must lie after links are resolved
     listed: dict[Path, list[Path]] = field(default_factory=dict)
     problems: list[DataError] | None = None  # list to which problems are added; None if the first problem is raised
@@ -135,7 +136,8 @@ class CheckedList:
             for number, entry in enumerate(entries):
                 with self.noted():
                     samples.append(sample := self.sample(entry, f"entry {number} of '{split}'", split))
-                    self.one_split(images, sample.image.resolve(), split, f"image '{sample.image}'", "an image")
+                    for file in (sample.image, *sample.more):
+                        self.one_split(images, file.resolve(), split, f"image '{file}'", "an image")
             for patient in dict.fromkeys(sample.patient for sample in samples if sample.patient is not None):
                 with self.noted():
                     self.one_split(patients, patient, split, f"patient '{patient}'", "a patient")
@@ -227,7 +229,11 @@ class CheckedList:
                 f"{where} has no key '{key}'; every entry needs 'image' and 'label'{nearest(key, entry)}",
                 f"{where} has no key '{key}'",
             )
-        image, label = self.path(entry, "image", where), entry.get("label")
+        files, label = [entry["image"]], entry.get("label")
+        if self.several and isinstance(entry["image"], list):
+            files = entry["image"]
+            self.need(files, f"'image' of {where} is an empty list", f"'image' of {where} is an empty list")
+        image, *more = [self.path({"image": file}, "image", where) for file in files]
         if split == UNLABELLED:
             self.need(
                 label is None,
@@ -262,7 +268,7 @@ class CheckedList:
         for name, value in (entry.get("attributes") or {}).items():
             if isinstance(value, (int, float)) and value == value:
                 self.numbers.setdefault(name, []).append(value)
-        return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups)
+        return Sample(image, label, number, volume, patient, self.spacing(entry, where), groups, tuple(more))
 
     def findings(self, label: list[Any], where: str) -> tuple[int, ...]:
         """Return an image's label for each finding: 1, 0, or -1 where the datalist has null."""

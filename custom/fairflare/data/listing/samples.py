@@ -47,7 +47,8 @@ class Sample:
 
     ``patient`` and ``volume`` are identifiers that the site gave to a person, and to a volume of which each slice is a
     file of its own; they appear in no message except the site's own log. ``spacing`` is the size of a pixel in mm.
-    ``groups`` is the index of the image's group, by the name of the attribute.
+    ``groups`` is the index of the image's group, by the name of the attribute. ``more`` are further files of the image,
+    in their order, where each channel is a file.
     """
 
     image: Path
@@ -57,6 +58,7 @@ class Sample:
     patient: str | None = field(default=None, repr=False)
     spacing: tuple[float, ...] | None = None
     groups: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    more: tuple[Path, ...] = ()
 
     @property
     def part_of(self) -> str | None:
@@ -98,10 +100,13 @@ class Datalist:
         volumes would take as long as a round.
         """
         marks = sorted(
-            (sample.image.name, _mark(sample.image), sample.slice, _mark(label) if isinstance(label, Path) else label)
+            (
+                sample.image.name, _mark(sample.image), sample.slice,
+                _mark(label) if isinstance(label, Path) else label, *map(_mark, sample.more),
+            )
             for sample in self.splits[split]
             for label in [sample.label]
-        )
+        )  # fmt: skip
         return hashlib.sha256(repr(marks).encode()).hexdigest()[:32]
 
 

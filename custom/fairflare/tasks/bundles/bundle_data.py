@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -132,10 +133,13 @@ class BundleData(PreparedData):
 
     def _prepared(self, split: str, sample: Sample) -> dict[str, Any]:
         """Return an image as it is before the first random transform, or after all transforms if none is random."""
-        item = dict(zip(self.keys, (str(sample.image), str(sample.label)), strict=True))
+        image = [str(file) for file in (sample.image, *sample.more)]
+        label = str(sample.label) if isinstance(sample.label, Path) else np.asarray(sample.label, np.int64)
+        item = dict(zip(self.keys, (image if sample.more else image[0], label), strict=True))
         with self._preparing(sample, split):
             found = self._train(item, end=self._first_random) if split == TRAINING else self._validate(item)
-            _check_places(*(found[key] for key in self.keys))
+            if isinstance(sample.label, Path):
+                _check_places(*(found[key] for key in self.keys))
         return dict(found)
 
     def _preparing(self, sample: Sample, split: str) -> AbstractContextManager[None]:
@@ -149,6 +153,19 @@ class BundleData(PreparedData):
             "bundle's transforms",
             partial(DataError, public=public),
         )
+
+
+def takes_class_numbers(transforms: Compose, label_key: str) -> bool:
+    """Return whether a bundle's transforms are given a class's number as the label, not a file.
+
+    That is so where MONAI's loader loads the image and not the label, and all transforms are MONAI's: a loader of the
+    bundle's own may load whatever it likes.
+    """
+    from monai.transforms import LoadImaged
+
+    steps = transforms.flatten().transforms
+    loaded = [key for step in steps if isinstance(step, LoadImaged) for key in step.keys]
+    return bool(loaded) and label_key not in loaded and all(type(s).__module__.startswith("monai.") for s in steps)
 
 
 def _check_places(image: Any, label: Any) -> None:

@@ -19,16 +19,8 @@ import numpy.typing as npt
 from scipy.special import stdtrit
 
 from fairflare.base.cases.resampling import draws
-from fairflare.core.statistics.intervals import LEVEL
-from fairflare_lab.statistics.seed_intervals import (
-    Estimate,
-    degrees,
-    estimate,
-    holm,
-    of_sites,
-    shared_variance,
-    widened,
-)
+from fairflare.core.statistics.intervals import LEVEL, degrees, holm, skewness, widened
+from fairflare_lab.statistics.seed_intervals import Estimate, estimate, of_sites, shared_variance
 
 Array = npt.NDArray[np.float64]
 SITES, DRAWS = 4, 200
@@ -102,7 +94,8 @@ def averages(values: Array) -> Estimate:
     measured, units = values.mean(-1), [values.shape[-1]] * SITES
     drawn = widened(measured, on_draws(values), units)
     parts = drawn.mean(-3).var(-1)  # of each site
-    return estimate(measured.mean(-1), shared_variance(drawn.mean(-2)), degrees(parts, units, DRAWS))
+    skew = skewness(drawn.mean((-3, -2)))
+    return estimate(measured.mean(-1), shared_variance(drawn.mean(-2)), degrees(parts, units, DRAWS), skew)
 
 
 def parts_of(repeats: int, most: int = 100) -> Iterator[int]:
@@ -112,7 +105,7 @@ def parts_of(repeats: int, most: int = 100) -> Iterator[int]:
 
 
 def holds(of: Estimate) -> int:
-    return int((np.abs(of.mean) <= of.half).sum())
+    return int((of.p >= 1 - LEVEL).sum())
 
 
 def satterthwaite(of: Estimate) -> int:
@@ -157,7 +150,8 @@ def false_words(world: World, seeds: int, repeats: int, rng: np.random.Generator
         p, good = [], []
         for name in values:
             minus, drawn_minus = (x[:, 1:] - x[:, :1] for x in (values[name], on[name]))
-            of = estimate(minus, shared_variance(drawn_minus), degrees(parts[name], units, DRAWS))
+            skew = skewness(drawn_minus.mean(-2))
+            of = estimate(minus, shared_variance(drawn_minus), degrees(parts[name], units, DRAWS), skew)
             p.append(of.p)
             good.append(of.mean < 0 if name == "std" else of.mean > 0)
         tests, better = np.concatenate(p, -1), np.concatenate(good, -1)

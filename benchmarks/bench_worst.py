@@ -19,6 +19,7 @@ from fairflare.core.statistics.inequality import (
     mean_interval,
     mean_of_shares_interval,
     permutation_test,
+    scores_test,
     share_interval,
 )
 from fairflare.federation.plan.run_settings import RunSettings
@@ -75,20 +76,19 @@ def tests(repeats: int, generator: Generator) -> None:
         sizes, recalls = np.full((6, 2), cases // 2), np.tile([0.9, 0.7], (6, 1))
         recalls[-1] -= lag
         right = generator.binomial(sizes, recalls)
-        tables = [np.stack([sizes[:, c] - right[:, c], right[:, c]], 1) for c in range(2)]
-        found = permutation_test(tables, [[0.0, 1.0]] * 2, np.full((6, 2), 0.5), draws=399)
+        found = permutation_test(right, sizes, np.full((6, 2), 0.5), draws=399)
         return found.p_value, bool(found.p_sites[-1] <= 0.05 and (right / sizes).mean(1)[-1] < found.expected[-1])
 
     def dice(cases: int, lag: float) -> tuple[float, bool]:
         own = [beta(generator, cases, 0.85 - lag * (k == 5)) for k in range(6)]
         counts = np.array([case_scores(x, None, 0, 1) for x in own])
-        found = permutation_test([counts], [MIDDLES], np.ones((6, 1)), draws=399)
+        found = scores_test(counts, MIDDLES, draws=399)
         return found.p_value, bool(found.p_sites[-1] <= 0.05 and own[-1].mean() < found.expected[-1])
 
     def errors(cases: int, lag: float) -> tuple[float, bool]:
         own = [beta(generator, cases, 0.85 - lag * (k == 5)) for k in range(6)]
         means = [float(x.mean()) for x in own]
-        found = errors_test(means, [float(stats.sem(x)) for x in own], [cases] * 6, draws=399)
+        found = errors_test(means, [float(stats.sem(x)) for x in own], [cases] * 6, low=0, high=1, draws=399)
         return found.p_value, bool(found.p_sites[-1] <= 0.05 and means[-1] < found.expected[-1])
 
     sizes = (10, 20, 60)

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +15,6 @@ from fairflare.base.settings import build, values_of
 from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import Metric
 from fairflare.core.features.parts import names_in
-from fairflare.core.statistics.intervals import paired_gain
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.site.script import _Lent
@@ -66,16 +64,6 @@ def opened(folder: Path, training: LocalTraining, kind: type[Sites] = Open, **mo
 
 
 # ------------------------------------------------------------------------------------------------ formulas
-
-
-def test_the_interval_of_a_paired_gain_by_hand() -> None:
-    draws = np.arange(-1.0, 39.0)  # 40 draws: quantiles at 0.025 * 39 = 0.975 and 38.025 of the order
-    gain, low, high, p, error = paired_gain(19.0, np.append(draws, np.nan))
-    assert (gain, low, high) == pytest.approx((19.0, -0.025, 37.025))
-    assert p == pytest.approx(2 * (1 + 2) / 41)  # two draws at or below 0: -1 and 0
-    assert error == pytest.approx(math.sqrt((40**2 - 1) / 12))
-    assert paired_gain(1.0, np.full(999, 0.5))[3] == 0.002
-    assert all(map(math.isnan, paired_gain(1.0, np.array([np.nan]))[1:]))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import stats
+from scipy.optimize import brentq
 
 from fairflare.base.cases.resampling import draws, units_of
 from fairflare.federation.plan.plan import make_plan
@@ -136,6 +137,18 @@ def test_runs_that_cannot_be_paired_are_refused() -> None:
         differences([REFERENCE[0].model_copy(update={"status": "failed"})], "fed_avg")
 
 
+def ends_by_hand(mean: float, error: float, df: float, drawn: np.ndarray) -> list[float]:
+    """Return the ends where t or, of skewed draws, Hall's ratio has the probability .025, whichever is farther out."""
+    limit, skew = stats.t.ppf(0.975, df), stats.skew(drawn)
+
+    def halls(t: float) -> float:
+        return float(t + skew / 6 + skew * t * t / 3 + skew * skew * t**3 / 27)
+
+    below = max(limit, brentq(lambda t: halls(t) - limit, -99, 99))
+    above = max(limit, -brentq(lambda t: halls(t) + limit, -99, 99))
+    return [mean - below * error, mean + above * error]
+
+
 def scored(label: str, seed: int, images: dict[str, np.ndarray], count: int = 100) -> Results:
     """Return a run whose metric is the mean of each site's images, with draws as the sites make them."""
     drawn = {s: scores[draws(s, len(scores), count)].mean(1).tolist() for s, scores in images.items()}
@@ -154,7 +167,7 @@ def test_hand_numbers_with_test_images() -> None:
     assert found.images_sd == pytest.approx(expected)
     assert found.sd == pytest.approx(0.0)
     # The seeds do not differ, so all of it is of the images, known from 100 draws: t(99, .975).
-    assert (found.low, found.high) == pytest.approx((0.1 - 1.984217 * expected, 0.1 + 1.984217 * expected))
+    assert (found.low, found.high) == pytest.approx(ends_by_hand(0.1, expected, 99, 0.1 * times))
     assert found.verdict == "within noise"
     text = difference_table([found], "fed_avg")
     assert "over the seeds and the test images (bootstrap)" in text
@@ -289,16 +302,16 @@ def test_draws_of_patients_by_hand() -> None:
     variance = {site: 3 / 2 * np.var(values, ddof=1) for site, values in by_site.items()}
     for site in gains:
         assert of(found, site).images_sd == pytest.approx(math.sqrt(variance[site]))
-        df = 1 / (1 / 2 + 1 / 99)  # three patients, a hundred draws
-        half = stats.t.ppf(0.975, df) * math.sqrt(variance[site])
-        assert of(found, site).high - of(found, site).mean == pytest.approx(half)
+        df = 1 / (1.5 / 2 + 1 / 99)  # three patients, a hundred draws
+        ends = ends_by_hand(gains[site].mean(), math.sqrt(variance[site]), df, by_site[site])
+        assert (of(found, site).low, of(found, site).high) == pytest.approx(ends)
     both = (by_site["a"] + by_site["b"]) / 2
     expected = math.sqrt(3 / 2 * np.var(both, ddof=1))
     average = of(found, "average")
     assert average.images_sd == pytest.approx(expected)
     share = np.array([np.var(by_site["a"]), np.var(by_site["b"])])
-    df = 1 / ((share**2 / 2).sum() / share.sum() ** 2 + 1 / 99)
-    assert average.high - average.mean == pytest.approx(stats.t.ppf(0.975, df) * expected)
+    df = 1 / (1.5 * (share**2 / 2).sum() / share.sum() ** 2 + 1 / 99)
+    assert (average.low, average.high) == pytest.approx(ends_by_hand(average.mean, expected, df, both))
     assert "over the seeds and the test patients (bootstrap, 3 a site)]" in difference_table(found, "fed_avg")
 
 

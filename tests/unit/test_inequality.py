@@ -19,17 +19,16 @@ from fairflare.core.statistics.inequality import (
     mean_interval,
     mean_of_shares_interval,
     permutation_test,
+    scores_test,
     share_interval,
 )
 
-RIGHT = [0.0, 1.0]
 MIDDLES = ((np.arange(BINS) + 0.5) / BINS).tolist()
 Numbers = npt.NDArray[np.floating]
 
 
 def of_shares(right: list[int], total: list[int], **more: int) -> Compared:
-    table = np.array([[n - k, k] for k, n in zip(right, total, strict=True)])
-    return permutation_test([table], [RIGHT], np.ones((len(right), 1)), **more)
+    return permutation_test(np.array(right)[:, None], np.array(total)[:, None], np.ones((len(right), 1)), **more)
 
 
 # ------------------------------------------------------------------------------------------------ intervals
@@ -177,8 +176,7 @@ def test_two_classes_exactly_by_enumeration() -> None:
     def largest(v: tuple[float, ...]) -> float:
         return max(abs(v[s] - mean[s]) / sd[s] for s in range(2))
 
-    tables = [np.stack([sizes[:, c] - right[:, c], right[:, c]], 1) for c in range(2)]
-    found = permutation_test(tables, [RIGHT] * 2, np.full((2, 2), 0.5))
+    found = permutation_test(right, sizes, np.full((2, 2), 0.5))
     assert found.expected == pytest.approx(mean)
     for s in range(2):
         exact = sum(p for v, p in every if largest(v) >= abs(seen[s] - mean[s]) / sd[s] - 1e-9)
@@ -191,16 +189,24 @@ def test_scores_as_scipys_permutation_test() -> None:
     generator = np.random.default_rng(3)
     own = [np.round(generator.beta(8, 2, n) * 20 - 0.5).clip(0, 19) for n in (9, 12, 15)]
     own[1] = (own[1] - 3).clip(0)
-    pooled, variance = np.concatenate(own).mean(), np.concatenate(own).var()
+    variance = (np.concatenate(own) / BINS).var()
 
     def statistic(*of: Numbers) -> float:
-        return float(sum(len(x) * (x.mean() - pooled) ** 2 / variance for x in of))
+        """Return Cochran's Q of logits, with variances of half a case more that has the scatter of all."""
+        means, squares = [], []
+        for x in ((scores + 0.5) / BINS for scores in of):
+            mean = x.mean()
+            scatter = (np.square(x - mean).sum() + variance / 2) / (len(x) - 0.5)
+            means.append(math.log(mean / (1 - mean)))
+            squares.append(scatter / len(x) / (mean * (1 - mean)) ** 2)
+        middle = np.average(means, weights=1 / np.array(squares))
+        return float((np.square(np.array(means) - middle) / squares).sum())
 
     expected = stats.permutation_test(
         own, statistic, n_resamples=4000, alternative="greater", random_state=0, vectorized=False
     )
     counts = np.stack([np.bincount(x.astype(int), minlength=BINS) for x in own])
-    found = permutation_test([counts], [MIDDLES], np.ones((3, 1)))
+    found = scores_test(counts, MIDDLES)
     assert found.p_value == pytest.approx(expected.pvalue, abs=0.02)
 
 
@@ -214,6 +220,34 @@ def test_the_errors_test_of_many_cases_is_cochrans_q() -> None:
     assert found.expected == pytest.approx([middle] * 4)
     # With two cases an error is known so badly that the same figures show nothing.
     assert errors_test(values, errors, [2] * 4).p_value > 2 * found.p_value
+
+
+def test_areas_near_one_are_compared_by_their_logits() -> None:
+    """Check against a chi-squared distribution on the logit's scale; and that the range is taken as it is."""
+    values, errors = np.array([0.97, 0.9, 0.93, 0.95]), np.array([0.012, 0.03, 0.025, 0.02])
+    logits, scaled = np.log(values / (1 - values)), errors / (values * (1 - values))
+    middle = np.average(logits, weights=1 / scaled**2)
+    found = errors_test(values.tolist(), errors.tolist(), [10**6] * 4, low=0, high=1)
+    assert found.p_value == pytest.approx(stats.chi2.sf((((logits - middle) / scaled) ** 2).sum(), 3), abs=0.012)
+    assert found.expected == pytest.approx([1 / (1 + math.exp(-middle))] * 4)
+    percent = errors_test((10 + 90 * values).tolist(), (90 * errors).tolist(), [10**6] * 4, low=10, high=100)
+    assert percent.p_value == found.p_value
+    assert percent.expected == pytest.approx(10 + 90 * found.expected)
+    assert percent.chance_std == pytest.approx(90 * found.chance_std)
+    at_the_end = errors_test([1.0, 0.9], [0.01, 0.03], [50, 50], low=0, high=1)
+    assert at_the_end.p_value == errors_test([1.0, 0.9], [0.01, 0.03], [50, 50]).p_value
+
+
+def test_a_small_scattered_site_is_not_called_behind_for_its_scatter() -> None:
+    """Check one site of eight cases, far more scattered than the others, whose deals would have its spread."""
+    steady = np.zeros(BINS, int)
+    steady[15:18] = (10, 10, 10)
+    wild = np.zeros(BINS, int)
+    wild[[5, 6, 12, 19]] = (1, 1, 2, 4)
+    found = scores_test(np.stack([steady, steady, wild]), MIDDLES, draws=1999)
+    own = (np.array(MIDDLES) @ wild) / 8
+    assert own < found.expected[2] - 0.05
+    assert found.p_sites[2] > 0.2
 
 
 @pytest.mark.parametrize("turn", [1, -1])
@@ -231,9 +265,8 @@ def test_classes_do_not_make_a_site_the_worst() -> None:
     """Check one classifier at all sites; one site alone has no case of the class that it does badly."""
     sizes = np.array([[200, 200, 200], [200, 200, 0], [200, 200, 200]])
     right = np.array([[180, 160, 80], [180, 160, 0], [180, 160, 80]])
-    tables = [np.stack([sizes[:, c] - right[:, c], right[:, c]], 1) for c in range(3)]
     weights = (sizes > 0) / (sizes > 0).sum(1, keepdims=True)
-    found = permutation_test(tables, [RIGHT] * 3, weights)
+    found = permutation_test(right, sizes, weights)
     assert found.expected == pytest.approx([0.7, 0.85, 0.7])
     assert found.p_value > 0.99
 
@@ -253,9 +286,15 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="the number of sites"):
         of_shares([1], [2])
     with pytest.raises(ValueError, match="do not fit together"):
-        permutation_test([np.array([[1, 2], [0, 0]])], [RIGHT], np.ones((2, 1)))
-    with pytest.raises(ValueError, match="more than 999999999"):
+        permutation_test(np.array([[2], [0]]), np.array([[3], [0]]), np.ones((2, 1)))
+    with pytest.raises(ValueError, match="do not fit together"):
+        permutation_test(np.array([[2], [-1]]), np.array([[3], [4]]), np.ones((2, 1)))
+    with pytest.raises(ValueError, match=r"cases of a class must be .* got 1000000010"):
         of_shares([1, 2], [10**9, 10])
+    with pytest.raises(ValueError, match=r"cases of all sites must be .* got 1000000010"):
+        scores_test(np.array([[10**9, 0], [5, 5]]), [0.25, 0.75])
+    with pytest.raises(ValueError, match="cases of a site"):
+        scores_test(np.array([[0, 0], [5, 5]]), [0.25, 0.75])
     with pytest.raises(ValueError, match="standard error"):
         errors_test([0.5, 0.6], [0.1, 0.0], [5, 5])
     with pytest.raises(ValueError, match="cases"):
@@ -273,8 +312,7 @@ def _shares(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
     recalls = np.tile([0.9, 0.6], (6, 1))
     recalls[-1] -= lag
     right = generator.binomial(sizes, recalls)
-    tables = [np.stack([sizes[:, c] - right[:, c], right[:, c]], 1) for c in range(2)]
-    return permutation_test(tables, [RIGHT] * 2, np.full((6, 2), 0.5), draws=399), (right / sizes).mean(1)
+    return permutation_test(right, sizes, np.full((6, 2), 0.5), draws=399), (right / sizes).mean(1)
 
 
 def _scores(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
@@ -282,7 +320,7 @@ def _scores(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
     own = [generator.beta(9, 1.5, n) for n in (8, 12, 20, 30, 10, 25)]
     own[-1] = own[-1] - lag
     counts = np.array([case_scores(x, None, 0, 1) for x in own])
-    return permutation_test([counts], [MIDDLES], np.ones((6, 1)), draws=399), np.array([x.mean() for x in own])
+    return scores_test(counts, MIDDLES, draws=399), np.array([x.mean() for x in own])
 
 
 def _errors(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:

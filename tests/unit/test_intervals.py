@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairflare.core.statistics.intervals import holm
-from fairflare_lab.statistics.seed_intervals import degrees, estimate, of_sites, shared_variance, widened
+from fairflare.core.statistics.intervals import degrees, holm, paired_gain, reach, skewness, unskewed, widened
+from fairflare_lab.statistics.seed_intervals import estimate, of_sites, shared_variance
 
 RNG = np.random.default_rng(0)
 
@@ -21,8 +21,7 @@ def test_over_seeds_alone_it_is_students_t(seeds: int) -> None:
     expected = stats.ttest_1samp(values, 0)
     interval = expected.confidence_interval(0.95)
     assert float(found.p) == pytest.approx(expected.pvalue, rel=1e-12)
-    assert float(found.mean - found.half) == pytest.approx(interval.low, rel=1e-12)
-    assert float(found.mean + found.half) == pytest.approx(interval.high, rel=1e-12)
+    assert [float(end) for end in found.ends] == pytest.approx([interval.low, interval.high], rel=1e-12)
 
 
 @pytest.mark.parametrize(("seeds", "power"), [(2, 0.5), (3, 1.0), (7, 1.0)])
@@ -39,9 +38,10 @@ def test_with_patients_it_is_a_mixture(seeds: int, power: float) -> None:
 
 
 def test_p_is_below_its_level_where_the_interval_leaves_out_zero() -> None:
-    values = RNG.normal(0.01, 0.02, (4000, 3))
-    found = estimate(values, np.abs(RNG.normal(0, 0.01, 4000)) ** 2, 20)
-    outside = np.abs(found.mean) > found.half
+    values = RNG.normal(0.03, 0.02, (4000, 3))
+    found = estimate(values, np.abs(RNG.normal(0, 0.01, 4000)) ** 2, 20, RNG.normal(0, 0.7, 4000))
+    low, high = found.ends
+    outside = (low > 0) | (high < 0)
     assert 200 < outside.sum() < 3800
     assert np.array_equal(outside, found.p < 0.05)
     for level in (0.4, 0.05, 0.003):
@@ -52,7 +52,7 @@ def test_equal_figures_are_no_difference() -> None:
     assert float(estimate([0.1 + 0.2 - 0.3, 0.0, 0.0]).p) == 1  # 5.6e-17
     assert float(estimate([0.0, 0.0]).p) == 1
     same = estimate([0.1, 0.1])  # nothing scatters: no certainty
-    assert np.isnan([same.p, same.half, same.smallest(), same.smallest(3)]).all()
+    assert np.isnan([same.p, *same.ends, same.smallest(), same.smallest(3)]).all()
     with pytest.raises(ValueError, match="at least 2 seeds, got 1"):
         estimate([0.1])
 
@@ -81,9 +81,41 @@ def test_draws_of_few_patients_are_widened() -> None:
 def test_degrees_of_freedom_of_a_sum() -> None:
     welch = stats.ttest_ind([0.1, 0.5, 0.3, 0.9], [0.2, 0.21, 0.25], equal_var=False).df
     parts = [np.var([0.1, 0.5, 0.3, 0.9], ddof=1) / 4, np.var([0.2, 0.21, 0.25], ddof=1) / 3]
-    assert float(degrees(parts, [4, 3], 10**12)) == pytest.approx(welch)
+    assert float(degrees(parts, [4, 3], 10**12)) == pytest.approx(welch * 2 / 3)
     assert float(degrees(parts, [math.inf, math.inf], 201)) == pytest.approx(200)
     assert float(degrees([0.0, 0.0], [4, 3], 201)) == pytest.approx(200)
+
+
+@pytest.mark.parametrize("skew", [0.0, 1e-9, 0.3, -0.3, 1.4, -1.4])
+def test_the_ends_are_where_the_nearer_of_both_ratios_reaches_its_limit(skew: float) -> None:
+    """Check both ends against a search for the ratio whose own and whose transformed size are 2.3."""
+    found = [float(end) for end in reach(np.array(2.3), np.array(skew))]
+    for far, sign in zip(found, (1, -1), strict=True):
+        t = sign * far
+        halls = t + skew / 6 + skew * t * t / 3 + skew * skew * t**3 / 27
+        assert min(abs(t), abs(halls)) == pytest.approx(2.3, abs=1e-8)
+        assert float(unskewed(np.array(t), np.array(skew))) == pytest.approx(2.3, abs=1e-8)
+        assert float(unskewed(np.array(t * 0.999), np.array(skew))) < 2.3
+    assert min(found) == pytest.approx(2.3)
+    assert (max(found) > 2.4) == (abs(skew) > 0.1), "on the side where the rare values would be"
+
+
+def test_a_paired_gain_is_the_estimate_of_one_seed() -> None:
+    cases = np.array([0.3, 0.0, 0.1, 0.0, 0.05, 0.9])
+    draws = RNG.choice(cases, (1000, 6)).mean(1)
+    gain, low, high, p, error = paired_gain(cases.mean(), np.append(draws, np.nan), 6)
+    wide = cases.mean() + math.sqrt(6 / 5) * (draws - cases.mean())
+    assert error == pytest.approx(wide.std(ddof=1))
+    assert float(skewness(wide)) == pytest.approx(stats.skew(draws))
+    df = 1 / (1.5 / 5 + 1 / 999)
+    of = estimate([gain], error**2, df, stats.skew(draws))
+    assert (p, low, high) == pytest.approx((float(of.p), *map(float, of.ends)))
+    assert gain - low > 1.05 * (t_end := stats.t.ppf(0.975, df) * error) or gain - low == pytest.approx(t_end)
+    assert high - gain > 1.1 * (gain - low), "the rare gain is a large one"
+    assert np.isnan(paired_gain(0.1, draws, 4)[3]), "no verdict on four cases"
+    assert np.isfinite(paired_gain(0.1, draws, 4)[:3]).all()
+    for few in (paired_gain(0.1, draws, 1), paired_gain(0.1, draws[:19], 6), paired_gain(0.1, np.full(99, 0.1), 6)):
+        assert (few[0], np.isnan(few[1:]).all()) == (0.1, True)
 
 
 def naive_holm(p: list[float]) -> list[float]:

@@ -57,7 +57,7 @@ def test_the_intervals_are_over_the_seeds() -> None:
     for name, values in by_seed.items():
         low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
         assert row.sure[name].mean == pytest.approx(values.mean())
-        assert row.sure[name].half == pytest.approx((high - low) / 2)
+        assert (row.sure[name].low, row.sure[name].high) == pytest.approx((low, high))
     assert row.over == "3 seeds"
 
 
@@ -94,7 +94,7 @@ def test_gap_and_gain_of_one_seed_are_over_the_same_patients() -> None:
     assert 1.9 * scatter < row.sure["gain"].half < 2.4 * scatter
     for _, unseen in found:
         unseen.adapted_resampled = []  # of an older run: one seed and no draws of the adapted model
-    assert np.isnan(unseen_of(as_read(found)).rows[0].sure["gain"].half)
+    assert np.isnan(unseen_of(as_read(found)).rows[0].sure["gain"].low)
 
 
 @pytest.mark.parametrize("seeds", [1, 2])

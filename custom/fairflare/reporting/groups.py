@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fairflare.base.checks import few
-from fairflare.core.statistics.group_intervals import FEW, Ends, gap_intervals, intervals_of
+from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
     SCALED,
@@ -31,7 +31,7 @@ from fairflare.core.statistics.group_sums import (
     in_one,
     without_each,
 )
-from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
+from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import SUPPRESSED, Groups, OfGroups, Results
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, listed, number
 

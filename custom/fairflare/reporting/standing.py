@@ -14,16 +14,16 @@ from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
 from fairflare.base.checks import first_of
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
-from fairflare.core.statistics.group_intervals import FEW
 from fairflare.core.statistics.inequality import (
     Compared,
     errors_test,
     mean_interval,
     mean_of_shares_interval,
     permutation_test,
+    scores_test,
     share_interval,
 )
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import FEW, LEVEL
 from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
 from fairflare.reporting.layout import number, p_value
 from fairflare.reporting.values import compared
@@ -156,7 +156,7 @@ def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tup
         (CASES, dealt, lambda of: _of_cases(of, low, high, higher)),
         (ERRORS, errors, lambda of: errors_test(
             [s.value for s in of], [s.said["standard_error"] for s in of], [s.said["test_cases"] for s in of],
-            higher_is_better=higher,
+            low=low, high=high, higher_is_better=higher,
         )),
     ]  # fmt: skip
     name, tested, test = max(ways, key=lambda way: len(way[1]))  # on a tie the first test
@@ -165,28 +165,28 @@ def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tup
 
 def _within_classes(sites: Sequence[Site], higher: bool) -> Compared:
     names = sorted({name for site in sites for name in site.support})
-    counts = []
-    for name in names:
-        pairs = [(site.support.get(name, 0), site.right.get(name, 0)) for site in sites]
-        counts.append(np.array([[total - right, right] for total, right in pairs], np.int64))
-    sizes = np.array([[site.support.get(name, 0) for name in names] for site in sites], np.float64)
-    shares = sizes if sites[0].metric in SHARES else (sizes > 0).astype(np.float64)
-    weights = shares / shares.sum(1, keepdims=True)
-    return permutation_test(counts, [[0.0, 1.0]] * len(names), weights, higher_is_better=higher)
+    right, total = (
+        np.array([[of.get(name, 0) for name in names] for of in counts], np.int64)
+        for counts in ([site.right for site in sites], [site.support for site in sites])
+    )
+    shares = total.astype(np.float64) if sites[0].metric in SHARES else (total > 0).astype(np.float64)
+    return permutation_test(right, total, shares / shares.sum(1, keepdims=True), higher_is_better=higher)
 
 
 def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> Compared:
-    if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):
-        marks = np.linspace(low, high, BINS)  # the first bin has wrong cases, the last bin right ones
-    else:
-        marks = low + (np.arange(BINS) + 0.5) / BINS * (high - low)
     counts = np.array([site.said["case_scores"] for site in sites], np.int64)
-    used = np.flatnonzero(counts.sum(0))
-    found = permutation_test(
-        [counts[:, used]], [marks[used].tolist()], np.ones((len(sites), 1)), higher_is_better=higher
-    )
-    mean = np.average([site.value for site in sites], weights=counts.sum(1))  # values are not rounded to bins
-    return replace(found, expected=np.full(len(sites), mean))
+    total = counts.sum(1, keepdims=True)
+    if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):  # the last bin has the right cases
+        return permutation_test(counts[:, -1:], total, np.ones(total.shape), higher_is_better=higher)
+    found = scores_test(counts, ((np.arange(BINS) + 0.5) / BINS).tolist(), higher_is_better=higher)
+    values, width = np.array([site.value for site in sites]), high - low
+    mean = float(np.average(values, weights=total[:, 0]))  # values are not rounded to bins
+    # A site between this mean and the one weighted by errors, which the test is about, is on no side of both.
+    sides = (values - mean) * (values - low - width * found.expected) > 0
+    return replace(
+        found, expected=np.full(len(sites), mean), p_sites=np.where(sides, found.p_sites, 1.0),
+        chance_std=width * found.chance_std, chance_gap=width * found.chance_gap,
+    )  # fmt: skip
 
 
 def _common(sites: Sequence[Site]) -> list[str] | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fairflare.base.cases.resampling import CASES
-from fairflare.core.statistics.group_intervals import FEW
+from fairflare.core.statistics.intervals import FEW
 from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
 from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, WORSE, Difference, fell
 from fairflare_lab.statistics.seed_intervals import POWER

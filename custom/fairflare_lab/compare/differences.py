@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base import checks
-from fairflare.core.statistics.group_intervals import FEW
-from fairflare.core.statistics.intervals import LEVEL, holm
+from fairflare.core.statistics.intervals import FEW, LEVEL, holm
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import PLACES, number
 from fairflare.reporting.values import by_site_of, linked
@@ -36,8 +35,8 @@ class Difference:
         values: differences by seed, row minus reference.
         mean: mean of the differences.
         sd: sample standard deviation of the differences; NaN with one seed.
-        low, high: interval for the mean difference at :data:`LEVEL`, see :mod:`fairflare.core.statistics.intervals`;
-            NaN with one seed, and if nothing varies.
+        low, high: interval for the mean difference at :data:`LEVEL`
+            (:mod:`fairflare_lab.statistics.seed_intervals`); NaN with one seed, and if nothing varies.
         verdict: ``better`` or ``worse`` where ``p_holm`` is below 0.05, else ``within noise`` or ``cannot tell``;
             ``one seed``, ``not known`` (nothing varies, or only over the seeds, or a site has few cases) or ``other
             sites`` if no verdict can be given.
@@ -108,10 +107,10 @@ def paired(
         return Difference(label, measure, dict(values), mean, nan, nan, nan, ONE_SEED, **about)
     about["units"] = about.get("units", {}) if math.isfinite(found.shared) else {}
     of = found.estimate
-    half, p = float(of.half), float(of.p)
+    (low, high), p = map(float, of.ends), float(of.p)
     difference = Difference(
         label, measure, dict(values), mean, statistics.stdev(by_seed) if len(by_seed) > 1 else nan,
-        mean - half, mean + half, NOISE,
+        low, high, NOISE,
         math.sqrt(found.shared), p, p, float(of.smallest()), of=of, **about,
     )  # fmt: skip
     if difference.of_few:

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.core.statistics.group_intervals import FEW, GAPS
+from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import FOLDS
-from fairflare.core.statistics.intervals import LEVEL, degrees_of_folds, of_folds
+from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import OfGroups, Results, as_json
 from fairflare.reporting.groups import OF_CASES, OF_IMAGES, UNKNOWN, by_group
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, p_value, printed, spread
@@ -208,7 +208,7 @@ def over_seeds(found: Sequence[Value]) -> Ends:
     gaps = np.array([of.value for of in found])
     mean, ends = float(gaps.mean()), np.array([of.ends for of in found])
     below, above = np.abs(gaps[:, None] - ends).mean(0)
-    of_seeds = float(np.nan_to_num(estimate(gaps).half)) if len(gaps) > 1 else 0.0
+    of_seeds = float(np.nan_to_num(estimate(gaps).ends[1] - mean)) if len(gaps) > 1 else 0.0
     low, high = np.clip([mean - np.hypot(below, of_seeds), mean + np.hypot(above, of_seeds)], 0, 1)
     return float(low), float(high)
 
@@ -240,7 +240,8 @@ def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:
         return Contrast(differ)
     if all(len(of.without) == FOLDS for of in both):
         drawn = np.stack([of_folds(own.without) - of_folds(other.without) for own, other in pairs.values()])
-        return Contrast.drawn(differ, drawn, degrees_of_folds(FOLDS, fewest))
+        # So few parts do not show how skewed the mean is.
+        return Contrast.drawn(differ, drawn, degrees_of_folds(FOLDS, fewest))._replace(skew=0.0)
     halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs.values()]
     shared = float(np.square(halves).sum(1).mean()) / NormalDist().inv_cdf((1 + LEVEL) / 2) ** 2
     return Contrast(differ, shared, fewest - 1)

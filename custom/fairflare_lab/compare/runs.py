@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.resampling import IMAGES
+from fairflare.core.statistics.intervals import LEAST, degrees, skewness, widened
 from fairflare.reporting.documents import Results
-from fairflare_lab.statistics.seed_intervals import Estimate, degrees, estimate, shared_variance, widened
+from fairflare_lab.statistics.seed_intervals import Estimate, estimate, shared_variance
 
-LEAST = 20  # least number of draws of test patients from which a variance is computed
 VALUE, DRAWS = 0, slice(1, None)  # indices of the last axis of a value array
 
 Array = npt.NDArray[np.floating]
@@ -32,21 +32,25 @@ class Contrast(NamedTuple):
         values: values of the figure by seed, all finite.
         shared: variance due to the choice of test patients, which all seeds share; NaN if not known.
         df: degrees of freedom of ``shared``.
+        skew: skewness of the mean over the seeds, through the choice of test patients.
     """
 
     values: Mapping[int, float]
     shared: float = math.nan
     df: float = math.inf
+    skew: float = 0.0
 
     @classmethod
     def drawn(cls, values: Mapping[int, float], drawn: Array, df: float) -> Contrast:
         """Return a figure with its variance over ``drawn`` (seeds, draws); NaN variance if too few draws are finite."""
         usable = drawn[:, np.isfinite(drawn).all(0)]
-        return cls(values, float(shared_variance(usable)), df) if usable.shape[1] >= LEAST else cls(values)
+        if usable.shape[1] < LEAST:
+            return cls(values)
+        return cls(values, float(shared_variance(usable)), df, float(skewness(usable.mean(0))))
 
     @property
     def estimate(self) -> Estimate:
-        return estimate([self.values[seed] for seed in sorted(self.values)], self.shared, self.df)
+        return estimate([self.values[seed] for seed in sorted(self.values)], self.shared, self.df, self.skew)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fairflare.core.statistics.intervals import ROUNDING
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
 from fairflare.reporting.values import by_site_of, direction_of, in_words, label_of, metrics_of
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.runs import Array, Contrast, Draws, Figure, Runs, draws_of
-from fairflare_lab.statistics.seed_intervals import ROUNDING
 
 KEPT = ("unseen", "gap", "gain")  # names of figures whose intervals are in the table
 FIGURES = (
@@ -26,11 +26,16 @@ Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at th
 
 @dataclass(frozen=True)
 class Certainty:
-    """Store half the width of a figure's interval and its p-value against 0; NaN if the figure does not vary."""
+    """Store the ends of a figure's interval and its p-value against 0; NaN if the figure does not vary."""
 
     mean: float
-    half: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
     p: float = math.nan
+
+    @property
+    def half(self) -> float:
+        return (self.high - self.low) / 2
 
 
 @dataclass
@@ -116,7 +121,7 @@ def _row(
     contrasts, drawn = _contrasts(whole, sites, metric)
     complete = len(contrasts["unseen"].values) == len(whole) > 0
     sure = {name: _certainty(of) for name, of in contrasts.items() if complete and len(of.values) == len(whole)}
-    known = next((contrasts[name] for name, one in sure.items() if math.isfinite(one.half)), Contrast({}))
+    known = next((contrasts[name] for name, one in sure.items() if math.isfinite(one.low)), Contrast({}))
     over = [f"{len(whole)} seeds"] if len(known.values) > 1 else []
     over += [f"the test {drawn}"] if math.isfinite(known.shared) else []
 
@@ -206,7 +211,7 @@ def _certainty(found: Contrast) -> Certainty:
     if len(found.values) == 1 and math.isnan(found.shared):
         return Certainty(mean)
     of = found.estimate
-    return Certainty(mean, float(of.half), float(of.p)) if of.error > ROUNDING else Certainty(mean)
+    return Certainty(mean, *map(float, (*of.ends, of.p))) if of.error > ROUNDING else Certainty(mean)
 
 
 def _in_words(row: UnseenRow) -> list[str]:
@@ -260,7 +265,7 @@ def unseen_cells(found: UnseenSites) -> Table:
     rows: list[list[Cell]] = []
     for row in found.rows:
         sure = {name: row.sure.get(name, Certainty(math.nan)) for name in KEPT}
-        ends = {f"{name} 95 %": [of.mean - of.half, of.mean + of.half] for name, of in sure.items()}
+        ends = {f"{name} 95 %": [of.low, of.high] for name, of in sure.items()}
         cells: dict[str, Cell] = {**row.figures, **{name: Shown(interval(*of), of) for name, of in ends.items()}}
         rows.append([row.label, row.seeds, *(cells[name] for name in FIGURES), *row.each.values()])
     names = [{"worst": "unseen worst"}.get(name, name) for name in (*FIGURES, *found.sites)]
@@ -282,6 +287,6 @@ def intervals_in_words(found: UnseenSites) -> list[str]:
     if len({*over.values()}) == 1:
         notes = [f"The 95 % intervals are over {next(iter(over.values()))}; of other hospitals they say nothing."]
     for row in found.rows:
-        if without := [name for name, sure in row.sure.items() if math.isnan(sure.half)]:
+        if without := [name for name, sure in row.sure.items() if math.isnan(sure.low)]:
             notes.append(f"{row.label}: of {listed(without)} {NOT_SURE}.")
     return notes

@@ -31,10 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.statistics.intervals import LEVEL, ROUNDING, reach, unskewed
 
 POWER = 0.8  # power with which the smallest visible difference is detected
-ROUNDING = 1e-12  # a mean difference of at most this counts as 0: rounding of equal figures
 
 Array = npt.NDArray[np.float64]
 
@@ -48,6 +47,7 @@ class Estimate:
         error: standard error of ``mean``, the root of V.
         share: A / V, share of the variance over the seeds; 1 if the variance over patients is unknown.
         seeds_df, patients_df: degrees of freedom of A and of B.
+        skew: skewness of the mean's distribution, through the choice of patients.
     """
 
     mean: Array
@@ -55,19 +55,22 @@ class Estimate:
     share: Array
     seeds_df: int
     patients_df: Array
+    skew: Array
 
     @property
     def p(self) -> Array:
         """Return two-sided p-values: 1 for equal figures, NaN for a difference whose standard error is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.abs(self.mean) / self.error
+            t = unskewed(self.mean / self.error, self.skew)
         known = np.where(self.error > ROUNDING, self.tails(t), np.nan)
         return np.where(np.abs(self.mean) <= ROUNDING, 1.0, known)
 
     @property
-    def half(self) -> Array:
-        """Return half the width of the confidence interval at :data:`LEVEL`; NaN where :attr:`p` is NaN."""
-        return np.where(np.isnan(self.p), np.nan, self.quantile(1 - LEVEL) * self.error)
+    def ends(self) -> tuple[Array, Array]:
+        """Return the ends of the confidence interval at :data:`LEVEL`; NaN where :attr:`p` is NaN."""
+        below, above = reach(self.quantile(1 - LEVEL), self.skew)
+        error = np.where(np.isnan(self.p), np.nan, self.error)
+        return self.mean - below * error, self.mean + above * error
 
     def tails(self, t: npt.ArrayLike) -> Array:
         """Return the probability of a ratio of mean to error farther from 0 than ``t >= 0`` if the true mean is 0."""
@@ -106,7 +109,12 @@ class Estimate:
         return np.where(np.isnan(self.p), np.nan, seen)
 
 
-def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df: npt.ArrayLike = np.inf) -> Estimate:
+def estimate(
+    values: npt.ArrayLike,
+    shared: npt.ArrayLike = np.nan,
+    patients_df: npt.ArrayLike = np.inf,
+    skew: npt.ArrayLike = 0.0,
+) -> Estimate:
     """Estimate the mean over seeds of paired differences, or of any figure, with its uncertainty.
 
     Args:
@@ -114,6 +122,7 @@ def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df:
         shared: result of :func:`shared_variance`, (...); NaN if unknown, and the uncertainty is that over seeds alone.
             With one seed, the uncertainty is that over the patients alone and concerns these models, not the method.
         patients_df: (...), degrees of freedom of ``shared``.
+        skew: (...), skewness of the mean over draws of the patients.
 
     Raises:
         ValueError: there is one seed, and ``shared`` is unknown.
@@ -129,7 +138,8 @@ def estimate(values: npt.ArrayLike, shared: npt.ArrayLike = np.nan, patients_df:
         share = np.where(of_patients > 0, of_seeds / total, 1.0)
     df = np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape)
     seeds_df = max(count - 1, 1)
-    return Estimate(found.mean(-1), np.sqrt(total), share, seeds_df, np.where(share < 1, df, float(seeds_df)))
+    df = np.where(share < 1, df, float(seeds_df))
+    return Estimate(found.mean(-1), np.sqrt(total), share, seeds_df, df, skew * (1 - share) ** 1.5)
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:
@@ -155,43 +165,6 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
         return np.asarray(of_mean)
     of_each = np.square(centred).sum(-1).mean(-1) / (draws - 1)
     return np.asarray(np.maximum((seeds * of_mean - of_each) / (seeds - 1), 0.0))
-
-
-def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
-    r"""Rescale resampled values around the measured value, since draws of m patients vary too little.
-
-    The standard deviation of draws is too small by the factor :math:`\sqrt{(m-1)/m}`.
-
-    Args:
-        values: measured values, (..., sites).
-        drawn: values of resampled patients, (..., sites, draws).
-        units: number of patients or images of each site, (sites,), above 1; inf: unknown.
-
-    Source:
-        Rao and Wu, "Resampling inference with complex survey data", JASA 1988.
-    """
-    count = np.asarray(units, float)[..., None]
-    centre = np.asarray(values, float)[..., None]
-    with np.errstate(invalid="ignore"):
-        factor = np.where(np.isinf(count), 1.0, np.sqrt(count / (count - 1)))
-    return np.asarray(centre + factor * (np.asarray(drawn, float) - centre))
-
-
-def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array:
-    """Return the degrees of freedom of a variance that is a sum over sites.
-
-    Args:
-        variances: part of each site in the variance, (..., sites).
-        units: number of patients or images of each site, (sites,), above 1; inf: unknown.
-        draws: number of draws from which the variance was estimated, which limits the degrees of freedom.
-
-    Source:
-        Satterthwaite, "An approximate distribution of estimates of variance components", Biometrics Bulletin 1946.
-    """
-    parts = np.asarray(variances, float)
-    of_sites = (np.square(parts) / (np.asarray(units, float) - 1)).sum(-1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return 1 / (np.where(of_sites > 0, of_sites / np.square(parts.sum(-1)), 0.0) + 1 / (draws - 1))
 
 
 def of_sites(

@@ -69,23 +69,6 @@ def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = No
     return areas, of_a * a @ a.T / m**2 + of_b * b @ b.T / n**2 + both * (a @ b.T + b @ a.T) / (m * n)
 
 
-def difference(areas: Array, covariance: Array) -> tuple[float, float, float]:
-    """Test whether two models have the same area under the ROC curve (AUC) on the same images.
-
-    Args:
-        areas, covariance: areas of two models and their covariance, from :func:`delong`.
-
-    Returns:
-        The first area less the second, the variance of this difference, and the two-sided p value of DeLong's test. The
-        p value is 1 if difference and variance are 0; NaN if only the variance is 0, or it is not known.
-    """
-    apart = float(areas[0] - areas[1])
-    variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
-    if not variance > ROUNDING:
-        return apart, variance, 1.0 if apart == 0 else math.nan
-    return apart, variance, math.erfc(abs(apart) / math.sqrt(2 * variance))
-
-
 def area_interval(area: float, variance: float, positive: int, negative: int) -> Ends:
     """Return the confidence interval of an area under the ROC curve (AUC) at :data:`.intervals.LEVEL`.
 

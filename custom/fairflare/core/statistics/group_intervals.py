@@ -42,9 +42,8 @@ from fairflare.core.statistics.group_sums import (
     Array,
     Sums,
 )
-from fairflare.core.statistics.intervals import LEVEL, wilson
+from fairflare.core.statistics.intervals import FEW, LEVEL, wilson
 
-FEW = 5  # least number of cases of a group that has an interval
 Ends: TypeAlias = tuple[float, float]
 #: Type of a function that maps sums and an error probability to an array (parts, 3): value, lower and upper end of each
 #: part (class or structure); NaN if undefined.

@@ -115,4 +115,4 @@ class FineTuning(LocalTraining):
             values.append(task.evaluate(model, batches, run.device)[run.task.primary_metric])
             draws.append(task.resampled(model, run.data, drawn, run.device) or [math.nan])
         gained = np.subtract(draws[1], draws[0])
-        return [*values, *paired_gain(sign * (values[1] - values[0]), sign * gained)]
+        return [*values, *paired_gain(sign * (values[1] - values[0]), sign * gained, len(units.members))]

@@ -35,7 +35,7 @@ def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``clinical`` of ``results.json``, ``{site: {class: {name: figure}}}``, from figures that the sites sent.
 
     ``auc_p_value`` of a class is the p-value of the hypothesis that its AUC is equal at all sites, by Cochran's Q on
-    DeLong's variances; NaN if fewer than two sites have an AUC.
+    the areas' logits with DeLong's variances; NaN if fewer than two sites have an AUC.
 
     Args:
         told: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
@@ -48,7 +48,7 @@ def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
         if len(known) > 1:
             errors = np.sqrt([of["auc_variance"] for of in known]).tolist()
             cases = [int(min(of["cases_with"], of["cases_without"])) for of in known]
-            p = errors_test([of["auc"] for of in known], errors, cases).p_value
+            p = errors_test([of["auc"] for of in known], errors, cases, low=0, high=1).p_value
         for of in own:
             of["auc_p_value"] = p
     return found

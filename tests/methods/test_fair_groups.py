@@ -164,6 +164,15 @@ def test_group_dro_without_an_attribute_weighs_the_sites() -> None:
     assert found.sites == pytest.approx({"a": 1 / (1 + math.exp(2)), "b": math.exp(2) / (1 + math.exp(2))}, abs=1e-12)
 
 
+def test_a_group_keeps_a_tenth_of_its_share_of_the_images() -> None:
+    """Check q of a group whose loss is far lower, and which has 10 of 100 images: .1 * .1, before both sum to 1."""
+    rule = GroupDRO(dro_attribute="sex", dro_rate=1.0)
+    q = rule.weigh(inputs({"a": losses_of([0.0, 50.0], [10, 90])}, {"a": 100})).details["q"]
+    assert q == pytest.approx({"0": 0.01 / 1.01, "1": 1 / 1.01}, abs=1e-12)
+    (told,) = rule.directives(1, 2, ["a"]).values()
+    assert told == pytest.approx([0.1, 1 / 1.01 / 0.9])
+
+
 def test_the_site_half_weighs_each_image_by_its_group() -> None:
     half = GroupWeighted(dro_attribute="sex")
     outputs, targets = torch.randn(4, 3), torch.tensor([0, 1, 2, 1])

@@ -88,6 +88,20 @@ def test_masks_are_those_of_a_loop_and_statistics_are_never_left_out(tmp_path: P
     assert masked > 50
 
 
+def test_a_direction_as_rare_as_the_bound_is_not_sent(tmp_path: Path) -> None:
+    """Check the paper's "above tau": of two rounds the entry rose in one, a share of .5, with tau .5."""
+    half, model, store = ConsistentTraining(heal_tau=0.5), Plane().build_model(), SiteStore(tmp_path)
+    tmp_path.mkdir(exist_ok=True)
+    start = {n: t.clone() for n, t in model.state_dict().items()}
+    for current_round, step in enumerate((1.0, -1.0, 1.0)):
+        local = {n: t + torch.tensor(step).to(t.dtype) for n, t in start.items()}
+        run: Any = SimpleNamespace(store=store, current_round=current_round)
+        update = half.home.finish(run, model, start, local)
+    trained = {n for n, p in model.named_parameters() if p.requires_grad and n in update}
+    assert trained
+    assert all((update[name] == 0).all() for name in trained)
+
+
 def test_a_run_that_was_killed_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     half, task = ConsistentTraining(**HALF), Plane()
     whole, _ = run(tmp_path / "whole", half, task=task, rule=FedHEAL(), num_rounds=4)

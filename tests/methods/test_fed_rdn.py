@@ -155,6 +155,13 @@ def test_what_one_site_tells_of_its_spread_is_moderated_and_kept() -> None:
     assert rule.state_dict()["statistics"]["b"] == [[0.5, 0.5], [0.3, 0.4]]  # the absent site's stay
 
 
+def test_each_site_has_its_own_mean() -> None:
+    rule = FedRDN()
+    reports = {site: {"input_mean": [mean], "input_std": [0.1]} for site, mean in (("a", 0.2), ("b", 0.5), ("c", 0.7))}
+    rule.weigh(RoundInputs(0, 1, [*reports], dict.fromkeys(reports, 1.0), reports, {}, {}, {}))
+    assert rule.directives(1, 2, "abc") == {"input_statistics": [[[0.2], [0.1]], [[0.5], [0.1]], [[0.7], [0.1]]]}
+
+
 def test_what_it_cannot_learn_is_refused() -> None:
     with pytest.raises(ValueError, match="adapters=none: set adapters=fed_rdn"):
         make_plan("fed_rdn", settings={"adapters": "none"})

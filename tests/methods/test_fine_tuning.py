@@ -72,6 +72,7 @@ def opened(folder: Path, training: LocalTraining, kind: type[Sites] = Open, **mo
         (3, 0.01, 0.2, 0.01, "should use it"), (3, -0.2, -0.01, 0.01, "should not"), (3, -0.1, 0.1, 0.6, "cannot tell"),
         (3, 0.01, 0.2, 0.06, "cannot tell"), (0, math.nan, math.nan, 1.0, "no step helped"),
         (None, math.nan, math.nan, 1.0, "cannot tell"),
+        (3, -0.2, 0.1, 0.01, "cannot tell"), (3, math.nan, math.nan, math.nan, "cannot tell"),
     ],
 )  # fmt: skip
 def test_the_direction_of_the_advice(steps: Any, low: float, high: float, p: float, advice: str) -> None:

@@ -127,6 +127,31 @@ def test_the_common_one_is_the_mean_of_all_where_a_new_site_comes() -> None:
         assert float(rule.beside()["w"]) == pytest.approx(sum(own.values()) / known, abs=1e-12)
 
 
+def test_what_a_falsely_small_sum_of_rates_would_move_counts_in_part() -> None:
+    """Check two rounds by hand: site b's true sum .1 is moderated to .4, so that a quarter of its change counts."""
+    rule, values = Scaffold(), []
+    for current_round, moves in enumerate(({"a": 1.0, "b": 0.2}, {"a": 0.5, "b": -0.2})):
+        rule.weigh(
+            cast(
+                "Any",
+                SimpleNamespace(
+                    current_round=current_round, asked=["a", "b"], sites=["a", "b"], shares={},
+                    reports={"a": {"rate_sum": 0.5}, "b": {"rate_sum": 0.1}},
+                    states={site: {"w": torch.tensor(move, dtype=torch.float64)} for site, move in moves.items()},
+                    parameters={"w"}, received={"w": torch.tensor(0.0, dtype=torch.float64)},
+                    moderated=lambda told, name: told | {"b": 0.4},
+                ),
+            )
+        )  # fmt: skip
+        values.append(float(rule.beside()["w"]))
+    first = -(1.0 / 0.5 + 0.2 / 0.4) / 2
+    assert values[0] == pytest.approx(first, abs=1e-12)
+    # The second time a's c_k moves by -c - .5 / .5, and b's by a quarter of -c + .2 / .1.
+    assert values[1] == pytest.approx(first + (-first - 1.0 + 0.25 * (-first + 2.0)) / 2, abs=1e-12)
+    shares = [rule.directives(2, 3, ["a", "b"])["counted"][site] for site in "ab"]
+    assert shares == [[1, 1.0], [1, 0.25]]
+
+
 def test_an_answer_that_is_lost_after_its_training_leaves_the_common_one_the_mean(tmp_path: Path) -> None:
     """Check that c is the mean of all c_k and x the common optimum 2, where more answers are lost than are stored."""
     lost = {("site-2", number) for number in (0, 2, 3, 4, 5)} | {("site-1", 8)}

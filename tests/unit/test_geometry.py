@@ -352,6 +352,14 @@ def test_headers_that_say_what_cannot_be() -> None:
     sheared[1, 2] = 5 * np.tan(np.radians(14))
     with pytest.raises(Misfit, match=r"sheared: its slices are stacked 14.0 degrees"):
         nifti_grid(header((3, 4, 5), sheared))
+    for lean, refused in ((0.0155, False), (0.0175, True)):  # two steps of .6 mm: .0186 and .021 mm sideways
+        leaning = np.diag([0.1, 0.1, 1, 1.0])
+        leaning[:3, 2] = 0.6 * np.sin(lean), 0, 0.6 * np.cos(lean)
+        if refused:
+            with pytest.raises(Misfit, match=r"sheared: its slices are stacked 1.0 degrees"):
+                nifti_grid(header((3, 3, 3), leaning))
+        else:
+            assert nifti_grid(header((3, 3, 3), leaning)).affine is not None
     assert nifti_grid(header((3, 4, 5))).statements == ()
     flat = header((3, 4), np.diag([1, 1, 0, 1.0]))  # one slice needs no thickness
     assert nifti_grid(flat).affine is not None

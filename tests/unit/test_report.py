@@ -393,6 +393,7 @@ def test_numbers_that_are_none(tmp_path):
         (b"\xff\xfe", "not a results file"),
         (json.dumps(document("a", 0, {"s": 0.5})).replace("1.5", "1e999"), "rounds[0].phases[0].seconds is no number"),
         (json.dumps(document("a", 0, {"s": 0.5})).replace("0.4", "1" * 5000), "not a results file"),
+        (json.dumps(document("a", 0, {"s": 0.5})).replace("0.4", "1" * 400), "a whole number of 400 digits"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(tmp_path, text, told):

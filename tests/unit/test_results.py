@@ -135,7 +135,10 @@ def test_a_run_from_start_to_finish(store):
     assert document["started"] <= document["finished"] <= document["updated"]
 
 
-FORMULAS = ["=cmd|' /C calc'!A0", "@SUM(1)", "+A1", "-A1+2", "\t=A1", " =A1"]
+FORMULAS = [
+    "=cmd|' /C calc'!A0", "@SUM(1)", "+A1", "-A1+2", "\t=A1", " =A1", "\n=A1", "\v=A1", "\xa0=A1", "\ufeff=A1",
+    "\uff1dA1", "=1", "-site", "-2 [1, 3]",
+]  # fmt: skip
 
 
 def test_no_cell_of_a_csv_file_is_a_formula():
@@ -370,6 +373,7 @@ def test_events_of_several_threads_stay_whole(store):
         ("{", "not a results file"),
         ("[]", "not a results file: it has no schema_version"),
         ('{"schema_version": 2, "status": "running"}', "schema version 2, this FairFlare reads 1"),
+        ('{"schema_version": 1, "status": "running", "n": 18446744073709551616}', "a whole number of 20 digits"),
         ('{"schema_version": 1, "status": "odd"}', "status must be one of 'running', 'completed', 'failed', got 'odd'"),
     ],
 )

@@ -328,7 +328,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not file.is_file():
         raise ValueError(f"{file}: no results there; give the folder of a run")
     try:
-        document = json.loads(file.read_text(encoding="utf-8"), parse_constant=lambda constant: None)
+        document = _decoded(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not a results file: {error}") from error
     if not isinstance(document, dict) or "schema_version" not in document:
@@ -336,11 +336,26 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
     _check_schema(f"{file}:", document)
     checks.choice(f"{file}: status", document.get("status"), ("running", *_ENDS))
     if not document.get("rounds"):
-        document["rounds"] = [json.loads(line) for line in records(file.parent / ROUNDS_FILE)]
+        document["rounds"] = [_decoded(line) for line in records(file.parent / ROUNDS_FILE)]
     return document
 
 
 # ------------------------------------------------------------------------------------------------------------
+
+
+def _decoded(text: str) -> Any:
+    """Return the content of a JSON text; NaN and infinite numbers are ``None``.
+
+    Raises:
+        ValueError: no JSON, or a whole number of more than 64 bits, which no run writes and no page can draw.
+    """
+
+    def whole(digits: str) -> int:
+        if abs(found := int(digits)) >= 2**64:
+            raise ValueError(f"it has a whole number of {len(digits)} digits, {digits[:20]}..., and no run writes one")
+        return found
+
+    return json.loads(text, parse_constant=lambda constant: None, parse_int=whole)
 
 
 def _check_schema(what: str, content: Mapping[str, Any]) -> None:

@@ -248,13 +248,11 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 def _no_formula(text: str) -> str:
     text = text.replace("\r", " ")  # csv does not quote a carriage return, but other programs end a line there
-    if not text.startswith(("=", "+", "-", "@", "\t", " ")) or text.strip() in ("", "-"):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text.lstrip()[0] in "=+-@" else text
-    return text
+    begins = re.match(
+        r"[\s\ufeff\u200b-\u200f]*[=+\-@\uff1d\uff0b\uff0d\uff20]", text
+    )  # behind blanks; also full width
+    plain = re.fullmatch(r"\s*(-|[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?(inf|nan))\s*", text, re.IGNORECASE | re.ASCII)
+    return f"'{text}" if begins and not plain else text
 
 
 def safe_name(name: str) -> str:

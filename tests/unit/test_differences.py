@@ -264,7 +264,8 @@ def test_the_reference_may_lack_a_site_too_and_at_one_seed_only() -> None:
     assert of(found, "average").values == pytest.approx({0: 0.1, 1: 0.05, 2: 0.05})
     assert of(found, "average").lacking == {"B": "fed_avg"}
     assert of(found, "average").verdict == "other sites"
-    assert of(found, "B").verdict == "within noise"  # a site by itself is compared where both have it
+    assert of(found, "B").values == {1: 0.0, 2: 0.0}  # a site by itself is compared where both have it
+    assert of(found, "B").verdict == "not known"  # and nothing varies
     assert of(found, "average", "even").lacking == {}  # both lack it at the same seed
     assert of(found, "average", "even").verdict != "other sites"
     assert "fed_avg: NO VALUE of B (1 of 3 times)" in compare(runs)
@@ -302,7 +303,7 @@ def test_draws_of_patients_by_hand() -> None:
     variance = {site: 3 / 2 * np.var(values, ddof=1) for site, values in by_site.items()}
     for site in gains:
         assert of(found, site).images_sd == pytest.approx(math.sqrt(variance[site]))
-        df = 1 / (1.5 / 2 + 1 / 99)  # three patients, a hundred draws
+        df = 1 / (2 / 2 + 1 / 99)  # three patients, a hundred draws
         ends = ends_by_hand(gains[site].mean(), math.sqrt(variance[site]), df, by_site[site])
         assert (of(found, site).low, of(found, site).high) == pytest.approx(ends)
     both = (by_site["a"] + by_site["b"]) / 2
@@ -310,7 +311,7 @@ def test_draws_of_patients_by_hand() -> None:
     average = of(found, "average")
     assert average.images_sd == pytest.approx(expected)
     share = np.array([np.var(by_site["a"]), np.var(by_site["b"])])
-    df = 1 / (1.5 * (share**2 / 2).sum() / share.sum() ** 2 + 1 / 99)
+    df = 1 / (2 * (share**2 / 2).sum() / share.sum() ** 2 + 1 / 99)
     assert (average.low, average.high) == pytest.approx(ends_by_hand(average.mean, expected, df, both))
     assert "over the seeds and the test patients (bootstrap, 3 a site)]" in difference_table(found, "fed_avg")
 
@@ -443,6 +444,27 @@ def test_holm_is_over_rows_and_measures_and_over_sites_of_their_own() -> None:
             assert (d.p < 0.05) == (d.low > 0 or d.high < 0)
     assert any(d.p < 0.05 and d.verdict == "within noise" for d in found), "one that luck explains"
     assert any(d.verdict == "better" for d in found)
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_no_difference_at_any_seed_is_not_known(drawn: bool) -> None:
+    """Check a row that does the same as the reference beside one that does not: no bound says what could be seen."""
+    images = {site: np.linspace(0.3, 0.8, 9) for site in "ab"}
+    rows = {"fed_avg": 0.0, "same": 0.0, "fair": 0.1}
+    runs = [
+        scored(label, seed, {site: of + more * (1 + 0.1 * seed) for site, of in images.items()})
+        if drawn
+        else run(label, seed, dict.fromkeys(images, 0.5 + more * (1 + 0.1 * seed)))
+        for label, more in rows.items()
+        for seed in range(3)
+    ]
+    found = differences(runs, "fed_avg")
+    for measure in (*MEASURES, "a", "b"):
+        same = of(found, measure, "same")
+        assert same.verdict == "not known"
+        assert np.isnan([same.low, same.high, same.p_holm, same.smallest]).all()
+    text = " ".join(difference_table(found, "fed_avg").split())
+    assert "nothing else scatters, how sure it is is not known" in text
 
 
 def test_cannot_tell_is_not_within_noise() -> None:

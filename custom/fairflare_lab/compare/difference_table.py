@@ -73,11 +73,11 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
         "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
         "Where a difference is the same with every seed and nothing else scatters, how sure it is is not known: give "
         "more seeds, or more test images.": any(
-            d.verdict == NOT_KNOWN and math.isnan(d.p) and not d.of_few for d in found
+            d.verdict == NOT_KNOWN and math.isnan(d.smallest) and not d.of_few for d in found
         ),
         "Where nothing says how far the test patients move it, a difference has no verdict: all seeds are tested on "
         "the same patients. Of the primary metric draws of them say it, with --bootstrap above 0.": any(
-            d.verdict == NOT_KNOWN and not math.isnan(d.p) for d in found
+            d.verdict == NOT_KNOWN and not math.isnan(d.smallest) for d in found
         ),
         f"No verdict rests on sites with fewer than {FEW} test cases: {listed(few, most=8)}.": few,
     }

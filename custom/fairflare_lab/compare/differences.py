@@ -43,7 +43,8 @@ class Difference:
         images_sd: standard deviation of the mean difference due to the choice of test patients or images; NaN if not
             known.
         p: p-value that belongs to the interval; below 0.05 if the interval excludes 0; NaN if a site has few cases.
-        p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN if not tested.
+        p_holm: p-value corrected for all rows and measures (of a site: for all rows and sites); NaN if not tested, or
+            nothing varies, as where two methods do the same.
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: whether more of the measure is better.
         limit: size of a difference as large as the metric itself.
@@ -122,7 +123,7 @@ def _verdict(d: Difference) -> str:
     told = {
         ONE_SEED: d.of is None,
         OTHER_SITES: bool(d.lacking),
-        NOT_KNOWN: math.isnan(d.p) or math.isnan(d.images_sd),
+        NOT_KNOWN: math.isnan(d.smallest) or math.isnan(d.images_sd),
         BETTER if (d.mean > 0) == d.higher_is_better else WORSE: d.p_holm < 1 - LEVEL,
         UNSEEN: d.smallest > d.limit,
     }
@@ -141,7 +142,8 @@ def corrected(found: Sequence[Difference]) -> list[Difference]:
         for index, p in zip(family, holm([found[k].p for k in family]) if family else [], strict=True):
             of = found[index].of
             smallest = math.nan if of is None else float(of.smallest(len(family)))
-            result[index] = replace(found[index], p_holm=float(p), smallest=smallest)
+            told = math.nan if math.isnan(smallest) else float(p)
+            result[index] = replace(found[index], p_holm=told, smallest=smallest)
     return [replace(d, verdict=_verdict(d)) for d in result]
 
 

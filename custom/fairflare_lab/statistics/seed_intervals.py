@@ -67,9 +67,9 @@ class Estimate:
 
     @property
     def ends(self) -> tuple[Array, Array]:
-        """Return the ends of the confidence interval at :data:`LEVEL`; NaN where :attr:`p` is NaN."""
+        """Return the ends of the confidence interval at :data:`LEVEL`; NaN where nothing varies."""
         below, above = reach(self.quantile(1 - LEVEL), self.skew)
-        error = np.where(np.isnan(self.p), np.nan, self.error)
+        error = np.where(self.error > ROUNDING, self.error, np.nan)
         return self.mean - below * error, self.mean + above * error
 
     def tails(self, t: npt.ArrayLike) -> Array:
@@ -100,13 +100,13 @@ class Estimate:
     def smallest(self, tests: int = 1) -> Array:
         """Return the smallest true difference that data of this kind detect with probability :data:`POWER`.
 
-        The result is NaN where :attr:`p` is NaN.
+        The result is NaN where nothing varies.
 
         Args:
             tests: number of tests among which the p-value is corrected (:func:`holm`).
         """
         seen = (self.quantile((1 - LEVEL) / tests) + self.quantile(2 * (1 - POWER))) * self.error
-        return np.where(np.isnan(self.p), np.nan, seen)
+        return np.where(self.error > ROUNDING, seen, np.nan)
 
 
 def estimate(

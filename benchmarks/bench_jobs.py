@@ -38,9 +38,6 @@ WHY = {
     "ldam": "its cosine classifier learns slowly: FedAvg with it reaches 0.78; see docs/ldam.md",
     "fed_ga": "at seeds 0 and 1; see docs/fed_ga.md",
     "fed_lwr_last_layer": "at seed 0; the mean of seeds 0 to 2 is 0.95",
-    "fed_avg_m": "the server's momentum has hardly begun in three rounds",
-    "fed_lf": "averaged norm statistics do not fit its direction; see docs/fed_lf.md",
-    "fed_opt": "the server's moments have hardly begun in three rounds",
 }
 
 

@@ -104,6 +104,7 @@ METHODS = [
         rule=FedOpt,
         group="control",
         source="Reddi et al., ICLR 2021",
+        small={"beta1": 0.0, "server_rate": 0.02, "server_tau": 0.01},  # three rounds are too few for moments to begin
         **JOB,
     ),
     Method(
@@ -113,6 +114,7 @@ METHODS = [
         rule=FedAvgM,
         group="control",
         source="Hsu et al., 2019",
+        small={"beta": 0.5},
         **JOB,
     ),
 ]

@@ -195,7 +195,7 @@ def of_scores(sites: tuple[tuple[int, float], ...], ends: tuple[float, float], m
             if ends[1] == 1:
                 scores = beta(rng, mean - below, sd, cases)
             else:
-                scores = mean + sd * (rng.exponential(1, cases) - 1) - below
+                scores = mean + sd * (rng.gamma(2, 1 / np.sqrt(2), cases) - np.sqrt(2)) - below
             test[f"site-{number}"] = {"dice": float(scores.mean())}
             said[f"site-{number}"] = {"images": cases, **of_mean(scores, None, *ends)}
         return said_of(standing(test, said, {"primary_metric": "dice", "metric_range": [0, ends[1]]}))

@@ -241,9 +241,10 @@ def errors_test(
     The statistic is Cochran's :math:`Q = \sum_s (v_s - \bar v)^2 / e_s^2` around the mean weighted by
     :math:`1 / e_s^2`; a site's is its distance to this mean in standard errors. Their chance distribution is simulated,
     since a chi-squared distribution would ignore that errors are estimates: values are drawn from a normal distribution
-    with these errors, and errors as estimated from so few cases. Values of a bounded metric are compared by their
-    logits, as in :func:`mean_interval`: the error of an area that is near 1 by chance is small by chance, so that such
-    a site would seem ahead (in up to 12 of 100 runs of equal sites).
+    with these errors, and errors as estimated from so few cases, with half of their degrees of freedom if the metric
+    has no range, since losses are skewed. Values of a bounded metric are compared by their logits, as in
+    :func:`mean_interval`: the error of an area that is near 1 by chance is small by chance, so that such a site would
+    seem ahead (in up to 12 of 100 runs of equal sites).
 
     Args:
         values, errors: value of the metric and its standard error, ``> 0``, for each site.
@@ -266,7 +267,7 @@ def errors_test(
     ends = (low, high) if math.isfinite(high - low) and low < found.min() and found.max() < high else None
     if ends:
         found, scale = _logits(found, scale, *ends)
-    freedom = np.asarray(cases, np.float64) - 1
+    freedom = (np.asarray(cases, np.float64) - 1) / (1 if ends else 2)
     generator = np.random.default_rng(SEED)
     drawn = _weighted_mean(found, scale) + generator.standard_normal((draws, len(found))) * scale
     scales = scale * np.sqrt(generator.chisquare(freedom, (draws, len(found))) / freedom)

@@ -139,7 +139,7 @@ def estimate(
     df = np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape)
     seeds_df = max(count - 1, 1)
     df = np.where(share < 1, df, float(seeds_df))
-    return Estimate(found.mean(-1), np.sqrt(total), share, seeds_df, df, skew * (1 - share) ** 1.5)
+    return Estimate(found.mean(-1), np.sqrt(total), share, seeds_df, df, np.asarray(skew, float) * (1 - share) ** 1.5)
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:

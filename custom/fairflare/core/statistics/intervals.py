@@ -76,9 +76,9 @@ def degrees(variances: npt.ArrayLike, units: npt.ArrayLike, draws: int) -> Array
         return 1 / (np.where(of_sites > 0, of_sites / np.square(parts.sum(-1)), 0.0) + 1 / (draws - 1))
 
 
-def skewness(drawn: npt.ArrayLike) -> Array:
+def skewness(drawn: npt.NDArray[np.floating]) -> Array:
     """Return the skewness of values along the last axis; 0 where they are equal."""
-    off = np.asarray(drawn, float) - np.mean(drawn, -1, keepdims=True)
+    off = drawn - drawn.mean(-1, keepdims=True)
     scale = np.maximum(np.sqrt(np.square(off).mean(-1)), ROUNDING)
     return np.asarray((off**3).mean(-1) / scale**3)
 

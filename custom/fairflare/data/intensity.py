@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,6 +28,28 @@ IN_WORDS = {
     "zscore": "mean -+ 3 standard deviations of the file clipped and scaled to [0, 1]",
 }
 Bounds = tuple[float, float]
+SLAB = 2**22  # number of values that are converted at a time, so that no second copy of a volume is needed
+COUNTED = 2**16  # range of a mask's values up to which they are counted in a table, without sorting
+
+
+def slabs(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Yield views of an array that follow each other along its last axis, each of at most about 4 million values."""
+    along = array.T
+    step = max(1, SLAB * len(along) // max(1, array.size))
+    yield from (along[start : start + step].T for start in range(0, len(along), step))
+
+
+def counts_of(mask: npt.NDArray[Any]) -> dict[int, int]:
+    """Return how often each value occurs in a mask of whole numbers, in ascending order of the values."""
+    low, high = (int(mask.min()), int(mask.max())) if mask.size else (0, 0)
+    found = Counter[int]()
+    for slab in slabs(mask):
+        if high - low < COUNTED:
+            counts = np.bincount((slab - low).ravel())
+            found.update({low + int(value): int(counts[value]) for value in np.flatnonzero(counts)})
+        else:
+            found.update(dict(zip(*(part.tolist() for part in np.unique(slab, return_counts=True)), strict=True)))
+    return dict(sorted(found.items()))
 
 
 def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bounds | None:
@@ -44,14 +68,14 @@ def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bound
         values = values[~np.isnan(values)]
         if not values.size:
             return 0.0, 0.0
-    if not np.isfinite(values).all():
-        return None
     low, high = float(values.min()), float(values.max())
+    if not (np.isfinite(low) and np.isfinite(high)):  # a single NaN makes both NaN
+        return None
     if kind == "percentile":
-        top = float(np.percentile(values, TOP_PERCENTILE))
+        top = float(np.percentile(values, TOP_PERCENTILE, overwrite_input=True))  # else numpy makes a second copy
         return low, top if top > low else high
     if kind == "percentile, inverted":
-        bottom = float(np.percentile(values, 100 - TOP_PERCENTILE))
+        bottom = float(np.percentile(values, 100 - TOP_PERCENTILE, overwrite_input=True))
         return bottom if bottom < high else low, high
     if kind == "zscore":
         middle, spread = float(values.mean(dtype=np.float64)), float(values.std(dtype=np.float64))
@@ -64,12 +88,14 @@ def between(values: npt.NDArray[Any], bounds: Bounds) -> npt.NDArray[np.float32]
     low, high = bounds
     if high <= low:
         return np.zeros(values.shape, np.float32)
-    scaled = (values.astype(np.float32) - np.float32(low)) / np.float32(high - low)
+    scaled = values.astype(np.float32)
+    scaled -= np.float32(low)
+    scaled /= np.float32(high - low)
     return np.clip(scaled, 0.0, 1.0, out=scaled)
 
 
-def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the labels of a mask as int64; each value must be a whole number of at least 0, within 0.001.
+def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """Return the labels of a mask in the smallest unsigned type; each must be a whole number >= 0, within 0.001.
 
     Raises:
         ValueError: some values are no labels; the message shows a few of them, and the position of the first one.
@@ -77,13 +103,19 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     if array.dtype.kind not in "biuf":
         raise ValueError(f"the mask's values are {array.dtype}, no numbers; save labels as whole numbers")
     if array.dtype.kind == "b" or not array.size:
-        return array.astype(np.int64)
+        return array.astype(np.uint8)
+    low, high = array.min(), array.max()  # both are NaN if a value is
+    if low >= -LABEL_OFF and high <= MOST_LABEL:
+        smallest = np.min_scalar_type(round(float(high)))
+        if array.dtype.kind != "f":
+            return array.astype(smallest, copy=False)
+        labels = np.empty_like(array, smallest)
+        if all(_rounded(values, into) for values, into in zip(slabs(array), slabs(labels), strict=True)):
+            return labels
     usable: npt.NDArray[np.bool_] = (array >= -LABEL_OFF) & (array <= MOST_LABEL)  # the comparison is False for NaN
     if array.dtype.kind == "f":
         with np.errstate(invalid="ignore"):
             usable &= np.abs(array - np.round(array)) <= LABEL_OFF
-    if usable.all():
-        return np.round(array).astype(np.int64)
     places = np.argwhere(~usable)
     values = list(dict.fromkeys(f"{array[tuple(place)]:.7g}" for place in places[:1000]))[:SHOWN_LABELS]
     where = ", ".join(
@@ -94,6 +126,12 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         f"its values are not whole numbers from 0 to {MOST_LABEL}: {len(places)} of {array.size} are "
         f"{', '.join(values)}{more}, the first at {where} (from 0)"
     )
+
+
+def _rounded(values: npt.NDArray[Any], into: npt.NDArray[Any]) -> bool:
+    """Write values as whole numbers into an array; return whether each was a whole number, within 0.001."""
+    into[...] = np.round(values)
+    return bool((np.abs(values - into) <= LABEL_OFF).all())
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations, product
@@ -27,6 +28,7 @@ POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9
 # Limits of :func:`misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit, least
 # share of images with a gain, least gain in standard errors, least correlation between sites.
 ENOUGH, MOST, FIT, GAIN, MOSTLY, ERRORS, ALIKE = 16, 1000, 0.15, 0.03, 0.65, 4.5, 0.9
+LABELLED = 2**24  # voxels of a mask whose parts are found voxel by voxel; of a larger one, every second one is used
 Way = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]]  # order of axes, which are mirrored, shift along each
 # Parts in which messages of one kind differ: names in quotes, and numbers.
 PARTS = re.compile(r"'[^']*'|[-+]?\d[\d.,x ]*")
@@ -95,10 +97,11 @@ def odd_pair(image: Path, mask: Path) -> str:
 
 def _values(path: Path) -> int | None:
     """Return the number of different values of a file read as a mask, or None if the file cannot be read as a mask."""
-    from fairflare.data.reading import read_mask  # here, as the import of numpy is slow
+    from fairflare.data.intensity import counts_of  # here, as the import of numpy is slow
+    from fairflare.data.reading import read_mask
 
     try:
-        return len(set(read_mask(Sample(path, path), site="", split="none").ravel().tolist()))
+        return len(counts_of(read_mask(Sample(path, path), site="", split="none")))
     except (DataError, OSError):
         return None
 
@@ -131,20 +134,44 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
     import numpy as np
     from scipy.ndimage import find_objects, label
 
-    inside = labels > 0
-    step = np.nanmean(image[inside]) - np.nanmean(image[~inside]) if 0 < inside.mean() < 1 else 0
-    pixels, marks = (hashlib.sha256(values.tobytes()).hexdigest() for values in (image, labels))
+    from fairflare.data.intensity import slabs
+
+    inside, pivot = labels > 0, np.nan_to_num(np.float64(image.flat[0]))
+    sums = np.zeros((2, 3))  # of all values and of those inside, minus the first one: number, sum, sum of squares
+    for values, marks in zip(slabs(image), slabs(inside), strict=True):
+        every = values.astype(np.float64) - pivot
+        for row, own in zip(sums, (every.ravel(), every[marks]), strict=True):
+            row += (own := own[~np.isnan(own)]).size, own.sum(), own @ own
+    (number, total, squares), (within, marked, _) = sums
+    step = marked / within - (total - marked) / (number - within) if 0 < within < number else 0.0
+    spread = np.sqrt(max(0.0, squares / max(1, number) - (total / max(1, number)) ** 2)) or 1.0
     at = np.ix_(
         *(np.linspace(0, length - 1, 96 // 2 ** (inside.ndim - 1)).round().astype(int) for length in inside.shape)
     )
-    spread, parts = np.nanstd(image) or 1, label(inside)[0]
-    seen = np.nan_to_num((image[at] - np.nanmean(image)) / spread).astype(np.float16)
-    whole = sum(
-        parts[box].size
-        for number, box in enumerate(find_objects(parts), 1)
-        if min(parts[box].shape) > 3 and parts[box].size < parts.size and (parts[box] == number).mean() > BOX
-    )
-    return Drawn(file, pixels, marks, seen, inside[at], float(step / spread), whole / max(1, inside.sum()))
+    seen = np.nan_to_num((image[at] - (pivot + total / max(1, number))) / spread).astype(np.float16)
+    whole = area = 0
+    for box in find_objects(inside.view(np.int8)):  # the one box around all that is marked
+        thin = max(1, math.ceil((inside[box].size / LABELLED) ** (1 / inside.ndim)))
+        parts = label(inside[box][(slice(None, None, thin),) * inside.ndim])[0]
+        area = np.count_nonzero(parts)
+        whole = sum(
+            parts[part].size
+            for number, part in enumerate(find_objects(parts), 1)
+            if min(parts[part].shape) > 3
+            and parts[part].size * thin**inside.ndim < inside.size
+            and (parts[part] == number).mean() > BOX
+        )
+    return Drawn(file, *map(_digest, (image, labels)), seen, inside[at], float(step / spread), whole / max(1, area))
+
+
+def _digest(values: npt.NDArray[Any]) -> str:
+    """Return a checksum of an array's values, which is the same however they lie in memory."""
+    from fairflare.data.intensity import slabs
+
+    digest = hashlib.sha256(str(values.shape).encode())
+    for slab in slabs(values):
+        digest.update(slab.T.tobytes())
+    return digest.hexdigest()
 
 
 def _placed(values: npt.NDArray[Any], way: Way) -> npt.NDArray[Any]:

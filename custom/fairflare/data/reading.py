@@ -48,6 +48,7 @@ class Reading:
         window: centre and width for ``intensity="window"``; ``None`` for the window of the DICOM header.
         kept: cache of decoded volumes on the site's disk; ``None`` for no cache.
         drawn_on: rule for pairs of which only one file states a geometry; see :func:`fairflare.data.geometry.fit`.
+        once: whether a file is read once as a whole: what is decoded then stays neither in memory nor on disk.
     """
 
     orientation: Orientation = "canonical"
@@ -55,6 +56,7 @@ class Reading:
     window: tuple[float, float] | None = None
     kept: DecodedVolumes | None = field(default=None, compare=False)
     drawn_on: DrawnOn | None = None
+    once: bool = False
 
     def in_words(self) -> str:
         """Return text that describes how grey values are scaled."""
@@ -175,8 +177,11 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     kind: str = "percentile" if how.intensity == "auto" else how.intensity
     if kind == "percentile" and opened.facts.inverted:
         kind += ", inverted"
-    with _turn_for(opened.file):
-        found = _measured(opened.file, kind, max_bytes, how.kept)
+    if how.once:
+        found = bounds_of(opened.array, kind, opened.facts.padded)
+    else:
+        with _turn_for(opened.file):
+            found = _measured(opened.file, kind, max_bytes, how.kept)
     if found is None:
         raise opened.not_finite()
     return found
@@ -223,7 +228,7 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
 
 def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> npt.NDArray[np.int64]:  # fmt: skip
+) -> npt.NDArray[np.unsignedinteger[Any]]:  # fmt: skip
     """Return the mask of ``sample`` as a (height, width) array of the values in the file, with its image's axes.
 
     Arguments and errors are those of :func:`read_image`.
@@ -231,7 +236,7 @@ def read_mask(
     return _mask(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1], sample.slice)
 
 
-def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
+def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.unsignedinteger[Any]]:
     array = opened.plane(None if opened.slices is None else number)  # the mask of a single slice may be a picture
     if array.ndim == 3:
         if array.shape[2] != 1 and (array != array[:, :, :1]).any():
@@ -245,8 +250,8 @@ def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.int64]:
     return whole_numbers(opened, array)
 
 
-def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the values of a mask as int64; raise ``DataError`` if some are not whole numbers."""
+def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
+    """Return the values of a mask as unsigned numbers; raise ``DataError`` if some are not whole numbers."""
     try:
         return labels_of(array)
     except ValueError as error:
@@ -255,7 +260,7 @@ def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.in
 
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.unsignedinteger[Any]]]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
     return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
@@ -391,7 +396,12 @@ def _open(
     with _said_of(path, what, site, split, limit):
         file = image_file(path)
         with _turn_for(file):
-            array = _decode(file, what == "mask", limit, how.kept) if decoded else np.empty(0)
+            if not decoded:
+                array = np.empty(0)
+            elif how.once:
+                array = file.decode(is_mask=what == "mask", limit=limit)
+            else:
+                array = _decode(file, what == "mask", limit, how.kept)
             facts = _facts(file, what == "mask")
         turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,8 @@ from fairflare.data.reading import (
     whole_numbers,
 )
 
+Labels = npt.NDArray[np.unsignedinteger[Any]]
+
 
 @dataclass(frozen=True)
 class Whole:
@@ -28,12 +31,12 @@ class Whole:
 
     Attributes:
         image: (rows, columns, slices) float32 in [0, 1].
-        mask: values of the mask's file, of the same shape, int64; ``None`` if no mask was requested.
+        mask: values of the mask's file, of the same shape, in the smallest unsigned type; ``None`` if not requested.
         affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None`` if the file does not state one.
     """
 
     image: npt.NDArray[np.float32]
-    mask: npt.NDArray[np.int64] | None
+    mask: Labels | None
     affine: npt.NDArray[np.float64] | None
 
 
@@ -62,7 +65,7 @@ def read_whole(
             f"site '{site}': a volume of split '{split}' cannot be used",
             reason,
         )
-    how = replace(how, orientation="stored")
+    how = replace(how, orientation="stored", once=True)
     labels = None
     if masked:
         opened, labels = map(_volume, open_pair(sample, site, split, max_bytes, how))
@@ -73,12 +76,12 @@ def read_whole(
     affine = opened.facts.affine if opened.fit is None else opened.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
-    return Whole(np.ascontiguousarray(image, np.float32), mask if mask is None else np.ascontiguousarray(mask), affine)
+    return Whole(image, mask, affine)
 
 
-def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> npt.NDArray[np.int64]:
+def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> Labels:
     """Return the mask alone of a volume, as :func:`read_whole` does."""
-    how = replace(how, orientation="stored")
+    how = replace(how, orientation="stored", once=True)
     mask = _volume(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1])
     return whole_numbers(mask, mask.array)
 

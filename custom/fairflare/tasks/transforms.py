@@ -23,6 +23,7 @@ from monai.transforms import Compose, EnsureChannelFirstd, Lambdad, MapTransform
 
 from fairflare.base.checks import few
 from fairflare.data.datalist import DataError, Sample
+from fairflare.data.intensity import counts_of
 from fairflare.data.reading import PLAIN, Reading, read_image, read_pair
 from fairflare.tasks.placing import NOT_COUNTED, masks_placed, plain, smooth
 
@@ -106,16 +107,16 @@ class Structured(MapTransform):
             changed[key] = self.of(item["sample"], changed[key])
         return changed
 
-    def of(self, sample: Sample, mask: npt.NDArray[np.int64]) -> torch.Tensor:
+    def of(self, sample: Sample, mask: npt.NDArray[np.unsignedinteger[Any]]) -> torch.Tensor:
         """Return the structures of a sample's mask; for a sample without a label, zeros that are not used."""
         if sample.label is None:
             return torch.zeros(len(self.labels), *mask.shape, dtype=torch.uint8)
         return self.structures(mask, str(sample.label))
 
-    def structures(self, mask: npt.NDArray[np.int64], file: str) -> torch.Tensor:
+    def structures(self, mask: npt.NDArray[np.unsignedinteger[Any]], file: str) -> torch.Tensor:
         own = {0} if self.ignore is None else {0, self.ignore}
         coding = {value: value for value in own.union(*self.labels)} if self.coding is None else self.coding
-        found = values_in(mask)
+        found = counts_of(mask)
         binary = self.coding is None and {*coding} == {0, 1}
         if binary and 255 in found and 1 not in found:
             coding = {0: 0, 255: 1}
@@ -130,27 +131,21 @@ class Structured(MapTransform):
                 f"{json.dumps({**coding, strange[0]: self.labels[0][0]})}{lossy}",
                 f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
             )
-        meaning = np.zeros_like(mask)
-        for value, label in coding.items():
-            meaning[mask == value] = label
         if odd := sorted(self.silent & {coding[value] for value in found}):
             raise DataError(
                 f"site '{self.site}': mask '{file}' of split '{self.split}' marks {few(list(map(str, odd)), 5)}, which "
                 "'structures' in the site's fairflare.json does not have; add the label there, or correct the mask",
                 f"site '{self.site}': a mask of split '{self.split}' marks what 'structures' in the site file lacks",
             )
-        inside = np.stack([np.isin(meaning, list(labels)) for labels in self.labels])
-        if self.ignore is None:
-            return torch.from_numpy(inside.astype(np.uint8))
-        return torch.from_numpy(np.where(meaning == self.ignore, np.int8(NOT_COUNTED), inside.astype(np.int8)))
-
-
-def values_in(mask: npt.NDArray[np.int64]) -> list[int]:
-    """Return the different pixel values of a mask, sorted."""
-    low = int(mask.min())
-    if int(mask.max()) - low >= 2**16:
-        return np.unique(mask).tolist()
-    return (np.flatnonzero(np.bincount((mask - low).ravel())) + low).tolist()  # without sorting, 5 times as fast
+        inside = torch.zeros(len(self.labels), *mask.shape, dtype=torch.uint8 if self.ignore is None else torch.int8)
+        for value in found:  # a copy of the mask for each value in turn, of one byte a voxel
+            here = torch.from_numpy(mask == value)
+            for number, labels in enumerate(self.labels):
+                if coding[value] == self.ignore:
+                    inside[number][here] = NOT_COUNTED
+                elif coding[value] in labels:
+                    inside[number] |= here
+        return inside
 
 
 def in_channels(picture: torch.Tensor, channels: int) -> torch.Tensor:

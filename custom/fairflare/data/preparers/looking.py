@@ -15,7 +15,7 @@ from fairflare.base.own_errors import may_be_of_file
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
-from fairflare.data.intensity import bounds_of
+from fairflare.data.intensity import bounds_of, counts_of
 from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
 from fairflare.data.orientation import PLAIN, Turn, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
@@ -108,7 +108,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
             if odd := odd_pair(image, mask):
                 raise ValueError(odd) from error
             raise
-        values, marks = tuple(np.unique(labels).tolist()), drawn_of(shown(image), picture.mean(-1), labels)
+        values, marks = tuple(counts_of(labels)), drawn_of(shown(image), picture.mean(-1), labels)
         if len(values) > 2 and (odd := odd_pair(image, mask)):
             raise ValueError(odd)
     notes = (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
@@ -131,7 +131,7 @@ def look_at_volume(
         ValueError: the file is no volume, has values that are no numbers, or the mask does not fit the volume.
         Exception: any error that a library raises for a damaged file.
     """
-    sample, how, labels = Sample(image, mask), Reading(drawn_on=drawn_on), None
+    sample, how, labels = Sample(image, mask), Reading(drawn_on=drawn_on, once=True), None
     if mask is None:
         opened = _open(image, "image", "", "none", MAX_IMAGE_BYTES, how)
     else:
@@ -160,7 +160,7 @@ def look_at_volume(
         if spacing is not None and turn is not None:
             spacing = spacing[np.argsort(turn[:, 0])]
     return Look(
-        () if labels is None else tuple(np.unique(labels).tolist()),
+        () if labels is None else tuple(counts_of(labels)),
         tuple(notes_on(sample, how)),
         None if spacing is None else tuple(spacing.tolist()),
         stored,

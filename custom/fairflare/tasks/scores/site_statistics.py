@@ -17,6 +17,7 @@ from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
 from fairflare.data.image_file import image_file
+from fairflare.data.intensity import counts_of
 from fairflare.data.reading import Reading, ValueNotes, read_image, read_pair, slices_in
 from fairflare.tasks.classification import ClassificationSite
 from fairflare.tasks.segmentation import SegmentationSite
@@ -181,8 +182,7 @@ def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSetting
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
         shape = image.shape
         if mask is not None:
-            numbers, counts = np.unique(mask, return_counts=True)
-            labels.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
+            labels.update(counts_of(mask))
     if isinstance(sample.label, int):
         labels[_class_of(sample, own)] += 1
     else:

@@ -163,6 +163,6 @@ class PhantomVolumes(VolumeData):
             volume = self.drawn[split][index]
             bounds = bounds_of(volume.image, "percentile")
             assert bounds is not None
-            whole = Whole(between(volume.image, bounds), volume.label.astype(np.int64), np.diag([*volume.voxel, 1.0]))
+            whole = Whole(between(volume.image, bounds), volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
             self._kept[key] = self.made(volume, whole)
         return self._kept[key]

@@ -140,7 +140,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         """Return the targets of a volume, (structures, x, y, z) int8: 0, 1, or -1 where a voxel does not count."""
         import torch
 
-        mask = np.zeros(whole.image.shape, np.int64) if whole.mask is None else whole.mask
+        mask = np.zeros(whole.image.shape, np.uint8) if whole.mask is None else whole.mask
         found = structured.of(sample, mask).float()
         placed = self._resampled(found.numpy(), whole.affine, "nearest", str(sample.label), site)
         # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +10,17 @@ from typing import Any
 
 import nibabel
 import numpy as np
+import psutil
 import pytest
 
+from fairflare.base.machine import memory
+from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.data import intensity
+from fairflare.data.image_file import reading_takes
 from fairflare.data.intensity import counts_of, labels_of, slabs
 from fairflare.data.kinds import drawn_of
-from fairflare.data.preparers.looking import look_at_volume
+from fairflare.data.preparers.items import Item
+from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
 
 SHAPE = (96, 80, 64)
 
@@ -106,3 +112,69 @@ def test_looking_at_a_volume_takes_its_bytes_and_little_more(tmp_path: Path, mon
     assert look_at_volume(image, mask, None).values == (0, 1, 2)
     # image 2 bytes a voxel, mask 1, what is inside 1; connected parts in the box of the mask (1/64 of the volume) 4
     assert peak(lambda: look_at_volume(image, mask, None)) < 5 * np.prod(SHAPE)
+
+
+def test_what_reading_takes_is_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intensity, "SLAB", 2**12)
+    small, large = pair(tmp_path, (20, 20, 20), shift=1), pair(tmp_path)
+    (tmp_path / "damaged.nii").write_bytes(b"no volume")
+    said = reading_takes([(tmp_path / "damaged.nii", None), large, small], MADE)
+    assert said == (2 + 1 + MADE) * np.prod(SHAPE) + 32 * 2**12  # by the headers: 16 bits, 8 bits
+    assert said / 2 < peak(lambda: look_at_volume(*large, None)) < said
+
+
+def groups(root: Path, line: str, files: dict[str, str]) -> Path:
+    """Write what Linux tells of a process's control group, below a folder."""
+    for name, text in {"proc/self/cgroup": line, **files}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "free"),
+    [
+        ("0::/a/b\n", {"a/memory.max": "50", "a/memory.current": "40", "a/memory.stat": "inactive_file 5\n"}, 15),
+        ("0::/\n", {"memory.max": "max", "memory.current": "4000", "memory.stat": "inactive_file 500\n"}, None),
+        ("0::/a\n", {"a/memory.max": "10", "a/memory.current": "40", "a/memory.stat": "inactive_file 1\n"}, 0),
+        (
+            "3:cpu:/x\n5:cpuset,memory:/x\n",
+            {
+                "memory/memory.limit_in_bytes": "900", "memory/memory.usage_in_bytes": "300",
+                "memory/memory.stat": "total_inactive_file 50\n",
+            }, 650,
+        ),
+    ],
+)  # fmt: skip
+def test_a_container_s_limit_counts(tmp_path: Path, line: str, files: dict[str, str], free: int | None) -> None:
+    root = groups(tmp_path, line, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    machine = psutil.virtual_memory().total
+    assert free_memory(root) == free if free is not None else 10**6 < free_memory(root) <= machine
+
+
+def test_no_more_threads_than_memory_and_cores_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "cores", lambda: 64)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
+    assert [workers(each) for each in (1, 100, 400, 2000, 0)] == [64, 10, 2, 1, 64]
+    cases = [Item("", f"{k}", *pair(tmp_path, (20, 20, 20), shift=k)) for k in range(6)]
+    each = reading_takes([(case.image, case.mask) for case in cases], MADE)
+    for free, most in ((0, 1), (2 * each + 1, 2)):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        at_work, seen = [0], [0]
+
+        def look(image: Path, mask: Path | None, at_work: list[int] = at_work, seen: list[int] = seen) -> Look:
+            at_work[0] += 1
+            seen[0] = max(seen[0], at_work[0])
+            time.sleep(0.02)
+            at_work[0] -= 1
+            return Look()
+
+        assert len(looks_of(cases, look)) == 6
+        assert seen[0] == most
+
+
+def test_it_is_said_how_far_a_command_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([0, 10, 31, 31, 40, 62, 62, 99])  # seconds at the start, after each result, and after each line
+    monkeypatch.setattr(memory.time, "monotonic", lambda: next(now))
+    assert list(counted("abcde", 5, "images")) == list("abcde")
+    assert capsys.readouterr().out == "2 of 5 images\n4 of 5 images\n"

@@ -10,7 +10,7 @@ import gzip
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -58,6 +58,7 @@ PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 # TIFF tags of orientation (also in EXIF), height, width, and GDAL's value of no data.
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH, NO_DATA = 0x0112, 257, 256, 42113
 IMPORTING = threading.RLock()  # held while the packages of readers are imported
+PICTURES_OPENED = 16  # number of pictures whose headers say what reading a picture takes
 SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
@@ -134,6 +135,13 @@ class ImageFile(ABC):
                 pages, a mask's colours). In damaged pictures Pillow finds only missing data.
             OSError: the file cannot be opened.
         """
+
+    def decoded(self, is_mask: bool) -> int:
+        """Return the number of bytes that :meth:`decode` would need, by the header; nothing is decoded."""
+        try:
+            return self.decode(is_mask=is_mask, limit=-1).nbytes
+        except TooLarge as error:
+            return error.size
 
     @abstractmethod
     def facts(self) -> Facts:
@@ -375,6 +383,34 @@ class Dicom(ImageFile):
 
         pictures = () if is_mask and dicom_seg.file_in(self.path) else dicom.headers(self.path)
         return tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
+
+
+def reading_takes(pairs: Iterable[tuple[Path, Path | None]], voxel: int) -> int:
+    """Return the memory that reading one image with its mask takes, at most, by the headers of all given files.
+
+    Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
+    whoever reads it reports it.
+
+    Args:
+        pairs: image and mask; ``None`` for an image without a mask.
+        voxel: bytes that the caller makes of each voxel, beside what the files hold.
+
+    Returns:
+        Bytes for what the files hold and for ``voxel``, and 32 a voxel of what is converted at a time.
+    """
+    from fairflare.data.intensity import SLAB
+
+    found = [(image_file(path), mask) for path, mask in dict(pairs).items() if path.exists()]
+    pictures = sorted((file.size for file, _ in found if not file.may_be_volume), reverse=True)[:PICTURES_OPENED]
+    most = 0
+    for image, mask in found:
+        if not image.may_be_volume and image.size < pictures[-1]:
+            continue
+        with suppress(Exception):  # libraries raise errors of any type for a damaged file
+            size = image.decoded(False) + (image_file(mask).decoded(True) if mask is not None else 0)
+            voxels = math.prod(image.facts().grid.shape)
+            most = max(most, size + voxel * voxels + 32 * min(voxels, SLAB))
+    return most
 
 
 KINDS: dict[str, type[ImageFile]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.base.machine.memory import cores
 from fairflare.base.own_errors import EXTRAS as IMPORTED
 from fairflare.base.own_errors import in_one_line
 from fairflare.cli.options import MonaiBundle, parse_settings
@@ -171,8 +171,7 @@ def device() -> Finding:
     if torch.cuda.is_available():
         cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         return Finding("GPU", "ok", ", ".join(f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in cards))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("GPU", "warning", f"none that PyTorch can use; training runs on {cores} CPU core(s)")
+    return Finding("GPU", "warning", f"none that PyTorch can use; training runs on {cores()} CPU core(s)")
 
 
 def room(folder: Path) -> Finding:

@@ -16,6 +16,7 @@ import numpy as np
 
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.disk.locks import Held, locked
+from fairflare.base.machine.memory import cores
 from fairflare.data.datalist import DataError
 from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Picture, load_readers
@@ -23,7 +24,7 @@ from fairflare.data.preparers.contents import known_ending
 from fairflare.data.preparers.items import Item, Source, pixels_of
 
 FOLDER = ".prepare-draft"
-CORES = os.cpu_count() or 1
+CORES = cores()
 MOST_WAITING = 4 * CORES  # largest number of images in memory at a time
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import scipy.ndimage  # noqa: F401  (threads that import it at the same time find half of it)
 
 from fairflare.base.checks import first_of
+from fairflare.base.machine.memory import counted, workers
 from fairflare.base.own_errors import may_be_of_file
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
-from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
+from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file, reading_takes
 from fairflare.data.intensity import bounds_of, counts_of
 from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
 from fairflare.data.orientation import PLAIN, Turn, turn_of, turned
@@ -22,6 +23,8 @@ from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, whole_numbers
+
+MADE = 5  # bytes a voxel for a check: what a mask marks, and numbers of its connected parts
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,9 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
                 return error.misfit
             return _plain(error) if isinstance(error, ValueError) else f"it cannot be opened ({_plain(error)})"
 
-    with ThreadPoolExecutor() as threads:
-        return list(threads.map(tried, cases))
+    pairs = ((case.image, case.mask if isinstance(case.mask, Path) else None) for case in cases)
+    with ThreadPoolExecutor(workers(reading_takes(pairs, MADE))) as threads:
+        return list(counted(threads.map(tried, cases), len(cases), "images looked at"))
 
 
 def _plain(error: Exception) -> str:

@@ -237,7 +237,7 @@ def test_the_room_is_bounded_and_what_was_not_used_longest_goes(tmp_path: Path, 
     small = DecodedVolumes(tmp_path / "small", 1000)
     one(paths[0], small)
     assert not small.folder.exists()
-    assert DECODED_BYTES == 8 * 2**30
+    assert DECODED_BYTES == 16 * 2**30
 
 
 def test_what_is_unused_for_long_and_what_a_killed_process_left_goes(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import nibabel
 import numpy as np
 import psutil
 import pytest
+import torch
+from monai.data import MetaTensor
+from monai.transforms import Spacing
 
 from fairflare.base.machine import memory
 from fairflare.base.machine.memory import counted, free_memory, workers
@@ -21,6 +26,9 @@ from fairflare.data.intensity import counts_of, labels_of, slabs
 from fairflare.data.kinds import drawn_of
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
+from fairflare.tasks.volumes.base import PREPARED
+from fairflare.tasks.volumes.prepared import zoomed
+from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 SHAPE = (96, 80, 64)
 
@@ -178,3 +186,145 @@ def test_it_is_said_how_far_a_command_is(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(memory.time, "monotonic", lambda: next(now))
     assert list(counted("abcde", 5, "images")) == list("abcde")
     assert capsys.readouterr().out == "2 of 5 images\n4 of 5 images\n"
+
+
+# --- prepared once, and cut ---------------------------------------------------------------------------------
+
+
+def site(folder: Path, shape: tuple[int, ...] = SHAPE, **how: Any) -> Path:
+    """Write a site of two training volumes, one for validation and one for the test."""
+    folder.mkdir()
+    files = [pair(folder, shape, shift=k, **how) for k in range(4)]
+    entries = [{"image": str(image), "label": str(mask)} for image, mask in files]
+    lists = {"training": entries[:2], "validation": entries[2:3], "test": entries[3:]}
+    (folder / "datalist.json").write_text(json.dumps(lists))
+    return folder
+
+
+def opened(folder: Path, kept: Path | None = None, task: dict[str, Any] | None = None, **own: Any) -> Any:
+    more = {"decoded_folder": str(kept)} if kept else {}
+    settings = {"num_classes": 2, "intensity": "range", **(task or {})}
+    return VolumeSegmentationTask(**settings).open_site("s", {"data_root": str(folder), **more, **own})
+
+
+def patches(data: Any, size: int = 2, seed: int = 7) -> list[torch.Tensor]:
+    return [torch.cat(part) for part in zip(*data.batches("training", batch_size=size, shuffle_seed=seed), strict=True)]
+
+
+def test_patches_are_the_same_from_disk_from_memory_and_by_threads(tmp_path: Path) -> None:
+    root, kept = site(tmp_path / "site"), tmp_path / "kept"
+    wanted = patches(opened(root))
+    for again in (opened(root, kept), opened(root, kept, num_workers=2), opened(root, cache_bytes=0)):
+        for found, part in zip(patches(again, 3), wanted, strict=True):
+            assert torch.equal(found, part)
+    assert len(list(kept.glob("*.npy"))) == 2
+    assert not torch.equal(patches(opened(root, kept), seed=8)[0], wanted[0])
+
+
+def test_a_part_is_that_of_the_whole_however_it_lies(tmp_path: Path) -> None:
+    data = opened(site(tmp_path / "site", (40, 50, 34)), tmp_path / "kept")
+    volume, item = data.volume("training", 0), data.item("training", 0)
+    assert volume.shape == (48, 64, 48)
+    assert item["image"].shape == (1, 48, 64, 48)
+    stored = np.asanyarray(nibabel.load(tmp_path / "site/image0.nii").dataobj).astype(np.float64)
+    scaled = (stored - stored.min()) / (stored.max() - stored.min())
+    np.testing.assert_allclose(item["image"][0, 4:44, 7:57, 7:41].numpy(), scaled, atol=1e-6)
+    assert set(item["label"].unique().tolist()) == {-1, 0, 1}
+    assert int((item["label"] >= 0).sum()) == 2 * 40 * 50 * 34
+    for start in ((0, 0, 0), (15, 17, 3), (16, 32, 16), (1, 31, 15)):
+        inner = tuple(slice(begin, begin + 32) for begin in start)
+        for name in ("image", "label"):
+            assert torch.equal(volume.cut(name, start, (32, 32, 32)), item[name][(slice(None), *inner)])
+
+
+def test_middles_of_patches_follow_the_rule(tmp_path: Path) -> None:
+    """Draw structure, then voxel, with even chances; where nothing is marked, draw from the volume."""
+    volume = opened(site(tmp_path / "site", (96, 96, 96)), tmp_path / "kept").volume("training", 0)
+    small = {tuple(place) for place in np.argwhere(volume.whole("label")[1].numpy() > 0)}
+    assert len(small) == 6**3
+    assert volume.ends.tolist() == [10_000, 10_000 + 6**3]  # of the 24^3 - 6^3 voxels of the larger one, 10,000
+    assert {tuple(place) for place in volume.voxels[10_000:]} == small
+    inside = volume.voxels[:10_000]
+    assert len(np.unique(inside, axis=0)) == 10_000
+    assert (volume.whole("label")[0].numpy()[tuple(inside.T.astype(int))] == 1).all()
+    size = (32, 32, 32)
+    draws = np.random.default_rng(1).random((4000, 6)).tolist()
+    starts = [volume.start(one, 0.5, size) for one in draws]
+    middles = np.array(starts) + 16
+    near = ((middles >= 24) & (middles < 48)).all(1).mean()
+    assert near == pytest.approx(0.5 + 0.5 * (24 / 96) ** 3, abs=0.03)
+    of_small = np.mean([tuple(middle) in small for middle in middles])
+    assert of_small == pytest.approx(0.25, abs=0.03)  # half of the patches, half of the structures
+    assert volume.start([0.9, 0, 0, 0.999, 0.0, 0.5], 0.5, size) == (64, 0, 32)  # moved into the volume
+    empty = replace(volume, ends=np.zeros(2, np.int64))
+    assert empty.start([0.0, 0, 0, 0.5, 0.5, 0.5], 1.0, size) == (32, 32, 32)
+
+
+def test_a_prepared_volume_is_made_anew_when_anything_changes(tmp_path: Path) -> None:
+    root, kept = site(tmp_path / "site", (32, 32, 32)), tmp_path / "kept"
+    first = opened(root, kept).item("training", 0)["image"].clone()
+    count = len(list(kept.glob("*.npy")))
+    other = {"intensity": "window", "window": [0, 500]}
+    for task in (other, {"spacing": [2.0, 2.0, 2.0]}, {"orientation": "LPS"}, {"patch_size": [48, 48, 48]}):
+        opened(root, kept, task).volume("training", 0)
+        count += 1
+        assert len(list(kept.glob("*.npy"))) == count
+    opened(root, kept, mask_values={0: 0, 1: 2, 2: 1}).volume("training", 0)
+    assert len(list(kept.glob("*.npy"))) == count + 1
+    assert torch.equal(opened(root, kept).item("training", 0)["image"], first)
+    time.sleep(0.01)
+    pair(root, (32, 32, 32), shift=0, step=2.0)  # the file is written again, with other voxels
+    assert opened(root, kept).item("training", 0)["spacing"] == (2.0, 2.0, 2.0)
+    assert len(list(kept.glob("*.npy"))) == count + 1  # in place of the old one
+
+
+def test_damage_a_full_disk_and_a_site_that_forbids_it_change_no_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, kept = site(tmp_path / "site", (32, 40, 32)), tmp_path / "kept"
+    wanted = patches(opened(root, decoded_bytes=0, decoded_folder=str(kept)))
+    assert not kept.exists()
+    patches(opened(root, kept))
+    for file in kept.glob("*.npy"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    assert torch.equal(patches(opened(root, kept))[0], wanted[0])
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.lib.format.write_array", full)
+    data = opened(root, tmp_path / "full")
+    assert torch.equal(patches(data)[0], wanted[0])
+    assert list((tmp_path / "full").glob("*")) == []
+
+
+@pytest.mark.parametrize("nearest", [False, True])
+@pytest.mark.parametrize("spacing", [(1.1, 1.3, 2.7), (0.61, 0.71, 1.87)])
+def test_resampling_is_monai_s(spacing: tuple[float, ...], nearest: bool) -> None:
+    turned = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))[0] @ np.diag([0.83, 0.94, 2.2])
+    sheared = np.diag([0.8, 0.9, 2.0]) + np.outer([0, 0.3, 0], [0, 0, 1])  # a tilted gantry
+    for axes in (turned, sheared):
+        affine = torch.eye(4, dtype=torch.float64)
+        affine[:3, :3] = torch.from_numpy(axes)
+        values = torch.from_numpy(np.random.default_rng(0).random((2, 20, 24, 13)).astype(np.float32))
+        values = (9 * values).round() if nearest else values
+        wanted = Spacing(spacing, mode="nearest" if nearest else "bilinear", padding_mode="border")(
+            MetaTensor(values, affine=affine)
+        )
+        found = zoomed(MetaTensor(values.to(torch.int8) if nearest else values, affine=affine), spacing, nearest)
+        np.testing.assert_allclose(found.affine, wanted.affine, atol=1e-9)
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), atol=1e-5)
+        assert found.dtype == (torch.int8 if nearest else torch.float32)
+
+
+@pytest.mark.parametrize("spacing", [None, [2.0, 2.0, 2.0]])
+def test_preparing_a_volume_takes_what_is_reckoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spacing: Any
+) -> None:
+    """Count what numpy allocates: the image as stored, in 32 bits and turned; torch's own copies are not seen here."""
+    monkeypatch.setattr(intensity, "SLAB", 2**12)
+    data = opened(site(tmp_path / "site"), None, {"spacing": spacing}, cache_bytes=0)
+    assert data.takes() == (2 + 1 + PREPARED) * np.prod(SHAPE) + 32 * 2**12
+    assert peak(lambda: data.volume("training", 0)) < 13 * np.prod(SHAPE)

@@ -119,6 +119,11 @@ class ImageFile(ABC):
     known: ClassVar[bool] = True
     may_be_volume: ClassVar[bool] = False
 
+    @property
+    def state(self) -> str:
+        """Return a text that differs after the file has changed."""
+        return f"{self.stamp} {self.size}"
+
     @abstractmethod
     def decode(self, *, is_mask: bool, limit: int) -> npt.NDArray[Any]:
         """Return the values of the file as an array.
@@ -264,7 +269,7 @@ class Array(ImageFile):
         import numpy as np
 
         with self.path.open("rb") as file:
-            shape, dtype = _npy_header(file)
+            shape, dtype = npy_header(file)
             size = _count(shape) * dtype.itemsize
             _check(size, limit)
             _check_length(file.tell() + size, self.path.stat().st_size)
@@ -275,7 +280,7 @@ class Array(ImageFile):
         from fairflare.data.geometry import Grid
 
         with self.path.open("rb") as file:
-            shape, _ = _npy_header(file)
+            shape, _ = npy_header(file)
         plane = shape[1:] if len(shape) == 3 and shape[2] > 4 and shape[0] <= 4 else shape  # has channels first
         slices = plane[2] if len(plane) == 3 and plane[2] > 4 else 1
         rows, columns = (*plane, 1, 1)[:2]
@@ -499,7 +504,7 @@ def suffix_of(path: Path) -> str:
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
 
 
-def _npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
+def npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
     """Return the shape and type of the array in a ``.npy`` file, read from the beginning of the file."""
     import numpy as np
 

@@ -12,7 +12,7 @@ Two transforms are not MONAI's:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -114,9 +114,12 @@ class Structured(MapTransform):
         return self.structures(mask, str(sample.label))
 
     def structures(self, mask: npt.NDArray[np.unsignedinteger[Any]], file: str) -> torch.Tensor:
+        return self.inside(mask, self.meaning(counts_of(mask), file))
+
+    def meaning(self, found: Collection[int], file: str) -> dict[int, int]:
+        """Return the label of each value that a mask has; raise ``DataError`` if a value has no meaning."""
         own = {0} if self.ignore is None else {0, self.ignore}
         coding = {value: value for value in own.union(*self.labels)} if self.coding is None else self.coding
-        found = counts_of(mask)
         binary = self.coding is None and {*coding} == {0, 1}
         if binary and 255 in found and 1 not in found:
             coding = {0: 0, 255: 1}
@@ -137,13 +140,17 @@ class Structured(MapTransform):
                 "'structures' in the site's fairflare.json does not have; add the label there, or correct the mask",
                 f"site '{self.site}': a mask of split '{self.split}' marks what 'structures' in the site file lacks",
             )
+        return {value: coding[value] for value in found}
+
+    def inside(self, mask: npt.NDArray[np.unsignedinteger[Any]], meaning: Mapping[int, int]) -> torch.Tensor:
+        """Return the structures of a mask, given the label of each of its values."""
         inside = torch.zeros(len(self.labels), *mask.shape, dtype=torch.uint8 if self.ignore is None else torch.int8)
-        for value in found:  # a copy of the mask for each value in turn, of one byte a voxel
+        for value, meant in meaning.items():  # a copy of the mask for each value in turn, of one byte a voxel
             here = torch.from_numpy(mask == value)
             for number, labels in enumerate(self.labels):
-                if coding[value] == self.ignore:
+                if meant == self.ignore:
                     inside[number][here] = NOT_COUNTED
-                elif coding[value] in labels:
+                elif meant in labels:
                     inside[number] |= here
         return inside
 

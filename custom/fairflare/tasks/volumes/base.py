@@ -10,22 +10,29 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fairflare.base.machine.memory import workers
 from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
+from fairflare.data.image_file import image_file, reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
-from fairflare.tasks.images import FolderImages, ImageData, ImageTask, PreparedData
+from fairflare.tasks.images import FolderImages, ImageData, ImageTask
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from monai.data import MetaTensor
-    from monai.transforms import Compose
 
     from fairflare.base.task import Batch
+    from fairflare.data.decoded import Arrays
 
 #: Direction of each axis in MONAI's letters: with ``RAS`` they lead to the right, to the front and to the head.
 Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
+#: Settings of tasks that decide what a prepared volume is.
+AS_PREPARED = (
+    "orientation", "spacing", "intensity", "window", "patch_size", "volume_size", "num_classes", "labels", "ignore",
+)  # fmt: skip
+PREPARED = 14  # bytes a voxel to prepare a volume: its values in 32 bits, turned, resampled and padded, and its targets
 Changes = tuple[Literal["flip", "affine", "intensity"], ...]
 
 
@@ -59,12 +66,15 @@ class VolumeSettings(ImageTask):
         Raises:
             DataError: the task needs the orientation and spacing of the file, which does not state them.
         """
-        return self.fitted(self._resampled(volume.image[None], volume.affine, "bilinear", name, site)).clamp(0.0, 1.0)
+        return self.fitted(self.resampled(volume.image[None], volume.affine, name, site)).clamp_(0.0, 1.0)
 
-    def _resampled(self, array: Any, affine: Any, mode: str, name: str, site: str) -> MetaTensor:
+    def resampled(self, array: Any, affine: Any, name: str, site: str, nearest: bool = False) -> MetaTensor:
+        """Return an array (channels, rows, columns, slices) in the task's orientation and spacing, in its own type."""
         import torch
         from monai.data import MetaTensor
-        from monai.transforms import Orientation, Spacing
+        from monai.transforms import Orientation
+
+        from fairflare.tasks.volumes.prepared import zoomed
 
         if affine is None and (self.orientation != "stored" or self.spacing is not None):
             wanted = "orientation" if self.orientation != "stored" else "spacing"
@@ -76,12 +86,11 @@ class VolumeSettings(ImageTask):
                 "its header does not say how it lies in the body",
             )
         turned = np.eye(4) if affine is None else affine
-        found = MetaTensor(torch.from_numpy(np.ascontiguousarray(array, np.float32)), affine=torch.from_numpy(turned))
+        array = array if min(array.strides) >= 0 else np.ascontiguousarray(array)  # torch knows no mirrored views
+        found = MetaTensor(torch.from_numpy(array), affine=torch.from_numpy(turned))
         if self.orientation != "stored":
             found = Orientation(axcodes=self.orientation, labels=None)(found)
-        if self.spacing is not None:
-            found = Spacing(pixdim=self.spacing, mode=mode, padding_mode="border")(found)
-        return found
+        return found if self.spacing is None else zoomed(found, self.spacing, nearest)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         return read_whole(
@@ -111,28 +120,56 @@ class VolumeData(ImageData):
 
 
 class FolderVolumes(VolumeData, FolderImages):
-    """Define the base class of the volumes of a site's folder."""
+    """Define the base class of the volumes of a site's folder.
 
-    sample_bytes = PreparedData.sample_bytes
+    Volumes are prepared once: on disk, where the site keeps decoded volumes, from which parts are mapped into memory;
+    else in memory, while they fit into ``cache_bytes``.
+    """
+
+    def __init__(self, *args: Any, **memory: Any) -> None:
+        self._held: dict[Sample, Arrays] = {}  # prepared volumes in memory
+        super().__init__(*args, **memory)
+        own = self.task.of_user("fitted", "placed", "resampled", "targets")  # code that no key can stand for
+        self._on_disk = None if own else self.reading.kept
+        if self.num_workers > 1:
+            self.num_workers = min(self.num_workers, workers(self.takes()))
+
+    def takes(self) -> int:
+        """Return the memory that reading and preparing one volume of the site takes, at most."""
+        samples = [sample for listed in self.datalist.splits.values() for sample in listed]
+        return reading_takes(((s.image, s.label if isinstance(s.label, Path) else None) for s in samples), PREPARED)
 
     @abstractmethod
-    def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
-        """Return a sample's tensors in the task's orientation, spacing and size, from the volume as it was read."""
+    def made(self, whole: Whole, sample: Sample, split: str) -> Arrays:
+        """Return the arrays that stay of a sample, prepared from the volume as it was read."""
 
-    def item(self, split: str, index: int) -> Mapping[str, Any]:
-        return self._items(split, [index])[0]
+    def parts(self, split: str, index: int) -> Arrays:
+        """Return the prepared arrays of a sample, which may be mapped from disk."""
+        sample = self.datalist.splits[split][index]
 
-    def transform(self, split: str) -> Compose:
-        from monai.transforms import Compose, Lambda
+        def make() -> Arrays:
+            return self.made(self.read_sample(sample, split), sample, split)
 
-        def read(sample: Sample) -> dict[str, Any]:
-            whole = read_whole(
-                sample, masked=isinstance(sample.label, Path), site=self.site, split=split,
-                max_bytes=self.max_image_bytes, how=self.reading,
-            )  # fmt: skip
-            return self.prepared(whole, sample, split)
+        if self._on_disk is not None:
+            task, files = self.task, [sample.image, *([sample.label] if isinstance(sample.label, Path) else [])]
+            how = [getattr(task, name, None) for name in AS_PREPARED]
+            how += [self.coding, task.annotated, self.reading.drawn_on, self.max_image_bytes, sample.spacing]
+            return self._on_disk.arrays(repr(how), [image_file(file) for file in files], make)
+        if (found := self._held.get(sample)) is None:
+            found = make()
+            size = sum(part.nbytes for part in found.values())
+            if size <= self._left:
+                self._left -= size
+                self._held[sample] = found
+        return found
 
-        return Compose([Lambda(read, track_meta=False)])  # MONAI's cache holds results of its own transforms only
+    def read_sample(self, sample: Sample, split: str) -> Whole:
+        """Read the volume of a sample, with its mask if it has one."""
+        check_stop()
+        return read_whole(
+            sample, masked=isinstance(sample.label, Path), site=self.site, split=split,
+            max_bytes=self.max_image_bytes, how=self.reading,
+        )  # fmt: skip
 
 
 class PhantomVolumes(VolumeData):

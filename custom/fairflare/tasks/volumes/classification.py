@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import torch
     from monai.data import MetaTensor
 
+    from fairflare.data.decoded import Arrays
     from fairflare.data.whole_volumes import Whole
 
 Factor = Annotated[float, Field(strict=True, gt=0, le=1000)]
@@ -75,16 +77,15 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 class FolderVolumeClasses(FolderVolumes, LabelledImages):
     """Read the volumes of a site's folder, each with the number of its class."""
 
-    def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
+    def made(self, whole: Whole, sample: Sample, split: str) -> Arrays:
+        return {"image": self.task.placed(whole, sample.image.name, self.site).numpy()}
+
+    def item(self, split: str, index: int) -> Mapping[str, Any]:
         import torch
 
-        from fairflare.tasks.placing import plain
-
-        image = self.task.placed(whole, sample.image.name, self.site)
-        return {
-            "image": plain(image),
-            "label": torch.tensor(0 if sample.label is None else self.class_of(sample, split)),
-        }
+        sample = self.datalist.splits[split][index]
+        label = torch.tensor(0 if sample.label is None else self.class_of(sample, split))
+        return {"image": torch.from_numpy(self.parts(split, index)["image"].copy()), "label": label}
 
 
 class PhantomVolumeClasses(PhantomVolumes):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -14,18 +16,23 @@ from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import BelowOne, Fraction, PositiveInt, settings
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import Datalist, Sample
+from fairflare.data.intensity import counts_of
 from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData
+from fairflare.tasks.images import read_all
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
 from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import torch
     from monai.data import MetaTensor
 
     from fairflare.base.task import Batch
+    from fairflare.data.decoded import Arrays
     from fairflare.tasks.transforms import Structured
+    from fairflare.tasks.volumes.prepared import Prepared
 
 RARE = -2.0  # initial bias of the outputs, as structures cover few voxels (Lin et al., focal loss, ICCV 2017, 3.3)
 CUT = ("training", UNLABELLED)  # lists whose samples are patches
@@ -139,12 +146,14 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
         """Return the targets of a volume, (structures, x, y, z) int8: 0, 1, or -1 where a voxel does not count."""
         import torch
+        from monai.data import MetaTensor
 
         mask = np.zeros(whole.image.shape, np.uint8) if whole.mask is None else whole.mask
-        found = structured.of(sample, mask).float()
-        placed = self._resampled(found.numpy(), whole.affine, "nearest", str(sample.label), site)
+        meaning = {} if sample.label is None else structured.meaning(counts_of(mask), str(sample.label))
+        placed = self.resampled(mask[None], whole.affine, str(sample.label), site, nearest=True)
+        found = structured.inside(placed.as_tensor()[0].numpy(), meaning).to(torch.int8)
         # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.
-        return (self.fitted(placed + 1).as_tensor() - 1).round().to(torch.int8)
+        return self.fitted(MetaTensor(found.add_(1), affine=placed.affine)).as_tensor().sub_(1)
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
         return FolderPatches(self, datalist, self.coding_of(site, own), **own.memory())
@@ -159,6 +168,23 @@ class _Patches(VolumeData):
 
     task: VolumeSegmentationTask
     moves_targets = True
+
+    @abstractmethod
+    def volume(self, split: str, index: int) -> Prepared:
+        """Return a prepared volume of a split."""
+
+    def item(self, split: str, index: int) -> Mapping[str, Any]:
+        volume = self.volume(split, index)
+        spacing = tuple(volume.spacing.tolist()) or None
+        return {"image": volume.whole("image"), "label": volume.whole("label"), "spacing": spacing}
+
+    def prepared(self, whole: Whole, sample: Sample, structured: Structured) -> Arrays:
+        """Return a volume and its targets as the task's networks get them, as parts of :class:`Prepared`."""
+        from fairflare.tasks.volumes.prepared import prepared_parts
+
+        targets = self.task.targets(whole, structured, sample, self.site)  # first, as more is in memory after the image
+        image = self.task.placed(whole, sample.image.name, self.site)
+        return prepared_parts(image.numpy(), targets.numpy(), voxel_of(image, whole))
 
     def num_samples(self, split: str) -> int:
         count = super().num_samples(split)  # type: ignore[safe-super]
@@ -207,27 +233,24 @@ class _Cut:
 
     def __iter__(self) -> Iterator[Batch]:
         import torch
-        from monai.transforms import RandCropByPosNegLabeld
 
-        task = self.data.task
-        inside = 0 if self.split == UNLABELLED else task.foreground
-        crop = RandCropByPosNegLabeld(
-            keys=("image", "label"), label_key="any", spatial_size=task.patch_size,
-            pos=inside, neg=1 - inside,
-        )  # fmt: skip
-        crop.set_random_state(seed=self.seed % 2**32)
+        rng = np.random.default_rng(self.seed)
         for start in range(0, len(self.order), self.batch_size):
-            cut = [self._patch(crop, index // task.patches) for index in self.order[start : start + self.batch_size]]
-            inputs, targets = (torch.stack([patch[key] for patch in cut]) for key in ("image", "label"))
+            numbers = self.order[start : start + self.batch_size]
+            draws = rng.random((len(numbers), 6))
+            cut = read_all(
+                partial(self._patch, numbers, draws), range(len(numbers)), getattr(self.data, "num_workers", 0)
+            )
+            inputs, targets = (torch.stack([cut[at][part] for at in range(len(numbers))]) for part in (0, 1))
             yield inputs, targets.float()
 
-    def _patch(self, crop: Any, index: int) -> Mapping[str, torch.Tensor]:
-        from fairflare.tasks.placing import plain
-
-        item = self.data.item(self.split, index)
-        anything = (item["label"] > 0).any(0, keepdim=True)
-        patch = crop({"image": item["image"], "label": item["label"], "any": anything})[0]
-        return {key: plain(patch[key]) for key in ("image", "label")}
+    def _patch(
+        self, numbers: Sequence[int], draws: npt.NDArray[np.float64], at: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        task = self.data.task
+        volume = self.data.volume(self.split, numbers[at] // task.patches)
+        start = volume.start(draws[at].tolist(), 0 if self.split == UNLABELLED else task.foreground, task.patch_size)
+        return volume.cut("image", start, task.patch_size), volume.cut("label", start, task.patch_size)
 
 
 class FolderPatches(_Patches, FolderVolumes):
@@ -241,20 +264,21 @@ class FolderPatches(_Patches, FolderVolumes):
 
     def labelled(self, sample: Sample, split: str) -> list[int]:
         mask = read_labels(sample, self.site, split, self.max_image_bytes, self.reading)
-        found = self.task.structured(self.coding, self.site, split).structures(mask, str(sample.label))
-        return (found > 0).flatten(1).any(1).nonzero().flatten().tolist()
+        structured = self.task.structured(self.coding, self.site, split)
+        present = {*structured.meaning(counts_of(mask), str(sample.label)).values()}
+        return [number for number, labels in enumerate(self.task.structures) if present & {*labels}]
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
         """Repeat each volume's value for its training patches; in other splits a volume is one sample."""
         return [value for value in values for _ in range(self.task.patches)] if split in CUT else values
 
-    def prepared(self, whole: Whole, sample: Sample, split: str) -> dict[str, Any]:
-        from fairflare.tasks.placing import plain
+    def made(self, whole: Whole, sample: Sample, split: str) -> Arrays:
+        return self.prepared(whole, sample, self.task.structured(self.coding, self.site, split))
 
-        structured = self.task.structured(self.coding, self.site, split)
-        image = self.task.placed(whole, sample.image.name, self.site)
-        targets = self.task.targets(whole, structured, sample, self.site)
-        return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
+    def volume(self, split: str, index: int) -> Prepared:
+        from fairflare.tasks.volumes.prepared import Prepared
+
+        return Prepared(**self.parts(split, index))
 
 
 class PhantomPatches(_Patches, PhantomVolumes):
@@ -264,15 +288,17 @@ class PhantomPatches(_Patches, PhantomVolumes):
         each = self.task.patches if split == "training" else 1
         return [("patient", str(index // each)) for index in range(self.num_samples(split))]
 
+    def volume(self, split: str, index: int) -> Prepared:
+        from fairflare.tasks.volumes.prepared import Prepared
+
+        return Prepared(**PhantomVolumes.item(self, split, index))
+
     def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
-        from fairflare.tasks.placing import plain
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
         structured = Structured("label", labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
-        image = self.task.placed(whole, "phantom", self.site)
-        targets = self.task.targets(whole, structured, Sample(Path("phantom"), Path("phantom")), self.site)
-        return {"image": plain(image), "label": targets, "spacing": voxel_of(image, whole)}
+        return self.prepared(whole, Sample(Path("phantom"), Path("phantom")), structured)
 
 
 def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:

@@ -1,0 +1,147 @@
+"""Hold a prepared volume as arrays that can lie on disk, and cut patches of it that touch little more than a patch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    from monai.data import MetaTensor
+
+BRICK = 16  # side of the cubes in which volumes are stored, in voxels; sides of volumes are multiples of it
+DRAWN = 10_000  # number of voxels of each structure that are kept as middles of patches
+SEED = 20_000  # of their choice, the same for every volume
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Represent a volume and its targets as the network gets them.
+
+    Attributes:
+        image, label: (channels, x, y, z) float32 and (structures, x, y, z) int8 in bricks, see :func:`bricks`.
+        voxels: (n, 3) places of voxels inside structures, structure after structure.
+        ends: for each structure, the number of ``voxels`` up to its last one.
+        spacing: size of a voxel in mm along each axis; empty if the file does not state it.
+    """
+
+    image: npt.NDArray[np.float32]
+    label: npt.NDArray[np.int8]
+    voxels: npt.NDArray[np.unsignedinteger[Any]]
+    ends: npt.NDArray[np.int64]
+    spacing: npt.NDArray[np.float64]
+
+    @property
+    def shape(self) -> Place:
+        """Return the number of voxels along each axis."""
+        x, y, z = (BRICK * count for count in self.image.shape[:3])
+        return x, y, z
+
+    def whole(self, name: str) -> torch.Tensor:
+        """Return the whole ``"image"`` or ``"label"``."""
+        return self.cut(name, (0, 0, 0), self.shape)
+
+    def cut(self, name: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
+        """Return the part of the ``"image"`` or ``"label"`` that begins at a voxel and has a size, as a copy."""
+        stored: npt.NDArray[Any] = getattr(self, name)
+        block = stored[tuple(slice(a // BRICK, -(-(a + n) // BRICK)) for a, n in zip(start, size, strict=True))]
+        x, y, z, channels = block.shape[:4]
+        lined = block.transpose(3, 0, 4, 1, 5, 2, 6).reshape(channels, x * BRICK, y * BRICK, z * BRICK)
+        inner = tuple(slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True))
+        return torch.from_numpy(np.array(lined[(slice(None), *inner)], order="C"))
+
+    def start(self, draws: Sequence[float], foreground: float, size: Sequence[int]) -> Place:
+        """Return where a patch begins, by six numbers drawn evenly from [0, 1).
+
+        With probability ``foreground`` the middle of the patch is a kept voxel, of a structure drawn evenly among those
+        present; else it is drawn evenly from the volume. A patch that would reach out of the volume is moved into it.
+        """
+        inside, which, voxel, *place = draws
+        sizes = np.diff(self.ends, prepend=0)
+        present = np.flatnonzero(sizes)
+        middle = [int(part * length) for part, length in zip(place, self.shape, strict=True)]
+        if inside < foreground and len(present):
+            structure = present[int(which * len(present))]
+            middle = self.voxels[self.ends[structure] - sizes[structure] + int(voxel * sizes[structure])].tolist()
+        x, y, z = (min(max(m - n // 2, 0), length - n) for m, n, length in zip(middle, size, self.shape, strict=True))
+        return x, y, z
+
+
+def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view of (channels, x, y, z) in bricks: (x / 16, y / 16, z / 16, channels, 16, 16, 16)."""
+    channels, *sides = volume.shape
+    x, y, z = (side // BRICK for side in sides)
+    return volume.reshape(channels, x, BRICK, y, BRICK, z, BRICK).transpose(1, 3, 5, 0, 2, 4, 6)
+
+
+def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float] | None) -> dict[str, Any]:
+    """Return the parts of :class:`Prepared` of an image and its targets, by name."""
+    rng = np.random.default_rng(SEED)
+    found = [_drawn(target > 0, rng) for target in label]
+    return {
+        "image": bricks(image), "label": bricks(label),
+        "voxels": np.concatenate(found).astype(np.promote_types(np.uint16, np.min_scalar_type(max(image.shape)))),
+        "ends": np.cumsum([len(voxels) for voxels in found]), "spacing": np.array(spacing or (), np.float64),
+    }  # fmt: skip
+
+
+def _drawn(inside: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw up to 10,000 of the voxels that are inside, each with the same probability; return (n, 3) places.
+
+    The voxels are counted plane by plane, since a list of all would take 24 bytes a voxel.
+    """
+    counts = [int(np.count_nonzero(plane)) for plane in inside]
+    ends = np.cumsum(counts)
+    ranks = np.sort(rng.choice(ends[-1], min(DRAWN, ends[-1]), replace=False))
+    at = np.searchsorted(ends, ranks, side="right")
+    found = np.zeros((len(ranks), 3), np.int64)
+    for x in np.unique(at):
+        own = at == x
+        found[own, 0] = x
+        found[own, 1:] = np.argwhere(inside[x])[ranks[own] - ends[x] + counts[x]]
+    return found
+
+
+def zoomed(volume: MetaTensor, spacing: Sequence[float], nearest: bool) -> MetaTensor:
+    """Resample a volume (channels, x, y, z) to voxels of this size, as MONAI's ``Spacing`` does, axis after axis.
+
+    MONAI brings a volume and the place of each new voxel to 64 bits, which for a CT takes gigabytes. Only a volume
+    whose axes are not at right angles (a tilted gantry) needs that.
+
+    Args:
+        volume: the volume, of any type.
+        spacing: size of the new voxels along each axis in mm.
+        nearest: whether a new voxel gets the value of the nearest old one; else values are interpolated linearly.
+    """
+    from monai.data import MetaTensor
+    from monai.data.utils import compute_shape_offset, zoom_affine
+    from monai.transforms import Spacing
+
+    affine = np.asarray(volume.affine, np.float64)
+    wanted = np.asarray(zoom_affine(affine, np.asarray(spacing), diagonal=False))
+    shape, offset = compute_shape_offset(volume.shape[1:], affine, wanted, scale_extent=False)
+    wanted[:3, 3] = offset[:3]
+    step = np.linalg.solve(affine, wanted)
+    if not np.allclose(step[:3, :3], np.diag(np.diag(step)[:3]), atol=ANGLE):
+        mode = "nearest" if nearest else "bilinear"
+        found: MetaTensor = Spacing(pixdim=spacing, mode=mode, padding_mode="border")(volume)
+        return found if not nearest else MetaTensor(found.as_tensor().to(volume.dtype), affine=found.affine)
+    values = volume.as_tensor()
+    for axis in sorted(range(3), key=lambda k: shape[k] / volume.shape[k + 1]):
+        length = values.shape[axis + 1]
+        places = (step[axis, axis] * torch.arange(int(shape[axis])).double() + step[axis, 3]).clamp(0, length - 1)
+        if nearest:
+            values = values.index_select(axis + 1, places.round().long())
+        else:
+            weight = (places - places.floor()).float().view([-1 if k == axis + 1 else 1 for k in range(4)])
+            lower = values.index_select(axis + 1, places.floor().long())
+            values = lower.lerp_(values.index_select(axis + 1, places.ceil().long()), weight)
+    return MetaTensor(values, affine=torch.from_numpy(wanted))
+
+
+ANGLE = 1e-4  # largest share of a voxel by which axes may lean against each other and count as at right angles

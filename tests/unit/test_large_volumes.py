@@ -20,8 +20,10 @@ from monai.transforms import Spacing
 
 from fairflare.base.machine import memory
 from fairflare.base.machine.memory import counted, free_memory, workers
+from fairflare.checking.images import check_sites
+from fairflare.checking.volumes import CHECKED, look_at_masked
 from fairflare.data import intensity
-from fairflare.data.image_file import reading_takes
+from fairflare.data.image_file import Volume, reading_takes
 from fairflare.data.intensity import counts_of, labels_of, slabs
 from fairflare.data.kinds import drawn_of
 from fairflare.data.preparers.items import Item
@@ -328,3 +330,49 @@ def test_preparing_a_volume_takes_what_is_reckoned(
     data = opened(site(tmp_path / "site"), None, {"spacing": spacing}, cache_bytes=0)
     assert data.takes() == (2 + 1 + PREPARED) * np.prod(SHAPE) + 32 * 2**12
     assert peak(lambda: data.volume("training", 0)) < 13 * np.prod(SHAPE)
+
+
+# --- check-data ---------------------------------------------------------------------------------------------
+
+
+def test_a_check_reads_each_file_once_and_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, reads = site(tmp_path / "site"), list[Path]()
+    real = Volume.decode
+    monkeypatch.setattr(Volume, "decode", lambda file, **how: reads.append(file.path) or real(file, **how))
+    monkeypatch.setattr(Volume, "decoded", lambda file, is_mask: 1)  # which would count as a reading here
+    task = VolumeSegmentationTask(num_classes=2, intensity="window", window=(0, 500))
+    found = check_sites(task, {"s": {"data_root": str(root)}})
+    assert sorted(reads) == sorted(file for file in root.iterdir() if file.suffix == ".nii")
+    assert found.usable == 4
+    assert found.grave == 0
+    assert found.sites[0].labelled == {"class_1": 4, "class_2": 4}
+    monkeypatch.setattr(intensity, "SLAB", 2**12)
+    data = opened(root)
+    sample = data.datalist.splits["training"][0]
+    assert peak(lambda: look_at_masked(data, sample, "training")) < (3 + CHECKED) * np.prod(SHAPE)
+
+
+def test_a_check_tells_what_masks_of_volumes_are(tmp_path: Path) -> None:
+    root = site(tmp_path / "site", (34, 36, 38))
+    masks = {k: np.zeros((34, 36, 38), np.uint8) for k in range(4)}
+    masks[1][:] = 1
+    masks[2][5:20, 7, 9] = 2  # a line
+    masks[3][5, 5, 5] = 7  # a value without a meaning
+    for k, mask in masks.items():
+        nibabel.save(nibabel.Nifti1Image(mask, np.eye(4)), root / f"mask{k}.nii")
+    stored = np.asanyarray(nibabel.load(root / "image0.nii").dataobj)
+    nibabel.save(nibabel.Nifti1Image(stored * 2.0 + 5, np.eye(4)), root / "image2.nii")  # a copy of another scale
+    nibabel.save(nibabel.Nifti1Image(np.full((34, 36, 38), 3.0, np.float32), np.eye(4)), root / "image1.nii")
+    found = check_sites(VolumeSegmentationTask(num_classes=2), {"s": {"data_root": str(root)}})
+    texts = "\n".join(problem.text for problem in found.problems)
+    for wanted in (
+        "1 image(s) of 'training' have a mask with nothing in it",
+        "1 image(s) of 'training' have a mask that leaves no background",
+        "has the values 7", "one image in several splits", "image1.nii' of 'training': all its pixels have one value",
+    ):  # fmt: skip
+        assert wanted in texts
+    assert found.usable == 3
+    assert found.sites[0].labelled == {"class_1": 1, "class_2": 1}
+    nibabel.save(nibabel.Nifti1Image(np.full((34, 36, 38), np.nan, np.float32), np.eye(4)), root / "image1.nii")
+    found = check_sites(VolumeSegmentationTask(num_classes=2), {"s": {"data_root": str(root)}})
+    assert "values that are NaN or infinite" in "\n".join(problem.text for problem in found.problems)

@@ -7,7 +7,6 @@ the task, as if the site had this one image only.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,11 +24,14 @@ from scipy.stats import fisher_exact
 
 from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few, first_of
+from fairflare.base.machine.memory import counted, workers
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.checking.volumes import CHECKED, look_at_masked
 from fairflare.core.statistics.label_maps import exchanged, features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
+from fairflare.data.image_file import reading_takes
 from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown
 from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
@@ -153,11 +155,10 @@ def check_sites(
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
     called = names if names and not task.findings and len(names) == len(task.structures) else task.names()
     lookers = [_Looker(task, own, listed, called) for own, listed in opened]
-    total, before = sum(len(looker.listed) for looker in lookers), 0
-    for looker in lookers:
-        for _ in looker.look():
-            before += 1
-            done(before, total)
+    total = sum(len(looker.listed) for looker in lookers)
+    looks = (one for looker in lookers for one in looker.look())
+    for number, _ in enumerate(counted(looks, total, "images looked at"), 1):
+        done(number, total)
     reports = [looker.report() for looker in lookers]
     problems += [problem for looker in lookers for problem in looker.problems.values()]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
@@ -232,7 +233,8 @@ class _Looker:
     def look(self) -> Iterator[None]:
         """Check every image of the site, and yield after each, so that the caller can show progress."""
         first = [self.one(each) for each in self.listed[:1]]  # imports what the task needs, before the threads begin
-        with ThreadPool(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)) as threads:
+        pairs = ((s.image, s.label if isinstance(s.label, Path) else None) for _, s in self.listed)
+        with ThreadPool(workers(reading_takes(pairs, CHECKED))) as threads:
             for found in chain(first, threads.imap(self.one, self.listed[1:])):
                 self.looks.append(found)
                 yield
@@ -243,6 +245,8 @@ class _Looker:
         site, task = self.list.site, self.task
         number = "" if sample.slice is None else f" slice {sample.slice}"
         found = _Look(site, split, sample.image, f"'{sample.image}'{number} ({site}, {split})", sample.patient)
+        if task.spatial_dims == 3 and isinstance(sample.label, Path):
+            return self._masked(found, sample)
         try:
             image = task.stored(sample, site, split, self.own.max_image_bytes)
             found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
@@ -270,7 +274,7 @@ class _Looker:
                         (LINES, not any(binary_erosion(one > 0).any() for one in target)),
                     ) if so
                 ]  # fmt: skip
-                found.features = [(features, number) for number, features in regions_of(seen, target.ndim > 3).items()]
+                found.features = [(features, number) for number, features in regions_of(seen).items()]
                 # The mask is described within the box without padding; there is no box if no pixel counts.
                 boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
                 found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], codes[box]) for box in boxes]
@@ -283,6 +287,26 @@ class _Looker:
         if found.errors and isinstance(sample.label, Path) and sample.slice is None and task.spatial_dims == 2:
             odd = odd_pair(sample.image, sample.label)
             found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
+        return found
+
+    def _masked(self, found: _Look, sample: Sample) -> _Look:
+        """Read a volume and its mask once, and add the results to those of the image."""
+        try:
+            data: Any = self.task.open_listed(found.site, self.own, replace(self.list, splits={found.split: (sample,)}))
+            seen = look_at_masked(data, sample, found.split)
+        except DataError as error:
+            found.errors.append(error)
+            return found
+        found.size, found.content, found.labelled, found.target = (
+            seen.size,
+            seen.content,
+            seen.labelled,
+            _hash(seen.seen),
+        )
+        found.odd = [EMPTY] * (not seen.labelled) or [FULL] * seen.full + [LINES] * seen.lines
+        found.features = [(features, number) for number, features in seen.features.items()]
+        found.drawn, found.notes = [seen.drawn], notes_on(sample, data.reading)
+        self._values.add(sample)
         return found
 
     def report(self) -> SiteReport:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.image_file import MAX_IMAGE_BYTES
+from fairflare.data.intensity import slabs
 from fairflare.data.reading import (
     PLAIN,
     Reading,
@@ -55,6 +56,18 @@ def read_whole(
     Raises:
         DataError: a file is too large, damaged or no volume, or volume and mask do not fit together.
     """
+    how = replace(how, orientation="stored", once=True)
+    opened, mask, affine = open_volume(sample, site, split, max_bytes, how, masked=masked)
+    return Whole(_scaled(opened, opened.array, None, _bounds(opened, how, max_bytes), how), mask, affine)
+
+
+def open_volume(
+    sample: Sample, site: str, split: str, limit: int, how: Reading, *, masked: bool = True
+) -> tuple[_Opened, Labels | None, npt.NDArray[np.float64] | None]:
+    """Open the volume of a sample as stored; return it with its mask and affine, see :class:`Whole`.
+
+    Arguments and errors are those of :func:`read_whole`.
+    """
     if sample.slice is not None:
         reason = (
             f"the datalist picks slice {sample.slice} of it, which a task on whole volumes does not use; take the key "
@@ -68,15 +81,24 @@ def read_whole(
     how = replace(how, orientation="stored", once=True)
     labels = None
     if masked:
-        opened, labels = map(_volume, open_pair(sample, site, split, max_bytes, how))
+        opened, labels = map(_volume, open_pair(sample, site, split, limit, how))
     else:
-        opened = _volume(open_image(sample, site, split, max_bytes, how))
-    image = _scaled(opened, opened.array, None, _bounds(opened, how, max_bytes), how)
-    mask = None if labels is None else whole_numbers(labels, labels.array)
+        opened = _volume(open_image(sample, site, split, limit, how))
     affine = opened.facts.affine if opened.fit is None else opened.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
-    return Whole(image, mask, affine)
+    return opened, None if labels is None else whole_numbers(labels, labels.array), affine
+
+
+def check_scale(opened: _Opened, how: Reading) -> None:
+    """Raise ``DataError`` if the values of a volume cannot be scaled: they are not finite, or there is no window."""
+    array, padded = opened.array, opened.facts.padded
+    if array.dtype.kind == "f" and not all(
+        (np.isfinite(slab) | (np.isnan(slab) & padded)).all() for slab in slabs(array)
+    ):
+        raise opened.not_finite()
+    if how.intensity == "window":
+        _scaled(opened, array[:, :, :1], 0, None, how)
 
 
 def read_labels(sample: Sample, site: str, split: str, max_bytes: int, how: Reading) -> Labels:

@@ -72,7 +72,6 @@ class VolumeSettings(ImageTask):
         """Return an array (channels, rows, columns, slices) in the task's orientation and spacing, in its own type."""
         import torch
         from monai.data import MetaTensor
-        from monai.transforms import Orientation
 
         from fairflare.tasks.volumes.prepared import zoomed
 
@@ -85,11 +84,10 @@ class VolumeSettings(ImageTask):
                 f"site '{site}': a volume does not say how it lies, which the task needs",
                 "its header does not say how it lies in the body",
             )
-        turned = np.eye(4) if affine is None else affine
-        array = array if min(array.strides) >= 0 else np.ascontiguousarray(array)  # torch knows no mirrored views
-        found = MetaTensor(torch.from_numpy(array), affine=torch.from_numpy(turned))
-        if self.orientation != "stored":
-            found = Orientation(axcodes=self.orientation, labels=None)(found)
+        turned, lies = oriented(np.moveaxis(array, 0, -1), affine, self.orientation)
+        turned = np.moveaxis(turned, -1, 0)
+        turned = turned if min(turned.strides) >= 0 else np.ascontiguousarray(turned)  # torch knows no mirrored views
+        found = MetaTensor(torch.from_numpy(turned), affine=torch.from_numpy(lies))
         return found if self.spacing is None else zoomed(found, self.spacing, nearest)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
@@ -101,6 +99,22 @@ class VolumeSettings(ImageTask):
         """Read one volume for ``fairflare predict``; return the network's input, and the volume as stored."""
         whole = read_whole(Sample(file, 0), masked=False, site="predict", split="none", how=self.reading())
         return self.placed(whole, file.name), whole
+
+
+def oriented(array: npt.NDArray[Any], affine: Any, codes: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+    """Return a view of an array (rows, columns, slices, ...) whose axes have these directions, and the view's affine.
+
+    Args:
+        array, affine: the array as stored, and where it lies; ``None`` if the file does not say it.
+        codes: directions of the axes, such as ``"RAS"``; ``"stored"``: as they are.
+    """
+    from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+
+    lies = np.eye(4) if affine is None else affine
+    if codes == "stored":
+        return array, lies
+    turn = ornt_transform(io_orientation(lies), axcodes2ornt(codes))
+    return apply_orientation(array, turn), lies @ inv_ornt_aff(turn, array.shape[:3])
 
 
 class VolumeData(ImageData):

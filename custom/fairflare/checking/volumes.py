@@ -1,0 +1,91 @@
+"""Look at a volume and its mask for ``check-data``: each file is read once, and nothing is copied in more bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import binary_erosion, find_objects
+
+from fairflare.core.statistics.label_maps import regions_of
+from fairflare.data.datalist import Sample
+from fairflare.data.intensity import between, counts_of, slabs
+from fairflare.data.kinds import Drawn, drawn_of, shown
+from fairflare.data.whole_volumes import check_scale, open_volume
+from fairflare.tasks.volumes.base import FolderVolumes, oriented
+
+CHECKED = 8  # bytes a voxel that a check makes beside what the files hold: what is marked, codes, connected parts
+
+
+@dataclass(frozen=True)
+class VolumeLook:
+    """Store what a check finds in a volume with a mask.
+
+    Attributes:
+        size: shape as stored.
+        content: checksum of the volume's values between their minimum and maximum; ``None`` if all are the same.
+        seen: (structures, x, y) targets of the slice with most voxels of structures, in the task's orientation.
+        labelled: numbers of the structures that the mask marks.
+        full, lines: whether the mask leaves no background, and whether no structure has an inner voxel.
+        features: size and place of each structure in that slice, by :func:`regions_of`.
+        drawn: the mask's description for comparisons with other masks.
+    """
+
+    size: tuple[int, ...]
+    content: str | None
+    seen: npt.NDArray[Any]
+    labelled: list[int]
+    full: bool
+    lines: bool
+    features: dict[int, Any]
+    drawn: Drawn
+
+
+def look_at_masked(data: FolderVolumes, sample: Sample, split: str) -> VolumeLook:
+    """Read a volume and its mask as the task reads them, and return what is checked of both.
+
+    Raises:
+        DataError: the task cannot use the volume or its mask.
+    """
+    opened, mask, affine = open_volume(sample, data.site, split, data.max_image_bytes, data.reading)
+    assert mask is not None
+    check_scale(opened, data.reading)
+    structured = data.task.structured(data.coding, data.site, split)
+    counts = counts_of(mask)
+    meaning = structured.meaning(counts, str(sample.label))
+    data.task.resampled(mask[None, :1, :1, :1], affine, sample.image.name, data.site)  # what it needs of the header
+    image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (opened.array, mask))
+    inside = {value: meant for value, meant in meaning.items() if any(meant in own for own in structured.labels)}
+    marks = np.zeros(codes.shape, np.uint8)  # 1, 2, ... for the values that mark structures
+    for number, value in enumerate(inside, 1):
+        marks[codes == value] = min(number, 255)
+    place = max(range(marks.shape[2]), key=lambda at: int(np.count_nonzero(marks[..., at])))
+    seen = structured.inside(np.ascontiguousarray(codes[..., place]), meaning).numpy()
+    background = sum(n for value, n in counts.items() if value not in inside and meaning[value] != structured.ignore)
+    return VolumeLook(
+        opened.array.shape, _content(opened.array), seen,
+        [k for k, labels in enumerate(structured.labels) if {*labels} & {*inside.values()}],
+        not background,
+        not any(_has_inner(codes, [v for v, meant in inside.items() if meant in own]) for own in structured.labels),
+        regions_of(seen, True), drawn_of(shown(sample.image), image, marks),
+    )  # fmt: skip
+
+
+def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:
+    """Return whether a voxel with one of the values has all its neighbours along the axes inside too."""
+    inside = np.zeros(mask.shape, bool)
+    for value in values:
+        inside |= mask == value
+    return any(bool(binary_erosion(inside[box]).any()) for box in find_objects(inside.view(np.int8)))
+
+
+def _content(values: npt.NDArray[Any]) -> str | None:
+    """Return a checksum of a volume, the same for a copy of another type or scale; ``None`` if it is constant."""
+    low, high = np.nanmin(values), np.nanmax(values)
+    digest = hashlib.sha256(repr(values.shape).encode())
+    for slab in slabs(values):
+        digest.update(between(slab.T, (float(low), float(high))).tobytes())
+    return None if low == high else digest.hexdigest()

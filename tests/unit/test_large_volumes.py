@@ -26,8 +26,10 @@ from fairflare.data import intensity
 from fairflare.data.image_file import Volume, reading_takes
 from fairflare.data.intensity import counts_of, labels_of, slabs
 from fairflare.data.kinds import drawn_of
+from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
+from fairflare.data.preparers.own import suited_patches
 from fairflare.tasks.volumes.base import PREPARED
 from fairflare.tasks.volumes.prepared import zoomed
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -376,3 +378,57 @@ def test_a_check_tells_what_masks_of_volumes_are(tmp_path: Path) -> None:
     nibabel.save(nibabel.Nifti1Image(np.full((34, 36, 38), np.nan, np.float32), np.eye(4)), root / "image1.nii")
     found = check_sites(VolumeSegmentationTask(num_classes=2), {"s": {"data_root": str(root)}})
     assert "values that are NaN or infinite" in "\n".join(problem.text for problem in found.problems)
+
+
+# --- settings that suit the sites ---------------------------------------------------------------------------
+
+CT = {"intensity": "window", "window": [40, 400]}
+WIDE = ((0.8, 512), (0.8, 512), (1.0, 300))
+
+
+@pytest.mark.parametrize(
+    ("sites", "wanted"),
+    [
+        ([[(WIDE, True)] * 3], {**CT, "spacing": [2.0, 2.0, 2.5], "patch_size": [48, 48, 48]}),
+        ([[(((1.0, 240), (1.0, 240), (1.0, 155)), False)]], {"spacing": [2.0, 2.0, 2.0], "patch_size": [48, 48, 48]}),
+        (  # thick slices stay as they are; 150 mm of them are 30 voxels
+            [[(((0.7, 512), (0.7, 512), (5.0, 30)), True)]],
+            {**CT, "spacing": [2.0, 2.0, 5.0], "patch_size": [48, 48, 32]},
+        ),
+        ([[(((1.0, 35), (1.0, 51), (1.0, 35)), False)]], {}),  # no side is longer than 80 mm
+        ([[(((3.0, 100), (3.0, 100), (3.0, 100)), False)]], {}),  # 32 voxels cover 96 mm
+        (  # the median of the sites' medians, however many volumes each has
+            [[(((1.0, 300),) * 3, False)] * 9, [(((3.0, 100),) * 3, False)]],
+            {"spacing": [2.0, 2.0, 2.0], "patch_size": [48, 48, 48]},
+        ),
+        ([[(WIDE, True)], [((), True), ((), True)]], CT),  # a site that does not say how its volumes lie
+        ([[(WIDE, True)], [(WIDE, False)]], {"spacing": [2.0, 2.0, 2.5], "patch_size": [48, 48, 48]}),
+    ],
+)  # fmt: skip
+def test_a_patch_covers_eight_centimetres(sites: list[list[Any]], wanted: dict[str, Any]) -> None:
+    good = [
+        (Item("a", "a", Path("a"), None, site=f"{number}"), Look(axes=axes, air=air))
+        for number, own in enumerate(sites)
+        for axes, air in own
+    ]
+    found = suited_patches(good)
+    assert found == wanted
+    for voxel, side in zip(found.get("spacing", ()), found.get("patch_size", ()), strict=True):
+        assert voxel * side >= 80
+    VolumeSegmentationTask(**found)
+
+
+def test_prepare_writes_and_prints_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Store volumes as left, anterior, superior: the order of the axes is that of the body, not of the file."""
+    turned = np.array([[0, 0, -3.0, 0], [0, 1.0, 0, 0], [1.2, 0, 0, 0], [0, 0, 0, 1]])
+    for k in range(3):
+        mask = np.zeros((90, 120, 40), np.uint8)
+        mask[30:50, 40:60, 10:20] = 1
+        values = np.random.default_rng(k).integers(-1000, 900, mask.shape).astype(np.int16)
+        for kind, array in (("images", values), ("labels", mask)):
+            (tmp_path / "in" / kind).mkdir(parents=True, exist_ok=True)
+            nibabel.save(nibabel.Nifti1Image(array, turned), tmp_path / "in" / kind / f"ct{k}.nii.gz")
+    assert prepare(["volumes", "--source", str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 0
+    told = json.loads((tmp_path / "out/manifest.json").read_text())["task"]
+    assert told == {**CT, "spacing": [3.0, 2.0, 2.0], "patch_size": [48, 48, 48]}
+    assert "--set 'spacing=[3.0,2.0,2.0]' --set 'patch_size=[48,48,48]'" in capsys.readouterr().out

@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import scipy.ndimage  # noqa: F401  (threads that import it at the same time find half of it)
 
 from fairflare.base.checks import first_of
@@ -25,6 +27,7 @@ from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, whole_numbers
 
 MADE = 5  # bytes a voxel for a check: what a mask marks, and numbers of its connected parts
+AIR = -500  # values below it are those of CT: MR and PET have none
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Look:
         empty: number of slices that are left out because their mask is empty.
         own_plane: whether the listed slices have the plane and the order of the file.
         drawn: description of the mask for comparison with other masks; None if there is no mask.
+        axes: for a volume, mm a voxel and number of voxels from left to right, back to front and feet to head; empty if
+            the file does not say how it lies.
+        air: whether the volume has values far below 0, as air has in Hounsfield units.
     """
 
     values: tuple[int, ...] = ()
@@ -52,6 +58,8 @@ class Look:
     empty: int = 0
     own_plane: bool = True
     drawn: Drawn | None = field(default=None, compare=False)
+    axes: tuple[tuple[float, int], ...] = ()
+    air: bool = False
 
 
 Looker = Callable[[Path, Path | None], Look]
@@ -173,7 +181,18 @@ def look_at_volume(
         empty,
         plane is None or _same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
         None if labels is None else drawn_of(shown(image), volume, labels),
+        () if affine is None else _axes(affine, facts.grid.shape),
+        bool(np.nanmin(volume) < AIR),
     )
+
+
+def _axes(affine: npt.NDArray[np.floating[Any]], shape: Sequence[int]) -> tuple[tuple[float, int], ...]:
+    """Return mm a voxel and number of voxels along the body's axes, see :class:`Look`."""
+    from nibabel.orientations import io_orientation
+
+    spacing = np.linalg.norm(affine[:3, :3], axis=0).tolist()
+    order = np.argsort(io_orientation(affine)[:, 0]).tolist()
+    return tuple((spacing[k], shape[k]) for k in order)
 
 
 def _same_turn(a: Turn | None, b: Turn | None) -> bool:

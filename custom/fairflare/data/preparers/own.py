@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fairflare.base.checks import first_of, gathered
 from fairflare.data.datalist import DataError
@@ -28,6 +31,10 @@ from fairflare.data.preparers.looking import Look, Looker, looks_of, refuse_bad,
 from fairflare.data.preparers.names import file_name
 from fairflare.data.preparers.trees import Tree
 from fairflare.data.preparers.writing import Form, Writing, write_pool
+
+# Of :func:`suited_patches`: voxels of a default patch's side and of a suited one's, mm that a patch covers, and largest
+# voxel that the proportions of stored ones may ask for, in mm.
+LEAST, PATCH, COVERED, COARSEST = 32, 48, 80.0, 2.5
 
 
 def write_own(
@@ -100,6 +107,7 @@ def write_own(
     if what == "volume":
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
         record |= {**kind, "volumes": _in_figures(good)}
+        task |= suited_patches(good) if kind and not names else {}
     if not names:
         masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
         record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
@@ -140,6 +148,33 @@ def _labels(
     names, numbers = classes_of(texts, classes) if texts else (None, [c.mask for c in cases if c.mask is not None])
     left = iter(numbers)
     return names, [None if case.mask is None else next(left) for case in cases]
+
+
+def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
+    """Return settings of ``volume_segmentation`` with which a patch covers 80 mm, and the usual window for CT.
+
+    Where a default patch covers less of a larger volume, the patch has 48 voxels a side, and voxels become as large as
+    this needs, in steps of 0.5 mm, in the proportions of the sites' median voxel up to 2.5 mm. A short side gets fewer
+    voxels. The default stays where few files say how they lie.
+    """
+    sites = gathered((case.site, look) for case, look in good).values()
+    ct = [sum(look.air for look in looks) > len(looks) / 2 for looks in sites]
+    found: dict[str, Any] = {"intensity": "window", "window": [40, 400]} if all(ct) else {}
+    axes = [[look.axes for look in looks if look.axes] for looks in sites]
+    if not all(len(own) > len(looks) / 2 for own, looks in zip(axes, sites, strict=True)):
+        return found
+    median = np.median([np.median(own, axis=0) for own in axes], axis=0)
+    if not any(voxel * LEAST < COVERED < voxel * count for voxel, count in median):
+        return found
+    least = COVERED / PATCH
+    spacing = [
+        voxel if voxel >= least
+        else max(voxel, min(COARSEST, math.ceil(2 * least * voxel / median[:, 0].min() - 1e-6) / 2))
+        for voxel in median[:, 0].tolist()
+    ]  # fmt: skip
+    lengths = [voxel * count / new for (voxel, count), new in zip(median.tolist(), spacing, strict=True)]
+    patch = [min(PATCH, max(LEAST, 16 * math.ceil(length / 16))) for length in lengths]
+    return {**found, "spacing": [round(voxel, 4) for voxel in spacing], "patch_size": patch}
 
 
 def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from monai.transforms import Spacing
 
 from fairflare.base.machine import memory
 from fairflare.base.machine.memory import counted, free_memory, workers
+from fairflare.base.site_data import VALIDATION_PATCHES
 from fairflare.checking.images import check_sites
 from fairflare.checking.volumes import CHECKED, look_at_masked
 from fairflare.data import intensity
@@ -30,6 +31,8 @@ from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
 from fairflare.data.preparers.own import suited_patches
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.tasks.volumes.base import PREPARED
 from fairflare.tasks.volumes.prepared import zoomed
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -432,3 +435,74 @@ def test_prepare_writes_and_prints_them(tmp_path: Path, capsys: pytest.CaptureFi
     told = json.loads((tmp_path / "out/manifest.json").read_text())["task"]
     assert told == {**CT, "spacing": [3.0, 2.0, 2.0], "patch_size": [48, 48, 48]}
     assert "--set 'spacing=[3.0,2.0,2.0]' --set 'patch_size=[48,48,48]'" in capsys.readouterr().out
+
+
+# --- windows, costs, validation on patches ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(20, 32, 33), (48, 80, 100), (96, 64, 41), (57, 58, 24)])
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 0.6])
+def test_windows_are_those_of_monai(shape: tuple[int, ...], overlap: float) -> None:
+    task = VolumeSegmentationTask(overlap=overlap, windows=1)
+    seen: list[torch.Size] = []
+
+    def model(window: torch.Tensor) -> torch.Tensor:
+        seen.append(window.shape)
+        return window
+
+    task.outputs(model, task.fitted(MetaTensor(torch.zeros(1, *shape))).as_tensor()[None])  # type: ignore[arg-type]
+    assert task.windows_in(shape) == len(seen)
+
+
+def test_a_gpu_without_room_gets_fewer_windows_at_a_time() -> None:
+    seen: list[int] = []
+
+    def model(windows: torch.Tensor, most: int = 1) -> torch.Tensor:
+        seen.append(len(windows))
+        if len(windows) > most:
+            raise torch.cuda.OutOfMemoryError
+        return 2 * windows
+
+    inputs = torch.rand(1, 1, 64, 32, 32)
+    found = VolumeSegmentationTask(windows=4).outputs(model, inputs)  # type: ignore[arg-type]
+    torch.testing.assert_close(found, 2 * inputs)
+    assert seen[:3] == [3, 2, 1]  # there are three windows in all
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        VolumeSegmentationTask().outputs(lambda windows: model(windows, 0), inputs)  # type: ignore[arg-type]
+
+
+def test_validation_patches_are_fixed_and_half_of_them_in_structures(tmp_path: Path) -> None:
+    data = opened(site(tmp_path / "site", (96, 96, 96)), tmp_path / "kept", {"metrics": ["dice", "hd95"]})
+    first, again = (list(data.batches(VALIDATION_PATCHES, batch_size=size)) for size in (4, 7))
+    inputs, targets = (torch.cat([batch[part] for batch in first]) for part in (0, 1))
+    assert inputs.shape == (50, 1, 32, 32, 32)
+    assert torch.equal(inputs, torch.cat([batch[0] for batch in again]))
+    assert 20 < int((targets[:, :, 16, 16, 16] > 0).any(1).sum()) < 35
+    assert first[0].origins[0].spacing == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("large", [True, False])
+def test_rounds_are_validated_on_patches_where_a_volume_has_many_windows(tmp_path: Path, large: bool) -> None:
+    roots = {"a": site(tmp_path / "a", (112, 112, 112) if large else SHAPE), "b": site(tmp_path / "b", (40, 32, 32))}
+    settings = {"features": [2, 2, 2, 2, 2, 2], "num_classes": 2, "patches": 1}
+    plan = make_plan("fed_avg", task="volume_segmentation", sites=list(roots), num_rounds=2, settings=settings)
+    local = {"sites": {name: {"data_root": str(root)} for name, root in roots.items()}}
+    told: list[tuple[str, int]] = []
+    real = VolumeSegmentationTask.evaluate
+
+    def evaluate(task: Any, model: Any, batches: Any, device: Any) -> Any:
+        told.append((str(next(iter(batches))[0].shape[2:]), len(batches)))
+        return real(task, model, batches, device)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VolumeSegmentationTask, "evaluate", evaluate)
+        results = json.loads((run_local(plan, tmp_path / "run", local) / "results.json").read_text())
+    said = results["info"]["said"]
+    assert said["a"]["windows"] == ([125, 27] if large else [36, 4])  # by hand: steps of 24
+    assert said["b"]["windows"] == [2, 1]
+    assert all(len(said[name]["seconds"]) == 3 for name in roots)
+    assert results["info"].get("validation", "") == ("patches" if large else "")
+    shapes = {shape for shape, count in told if count > 1}  # of validation on patches: 50 in batches of 2
+    assert shapes == ({"torch.Size([32, 32, 32])"} if large else set())
+    assert any("112, 112, 112" in shape for shape, _ in told) is large  # the test is of whole volumes

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 SPLIT_GLOBAL = "test_global"
 #: Name of a list of images without labels; see ``docs/unlabelled.md``.
 UNLABELLED = "unlabelled"
+#: Name by which data of volumes give fixed patches of their validation volumes as batches.
+VALIDATION_PATCHES = "validation patches"
+#: Largest number of sliding windows of a volume with which rounds are validated on whole volumes.
+MOST_WINDOWS = 64
 
 
 class Batches(Protocol):

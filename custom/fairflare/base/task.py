@@ -119,6 +119,19 @@ class Task(ABC):
         """
         return
 
+    def costs(self, model: torch.nn.Module, data: SiteData, device: Device, samples: int) -> dict[str, Any]:
+        """Return, for the check before the first round, what a round costs; default: nothing is known.
+
+        Args:
+            model, data, device: the network, a site's data and its device.
+            samples: number of training samples in a round.
+
+        Returns:
+            ``windows``: sliding windows of the largest validation volume, and the same with voxels twice as large along
+            each axis; ``seconds``: for reading, training and validation in a round.
+        """
+        return {}
+
     @abstractmethod
     def build_model(self) -> torch.nn.Module:
         """Return a new model, initialised from torch's current random state."""

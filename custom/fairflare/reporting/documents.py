@@ -185,6 +185,7 @@ class Info(Part):
     sums: str = ""
     primary_metric: str = ""
     measured: str = ""
+    validation: str = ""
     seed: Whole | None = None
     sites: list[str] = []
     connected: list[str] | None = None

@@ -305,6 +305,23 @@ class Journal:
             self.say(f"the results cannot be written: {error}", warning=True)
 
 
+MUCH = 5  # times that validation may take as long as training before a remedy is named
+
+
+def _costs(found: Mapping[str, Any]) -> dict[str, bool]:
+    """Return what a round on whole volumes costs at a site, in words, where the site reports it."""
+    if not found.get("seconds") or not found.get("windows"):
+        return {}
+    (now, coarser), (reading, training, validation) = found["windows"], found["seconds"]
+    return {
+        f"up to {now:.0f} windows a volume; about {reading:.3g} s a round for reading, {training:.3g} s for training, "
+        f"{validation:.3g} s for validation": True,
+        f"validation takes {validation / max(training, 1e-9):.0f} times as long as training: with voxels twice as "
+        f"large along each axis (--set spacing=...) it is {coarser:.0f} windows a volume":
+            validation > MUCH * training and coarser < now,
+    }  # fmt: skip
+
+
 def _data_in_words(found: Mapping[str, Any]) -> str:
     """Return a site's report about its data as a sentence."""
     lists, home = ", ".join(f"{count} {split}" for split, count in found["images"].items()), found["suppressed"] or ()
@@ -318,5 +335,6 @@ def _data_in_words(found: Mapping[str, Any]) -> str:
         f"prior {found['prior']}": found["prior"],
         f"differential privacy ({'; '.join(private)})": private,
         **{str(found[key]): found[key] for key in ("device", "computing")},
+        **_costs(found),
     }
     return ", ".join(text for text, there in told.items() if there)

@@ -16,6 +16,7 @@ from typing import Any
 
 from fairflare.base.cases.census import question, unexplained
 from fairflare.base.checks import few, first_of, gathered
+from fairflare.base.site_data import MOST_WINDOWS
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
 from fairflare.exchange.messages import TASK_CHECK, Message
@@ -26,7 +27,7 @@ from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARK
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
-from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
+from fairflare.methods.base.reports import NO_IMAGES, VALIDATION, Field, ReportError, read_report
 from fairflare.methods.parts.group_sums import ACTED_ON
 from fairflare.privacy.policy import BUDGET, PRIVACY, budget_notes
 
@@ -114,6 +115,15 @@ FIELDS = (
         "and how many of the job's rounds the budget lasts for",
         reveals="the number of patients, and what earlier jobs have spent", of=NO_IMAGES,
     ),
+    Field(
+        "windows", "vector", low=1, required=False, of=VALIDATION,
+        doc="of whole volumes: sliding windows of the largest validation volume, and with voxels twice as large",
+        reveals="about how large the site's largest validation volume is",
+    ),
+    Field(
+        "seconds", "vector", low=0, required=False, of=NO_IMAGES,
+        doc="of whole volumes: seconds a round for reading, training and validation there, from one patch",
+    ),
     Field("personal", "flag", required=False, doc="whether it is measured with parts, or a model, that stay with it"),
     Field("device", "text", required=False, doc="`cpu` or `cuda`", reveals="whether the site has a GPU"),
     Field("computing", "text", required=False, doc="`precision`, `channels_last`, `compile`, `deterministic` there"),
@@ -137,6 +147,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
             lists > MAX_LISTS or max(map(len, of_classes)) > MOST_CLASSES,
         f"the names in its report have {size} characters, more than {MAX_WORDS}": size > MAX_WORDS,
+        "'windows' has two entries and 'seconds' three":
+            len(found["windows"] or range(2)) != 2 or len(found["seconds"] or range(3)) != 3,
         f"{PRIVACY!r} has three parts and {BUDGET!r} four":
             found[PRIVACY] is not None and (len(found[PRIVACY]), len(found[BUDGET] or ())) != (3, 4),
     })  # fmt: skip
@@ -144,7 +156,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
-    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET)
+    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, "windows", "seconds")
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
@@ -223,6 +235,11 @@ class Check:
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
+        if self.patchwise or self.journal.info.get("validation"):
+            self.journal.store.update_info(validation="patches")
+            self.journal.say(
+                "validation: patches, 50 fixed ones a volume, as a volume has many windows; tests are whole"
+            )
         left = run.num_rounds - current_round
         private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
         for site, of in private.items():
@@ -243,6 +260,15 @@ class Check:
             if SPLIT_GLOBAL in said["images"]
         )
         return list(found.values())
+
+    @property
+    def patchwise(self) -> bool:
+        """Return whether validation is on fixed patches at all sites: a volume somewhere has more than 64 windows.
+
+        Under differential privacy it is not, since the noise is reckoned for figures of patients.
+        """
+        many = any(found.get("windows", (0,))[0] > MOST_WINDOWS for found in self.facts.values())
+        return many and not any(PRIVACY in found for found in self.facts.values())
 
     @property
     def said(self) -> dict[str, dict[str, float]]:

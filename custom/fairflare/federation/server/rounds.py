@@ -22,6 +22,7 @@ from fairflare.core.statistics.footing import in_brackets
 from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.messages import (
     COMPARED,
+    PATCHWISE,
     TASK_ANCHOR,
     TASK_TRAIN,
     TASK_VALIDATE,
@@ -396,6 +397,8 @@ class Rounds:
     ) -> Phase:
         rule = self.retraining.rule_at(current_round)
         told = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
+        if self.journal.info.get("validation"):  # also where an earlier part of the run was validated so
+            told[PATCHWISE] = True
         if name == TASK_VALIDATE and self.test.footing.differs:
             told[COMPARED] = BySite({site: self.test.footing.compared(site) for site in sites})
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None

@@ -70,6 +70,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **({"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}),
         **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
+    facts |= worker.task.costs(model, run.data, worker.device, worker.training.samples_of(run.data))
     return SiteReply(STATUS_OK, report={**facts, **answers})
 
 

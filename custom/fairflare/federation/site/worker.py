@@ -27,13 +27,15 @@ from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.base.settings import NonNegative, PositiveInt
-from fairflare.base.site_data import UNLABELLED
+from fairflare.base.site_data import UNLABELLED, VALIDATION_PATCHES
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
-from fairflare.base.task import LOSS, SPLIT_GLOBAL, Proxy, SiteData, Task
+from fairflare.base.task import LOSS, SPLIT_GLOBAL, Batches, Proxy, SiteData, Task
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import (
     OF_SUMS,
+    PATCHWISE,
     SPLIT_TEST,
+    SPLIT_VALIDATION,
     STATUS_FAILED,
     STATUS_SKIPPED,
     TASK_ANCHOR,
@@ -217,6 +219,7 @@ class SiteWorker:
         whole = floor <= 1 or self.private is not None
         data: Any = self._data if whole else self._views.get(floor) or Shown(self._data, floor)
         self._views[floor] = data
+        data = Patchwise(data) if request.directives.get(PATCHWISE) else data
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)
 
     def _floor(self, request: SiteTask) -> int:
@@ -336,6 +339,15 @@ class SiteWorker:
             min_cases=self._floor(request),
             save_seconds=self.save_seconds,
         )
+
+
+class Patchwise(Proxy):
+    """Give a site's data with fixed patches of the validation volumes in place of the whole volumes."""
+
+    def batches(self, split: str, **options: Any) -> Batches:
+        """Return batches as :meth:`fairflare.base.task.SiteData.batches` does."""
+        found: Batches = self._inner.batches(VALIDATION_PATCHES if split == SPLIT_VALIDATION else split, **options)
+        return found
 
 
 class TestedOn(Proxy):

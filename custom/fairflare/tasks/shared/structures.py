@@ -275,7 +275,7 @@ class StructureTask(ImageTask):
             for batch in batches:
                 inputs, targets = batch
                 outputs = self.outputs(model, inputs.to(device))
-                targets = targets.to(device)
+                targets = targets.to(outputs.device)  # of a large volume the outputs may lie on the CPU
                 by_structure = self.structure_losses(outputs, targets) if self.num_classes > 1 else targets[:0]
                 losses.append((float(self.loss(outputs, targets)), by_structure.tolist()))
                 counts.append(len(targets))

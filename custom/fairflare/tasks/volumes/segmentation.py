@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,28 +16,30 @@ from pydantic import Field
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import BelowOne, Fraction, PositiveInt, settings
-from fairflare.base.site_data import UNLABELLED
+from fairflare.base.site_data import MOST_WINDOWS, UNLABELLED, VALIDATION_PATCHES
 from fairflare.data.datalist import Datalist, Sample
+from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
 from fairflare.data.whole_volumes import Whole, read_labels
-from fairflare.tasks.base import Batches, SiteData
+from fairflare.tasks.base import Batches, SiteData, evaluating
 from fairflare.tasks.images import read_all
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
-from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, oriented
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
     from monai.data import MetaTensor
 
-    from fairflare.base.task import Batch
+    from fairflare.base.task import Batch, Device
     from fairflare.data.decoded import Arrays
     from fairflare.tasks.transforms import Structured
     from fairflare.tasks.volumes.prepared import Prepared
 
 RARE = -2.0  # initial bias of the outputs, as structures cover few voxels (Lin et al., focal loss, ICCV 2017, 3.3)
 CUT = ("training", UNLABELLED)  # lists whose samples are patches
+FIXED, HALF = 50, 0.5  # patches of each volume where validation is on fixed ones, and the share of them in structures
 STEP = 16  # divisor of a side, which the network's poolings halve four times
 Edge = Annotated[int, Field(strict=True, ge=32, multiple_of=STEP)]
 Widths = tuple[PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt, PositiveInt]
@@ -122,12 +126,64 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return super().sample_losses(outputs, targets) + cross_entropies(self.chosen(outputs), self.chosen(targets))
 
     def outputs(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-        """Return outputs (n, structures, x, y, z) of overlapping windows, whose middle has most weight (Gaussian)."""
+        """Return outputs (n, structures, x, y, z) of overlapping windows, whose middle has most weight (Gaussian).
+
+        The outputs are summed in the machine's memory if they would fill more than a quarter of a GPU's. A GPU without
+        room for so many windows at a time gets half of them, until one is left.
+        """
+        import torch
         from monai.inferers.inferer import SlidingWindowInferer
 
-        window = SlidingWindowInferer(self.patch_size, self.windows, self.overlap, mode="gaussian")
-        found: torch.Tensor = window(inputs, model)
+        size = inputs[:, 0].numel() * self.num_classes * torch.float32.itemsize
+        gpu = inputs.is_cuda and size > torch.cuda.get_device_properties(inputs.device).total_memory / 4
+        for at_once in (max(1, self.windows >> halved) for halved in range(self.windows.bit_length())):
+            window = SlidingWindowInferer(
+                self.patch_size, at_once, self.overlap, mode="gaussian", device="cpu" if gpu else None
+            )
+            try:
+                found: torch.Tensor = window(inputs, model)
+                break
+            except torch.cuda.OutOfMemoryError:
+                if at_once == 1:
+                    raise
+                torch.cuda.empty_cache()
         return found
+
+    def windows_in(self, shape: Sequence[float]) -> int:
+        """Return the number of sliding windows of a volume with this number of voxels along each axis."""
+        found = 1
+        for length, edge in zip(shape, self.patch_size, strict=True):
+            step = max(1, int(edge * (1 - self.overlap)))
+            padded = STEP * math.ceil(max(length, edge) / STEP)
+            found *= 1 + math.ceil((padded - edge) / step)
+        return found
+
+    def costs(self, model: torch.nn.Module, data: SiteData, device: Device, samples: int) -> dict[str, Any]:
+        import torch
+
+        shapes = data.shapes("validation") if hasattr(data, "shapes") else []
+        if not shapes or not data.num_samples("training"):
+            return {}
+        inputs, targets = next(iter(data.batches("training", batch_size=1, shuffle_seed=0)))
+        seconds = []
+        for work in (
+            lambda: next(iter(data.batches("training", batch_size=1, shuffle_seed=0))),
+            lambda: self.loss(model(inputs.to(device)), targets.to(device)).backward(),
+            lambda: self.outputs(model, inputs.to(device)).sum().item(),
+        ):
+            started = time.monotonic()
+            with evaluating(model), torch.set_grad_enabled(len(seconds) == 1):
+                work()
+            seconds.append(time.monotonic() - started)
+        model.zero_grad(set_to_none=True)
+        windows = [self.windows_in(shape) for shape in shapes]
+        looked = [FIXED if max(windows) > MOST_WINDOWS else number for number in windows]
+        coarser = max(self.windows_in([length / 2 for length in shape]) for shape in shapes)
+        counts = (samples, samples, sum(looked))
+        return {
+            "windows": [max(windows), coarser],
+            "seconds": [round(each * count, 3) for each, count in zip(seconds, counts, strict=True)],
+        }
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training with small batches and a larger learning rate.
@@ -196,10 +252,14 @@ class _Patches(VolumeData):
         from fairflare.tasks.batches import Augmented
 
         checks.whole("batch_size", batch_size)
+        if split == VALIDATION_PATCHES:
+            every = range(FIXED * self.num_samples("validation"))
+            return _Cut(self, "validation", every, batch_size, 0, FIXED, HALF)
         order = self.order(self.check_split(split), shuffle_seed)
         if split not in CUT:
             return _Volumes(self, split, order)
-        batches = _Cut(self, split, order, batch_size, shuffle_seed or 0)
+        inside = 0.0 if split == UNLABELLED else self.task.foreground
+        batches = _Cut(self, split, order, batch_size, shuffle_seed or 0, self.task.patches, inside)
         if not augment or not self.task.augmentation:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
@@ -225,8 +285,11 @@ class _Volumes:
 class _Cut:
     """Iterate over batches of random patches, which are the same for the same seed whatever the batch size."""
 
-    def __init__(self, data: _Patches, split: str, order: Sequence[int], batch_size: int, seed: int) -> None:
+    def __init__(
+        self, data: _Patches, split: str, order: Sequence[int], batch_size: int, seed: int, each: int, inside: float
+    ) -> None:
         self.data, self.split, self.order, self.batch_size, self.seed = data, split, order, batch_size, seed
+        self.each, self.inside = each, inside
 
     def __len__(self) -> int:
         return -(-len(self.order) // self.batch_size)
@@ -242,15 +305,16 @@ class _Cut:
                 partial(self._patch, numbers, draws), range(len(numbers)), getattr(self.data, "num_workers", 0)
             )
             inputs, targets = (torch.stack([cut[at][part] for at in range(len(numbers))]) for part in (0, 1))
-            yield inputs, targets.float()
+            origins = [Origin(None, None, "pad", cut[at][2]) for at in range(len(numbers))]
+            yield BatchOf(inputs, targets.float(), origins)
 
     def _patch(
         self, numbers: Sequence[int], draws: npt.NDArray[np.float64], at: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        task = self.data.task
-        volume = self.data.volume(self.split, numbers[at] // task.patches)
-        start = volume.start(draws[at].tolist(), 0 if self.split == UNLABELLED else task.foreground, task.patch_size)
-        return volume.cut("image", start, task.patch_size), volume.cut("label", start, task.patch_size)
+    ) -> tuple[torch.Tensor, torch.Tensor, tuple[float, ...] | None]:
+        size, volume = self.data.task.patch_size, self.data.volume(self.split, numbers[at] // self.each)
+        start = volume.start(draws[at].tolist(), self.inside, size)
+        spacing = tuple(volume.spacing.tolist()) or None
+        return volume.cut("image", start, size), volume.cut("label", start, size), spacing
 
 
 class FolderPatches(_Patches, FolderVolumes):
@@ -261,6 +325,16 @@ class FolderPatches(_Patches, FolderVolumes):
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
         return self.of_samples(split, FolderVolumes.group_numbers(self, split, attribute))
+
+    def shapes(self, split: str) -> list[list[float]]:
+        """Return the number of voxels along each axis of a split's volumes, in the task's spacing, by their headers."""
+        found = []
+        for sample in self.datalist.splits[self.check_split(split)]:
+            grid, codes = image_file(sample.image).facts().grid, self.task.orientation
+            view, affine = oriented(np.broadcast_to(np.True_, grid.shape), grid.affine, codes)
+            stored = np.linalg.norm(affine[:3, :3], axis=0)
+            found.append((view.shape * stored / (stored if self.task.spacing is None else self.task.spacing)).tolist())
+        return found
 
     def labelled(self, sample: Sample, split: str) -> list[int]:
         mask = read_labels(sample, self.site, split, self.max_image_bytes, self.reading)

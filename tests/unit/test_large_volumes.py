@@ -345,7 +345,7 @@ def test_a_check_reads_each_file_once_and_little_at_a_time(tmp_path: Path, monke
     real = Volume.decode
     monkeypatch.setattr(Volume, "decode", lambda file, **how: reads.append(file.path) or real(file, **how))
     monkeypatch.setattr(Volume, "decoded", lambda file, is_mask: 1)  # which would count as a reading here
-    task = VolumeSegmentationTask(num_classes=2, intensity="window", window=(0, 500))
+    task = VolumeSegmentationTask(num_classes=2, intensity="window", window=(0, 500), spacing=(2.0, 2.0, 2.0))
     found = check_sites(task, {"s": {"data_root": str(root)}})
     assert sorted(reads) == sorted(file for file in root.iterdir() if file.suffix == ".nii")
     assert found.usable == 4

@@ -56,13 +56,14 @@ def look_at_masked(data: FolderVolumes, sample: Sample, split: str) -> VolumeLoo
     structured = data.task.structured(data.coding, data.site, split)
     counts = counts_of(mask)
     meaning = structured.meaning(counts, str(sample.label))
-    data.task.resampled(mask[None, :1, :1, :1], affine, sample.image.name, data.site)  # what it needs of the header
+    corner = mask[None, :1, :1, :1]  # to refuse a file whose header lacks what the task needs
+    data.task.regrid(corner, affine, sample.image.name, data.site, nearest=True)
     image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (opened.array, mask))
     inside = {value: meant for value, meant in meaning.items() if any(meant in own for own in structured.labels)}
-    marks = np.zeros(codes.shape, np.uint8)  # 1, 2, ... for the values that mark structures
+    marks: npt.NDArray[np.uint8] = np.zeros(codes.shape, np.uint8)  # 1, 2, ... for the values that mark structures
     for number, value in enumerate(inside, 1):
         marks[codes == value] = min(number, 255)
-    place = max(range(marks.shape[2]), key=lambda at: int(np.count_nonzero(marks[..., at])))
+    place = max(range(codes.shape[-1]), key=lambda at: int(np.count_nonzero(marks[..., at])))
     seen = structured.inside(np.ascontiguousarray(codes[..., place]), meaning).numpy()
     background = sum(n for value, n in counts.items() if value not in inside and meaning[value] != structured.ignore)
     return VolumeLook(

@@ -149,11 +149,11 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
         *(np.linspace(0, length - 1, 96 // 2 ** (inside.ndim - 1)).round().astype(int) for length in inside.shape)
     )
     seen = np.nan_to_num((image[at] - (pivot + total / max(1, number))) / spread).astype(np.float16)
-    whole = area = 0
+    whole, area = 0, 1
     for box in find_objects(inside.view(np.int8)):  # the one box around all that is marked
         thin = max(1, math.ceil((inside[box].size / LABELLED) ** (1 / inside.ndim)))
         parts = label(inside[box][(slice(None, None, thin),) * inside.ndim])[0]
-        area = np.count_nonzero(parts)
+        area = max(1, int(np.count_nonzero(parts)))
         whole = sum(
             parts[part].size
             for number, part in enumerate(find_objects(parts), 1)
@@ -161,7 +161,7 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
             and parts[part].size * thin**inside.ndim < inside.size
             and (parts[part] == number).mean() > BOX
         )
-    return Drawn(file, *map(_digest, (image, labels)), seen, inside[at], float(step / spread), whole / max(1, area))
+    return Drawn(file, _digest(image), _digest(labels), seen, inside[at], float(step / spread), whole / area)
 
 
 def _digest(values: npt.NDArray[Any]) -> str:

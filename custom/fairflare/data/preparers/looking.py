@@ -112,7 +112,8 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
         slices = _open(path, what, "", "none", MAX_IMAGE_BYTES, how, alone=False, decoded=False).facts.slices or 1
         if slices > 1:
             raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
-    values, marks = (), None
+    values: tuple[int, ...] = ()
+    marks = None
     if mask is not None:
         try:
             picture, labels = read_pair(sample, site="", split="none", how=how)

@@ -237,9 +237,7 @@ class Check:
         self.journal.checked(phase, self.facts, self.metrics)
         if self.patchwise or self.journal.info.get("validation"):
             self.journal.store.update_info(validation="patches")
-            self.journal.say(
-                "validation: patches, 50 fixed ones a volume, as a volume has many windows; tests are whole"
-            )
+            self.journal.say("validation: patches, 50 fixed ones a volume, since volumes have many windows")
         left = run.num_rounds - current_round
         private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
         for site, of in private.items():

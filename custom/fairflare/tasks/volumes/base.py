@@ -66,9 +66,9 @@ class VolumeSettings(ImageTask):
         Raises:
             DataError: the task needs the orientation and spacing of the file, which does not state them.
         """
-        return self.fitted(self.resampled(volume.image[None], volume.affine, name, site)).clamp_(0.0, 1.0)
+        return self.fitted(self.regrid(volume.image[None], volume.affine, name, site)).clamp_(0.0, 1.0)
 
-    def resampled(self, array: Any, affine: Any, name: str, site: str, nearest: bool = False) -> MetaTensor:
+    def regrid(self, array: Any, affine: Any, name: str, site: str, nearest: bool = False) -> MetaTensor:
         """Return an array (channels, rows, columns, slices) in the task's orientation and spacing, in its own type."""
         import torch
         from monai.data import MetaTensor
@@ -143,7 +143,7 @@ class FolderVolumes(VolumeData, FolderImages):
     def __init__(self, *args: Any, **memory: Any) -> None:
         self._held: dict[Sample, Arrays] = {}  # prepared volumes in memory
         super().__init__(*args, **memory)
-        own = self.task.of_user("fitted", "placed", "resampled", "targets")  # code that no key can stand for
+        own = self.task.of_user("fitted", "placed", "regrid", "targets")  # code that no key can stand for
         self._on_disk = None if own else self.reading.kept
         if self.num_workers > 1:
             self.num_workers = min(self.num_workers, workers(self.takes()))
@@ -202,7 +202,7 @@ class PhantomVolumes(VolumeData):
         return len(self.drawn[self.check_split(split)])
 
     @abstractmethod
-    def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
+    def made(self, volume: Any, whole: Whole) -> Mapping[str, Any]:
         """Return a dict of tensors with ``image`` and ``label`` of a synthetic volume."""
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:

@@ -165,7 +165,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         if not shapes or not data.num_samples("training"):
             return {}
         inputs, targets = next(iter(data.batches("training", batch_size=1, shuffle_seed=0)))
-        seconds = []
+        seconds: list[float] = []
         for work in (
             lambda: next(iter(data.batches("training", batch_size=1, shuffle_seed=0))),
             lambda: self.loss(model(inputs.to(device)), targets.to(device)).backward(),
@@ -206,7 +206,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         mask = np.zeros(whole.image.shape, np.uint8) if whole.mask is None else whole.mask
         meaning = {} if sample.label is None else structured.meaning(counts_of(mask), str(sample.label))
-        placed = self.resampled(mask[None], whole.affine, str(sample.label), site, nearest=True)
+        placed = self.regrid(mask[None], whole.affine, str(sample.label), site, nearest=True)
         found = structured.inside(placed.as_tensor()[0].numpy(), meaning).to(torch.int8)
         # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.
         return self.fitted(MetaTensor(found.add_(1), affine=placed.affine)).as_tensor().sub_(1)
@@ -304,9 +304,9 @@ class _Cut:
             cut = read_all(
                 partial(self._patch, numbers, draws), range(len(numbers)), getattr(self.data, "num_workers", 0)
             )
-            inputs, targets = (torch.stack([cut[at][part] for at in range(len(numbers))]) for part in (0, 1))
-            origins = [Origin(None, None, "pad", cut[at][2]) for at in range(len(numbers))]
-            yield BatchOf(inputs, targets.float(), origins)
+            inputs, targets, spacings = zip(*(cut[at] for at in range(len(numbers))), strict=True)
+            origins = [Origin(None, None, "pad", spacing) for spacing in spacings]
+            yield BatchOf(torch.stack(inputs), torch.stack(targets).float(), origins)
 
     def _patch(
         self, numbers: Sequence[int], draws: npt.NDArray[np.float64], at: int
@@ -367,7 +367,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
 
         return Prepared(**PhantomVolumes.item(self, split, index))
 
-    def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
+    def made(self, volume: Any, whole: Whole) -> Arrays:
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures

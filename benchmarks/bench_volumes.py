@@ -1,0 +1,154 @@
+"""Measure memory and processor time of volumes of a hospital's size: prepare, check-data, first sample, patches.
+
+Made-up CTs (512 x 512 x 300, 16 bits, with masks of an organ and a lesion) are written into a temporary folder, 236 MB
+a pair, and as much again by ``prepare``. Each step runs in a process of its own; its memory is the process's peak
+resident size, its time that of the processor. A patch
+(median of 200, prepared volumes on disk) is compared with a plain loop over patches that are ready in memory.
+
+    python benchmarks/bench_volumes.py                                # ten pairs
+    python benchmarks/bench_volumes.py --pairs 4 --shape 256 256 100
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import nibabel
+import numpy as np
+
+TASK: dict[str, Any] = {
+    "num_classes": 2, "spacing": (1.5, 1.5, 2.0), "intensity": "window", "window": (40, 400),
+    "patch_size": (96, 96, 96),
+}  # fmt: skip
+
+
+def main() -> None:
+    arguments = parsed()
+    if arguments.step:
+        print(json.dumps(STEPS[arguments.step](arguments.folder)))
+        return
+    with tempfile.TemporaryDirectory(prefix="bench_volumes_") as name:
+        folder = Path(name)
+        for number in range(arguments.pairs):
+            write_pair(folder / "in", number, tuple(arguments.shape))
+        print(f"{arguments.pairs} pairs of {' x '.join(map(str, arguments.shape))}")
+        print(f"{'step':<14} {'peak GB':>8} {'processor s':>12}")
+        for step in STEPS:
+            command = [sys.executable, __file__, "--step", step, "--folder", str(folder)]
+            told = subprocess.run(command, capture_output=True, text=True, check=False)
+            if told.returncode:
+                raise SystemExit(told.stderr)
+            found = json.loads(told.stdout.splitlines()[-1])
+            print(f"{step:<14} {found.pop('gigabytes'):8.2f} {found.pop('seconds'):12.1f}", *found.items(), flush=True)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--shape", type=int, nargs=3, default=(512, 512, 300))
+    parser.add_argument("--step", choices=[*STEPS], help="one step, in a process of its own")
+    parser.add_argument("--folder", type=Path, default=Path())
+    return parser.parse_args()
+
+
+def write_pair(folder: Path, number: int, shape: tuple[int, ...]) -> None:
+    """Write a body of noise around 40 HU in air, an organ of 120 HU, and a lesion of 60 HU in it; and its mask."""
+    rng = np.random.default_rng(number)
+    image = rng.integers(-930, -870, shape, dtype=np.int16)
+    mask = np.zeros(shape, np.uint8)
+    for centre, radii, added, label in (
+        ((0.5, 0.5, 0.5), (0.42, 0.3, 1.0), 940, 0),
+        ((0.35 + 0.01 * number, 0.5, 0.5), (0.12, 0.12, 0.2), 80, 1),
+        ((0.35 + 0.01 * number, 0.5, 0.5 + 0.005 * number), (0.03, 0.03, 0.05), -60, 2),
+    ):
+        axes = np.ogrid[tuple(slice(length) for length in shape)]
+        parts = zip(axes, centre, radii, shape, strict=True)
+        inside = sum(((axis - c * n) / (r * n)) ** 2 for axis, c, r, n in parts) < 1
+        image[inside] += added
+        mask[inside] = label
+    affine = np.diag([0.8 + 0.02 * (number % 3), 0.8 + 0.02 * (number % 3), 1.0, 1.0])
+    for kind, array in (("images", image), ("labels", mask)):
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(array, affine), folder / kind / f"ct{number:02}.nii")
+
+
+def spent(**more: Any) -> dict[str, Any]:
+    """Return peak memory in GB and processor seconds of this process, threads included, with further figures."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return {"gigabytes": used.ru_maxrss / 1e6, "seconds": used.ru_utime + used.ru_stime, **more}
+
+
+def prepare(folder: Path) -> dict[str, Any]:
+    from fairflare.data.preparers.__main__ import main as command
+
+    if code := command(["volumes", "--source", str(folder / "in"), "--out", str(folder / "out")]):
+        raise SystemExit(code)
+    return spent(needs=json.loads((folder / "out/manifest.json").read_text())["task"])
+
+
+def check(folder: Path) -> dict[str, Any]:
+    from fairflare.checking.images import check_sites
+    from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
+
+    (site,) = (file.parent for file in (folder / "out").glob("*/datalist.json"))
+    found = check_sites(VolumeSegmentationTask(**TASK), {"site": {"data_root": str(site)}})
+    return spent(usable=found.usable, grave=found.grave)
+
+
+def opened(folder: Path) -> Any:
+    import monai.inferers
+    import monai.transforms  # noqa: F401  (the time of imports is no time of the data)
+
+    from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
+
+    (site,) = (file.parent for file in (folder / "out").glob("*/datalist.json"))
+    own = {"data_root": str(site), "decoded_folder": str(folder / "kept")}
+    return VolumeSegmentationTask(**TASK).open_site("site", own)
+
+
+def first(folder: Path) -> dict[str, Any]:
+    data = opened(folder)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    started = time.process_time()
+    data.volume("training", 0)
+    return spent(sample_seconds=round(time.process_time() - started, 1), imports_gigabytes=round(before, 2))
+
+
+def patches(folder: Path) -> dict[str, Any]:
+    data = opened(folder)
+    number = data.num_samples("training")
+    for index in range(number // data.task.patches):  # the first epoch prepares them
+        data.volume("training", index)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times, ready, seed = [], [], 0
+    while len(times) < 200:
+        batches = iter(data.batches("training", batch_size=1, shuffle_seed=seed))
+        for _ in range(number):
+            started = time.process_time()
+            batch = next(batches)
+            times.append(time.process_time() - started)
+            ready = [*ready[-15:], batch]
+        seed += 1
+    loop = []
+    for k in range(200):
+        started = time.process_time()
+        inputs, targets = ready[k % len(ready)]
+        inputs.clone(), targets.clone()
+        loop.append(time.process_time() - started)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6
+    return spent(patch=round(median(times), 4), plain_loop=round(median(loop), 4), grown_gigabytes=round(grown, 3))
+
+
+STEPS = {"prepare": prepare, "check": check, "first sample": first, "patches": patches}
+
+if __name__ == "__main__":
+    main()

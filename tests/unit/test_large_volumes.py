@@ -23,6 +23,7 @@ from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.base.site_data import VALIDATION_PATCHES
 from fairflare.checking.images import check_sites
 from fairflare.checking.volumes import CHECKED, look_at_masked
+from fairflare.core.statistics.site_figures import AXES
 from fairflare.data import intensity
 from fairflare.data.image_file import Volume, reading_takes
 from fairflare.data.intensity import counts_of, labels_of, slabs
@@ -31,8 +32,10 @@ from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
 from fairflare.data.preparers.own import suited_patches
+from fairflare.data.reading import Reading
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
+from fairflare.tasks.scores.site_statistics import measure
 from fairflare.tasks.volumes.base import PREPARED
 from fairflare.tasks.volumes.prepared import zoomed
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -355,6 +358,19 @@ def test_a_check_reads_each_file_once_and_little_at_a_time(tmp_path: Path, monke
     data = opened(root)
     sample = data.datalist.splits["training"][0]
     assert peak(lambda: look_at_masked(data, sample, "training")) < (3 + CHECKED) * np.prod(SHAPE)
+
+
+def test_statistics_read_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, reads = site(tmp_path / "site", (34, 36, 38)), list[Path]()
+    real = Volume.decode
+    monkeypatch.setattr(Volume, "decode", lambda file, **how: reads.append(file.path) or real(file, **how))
+    monkeypatch.setattr(Volume, "decoded", lambda file, is_mask: 1)
+    monkeypatch.setattr(memory, "cores", lambda: 4)
+    sums = measure("s", {"data_root": str(root)}, "segmentation", Reading(intensity="range"), 1)
+    assert sorted(reads) == sorted(file for file in root.iterdir() if file.suffix == ".nii")
+    assert sums.counts()["images"] == 4
+    assert int(sums.intensity.sum()) == 4 * 34 * 36 * 38
+    assert {number for number, _ in sums.records["slices"].items()} == {AXES["slices"].bin_of(38.0)}
 
 
 def test_a_check_tells_what_masks_of_volumes_are(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from fairflare.data.image_file import (
 from fairflare.data.intensity import IN_WORDS, Bounds, Intensity, between, bounds_of, labels_of
 from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 
+Labels = npt.NDArray[np.unsignedinteger[Any]]
 NAMES_SHOWN = 3
 ARTICLES = {"image": "an image", "mask": "a mask"}
 COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
@@ -127,10 +128,11 @@ def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) 
 
 
 def _image(opened: _Opened, number: int | None, max_bytes: int, how: Reading) -> npt.NDArray[np.float32]:
+    return _picture(opened, number, _bounds(opened, how, max_bytes), how)
+
+
+def _picture(opened: _Opened, number: int | None, bounds: Bounds | None, how: Reading) -> npt.NDArray[np.float32]:
     path, site, split = opened.file.path, opened.site, opened.split
-    if opened.array.dtype.kind not in "biuf":
-        raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
-    bounds = _bounds(opened, how, max_bytes)
     plane = opened.plane(number)
     if plane.ndim == 2:
         plane = plane[:, :, None]
@@ -167,6 +169,8 @@ def _scaled(
 
 def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     """Return the values of a file that become 0 and 1, or ``None`` if a window is used instead."""
+    if opened.array.dtype.kind not in "biuf":
+        raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
     if how.intensity == "window":
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
@@ -228,7 +232,7 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
 
 def read_mask(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> npt.NDArray[np.unsignedinteger[Any]]:  # fmt: skip
+) -> Labels:  # fmt: skip
     """Return the mask of ``sample`` as a (height, width) array of the values in the file, with its image's axes.
 
     Arguments and errors are those of :func:`read_image`.
@@ -236,7 +240,7 @@ def read_mask(
     return _mask(open_pair(sample, site, split, max_bytes, how, masks_only=True)[1], sample.slice)
 
 
-def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.unsignedinteger[Any]]:
+def _mask(opened: _Opened, number: int | None) -> Labels:
     array = opened.plane(None if opened.slices is None else number)  # the mask of a single slice may be a picture
     if array.ndim == 3:
         if array.shape[2] != 1 and (array != array[:, :, :1]).any():
@@ -250,7 +254,7 @@ def _mask(opened: _Opened, number: int | None) -> npt.NDArray[np.unsignedinteger
     return whole_numbers(opened, array)
 
 
-def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
+def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> Labels:
     """Return the values of a mask as unsigned numbers; raise ``DataError`` if some are not whole numbers."""
     try:
         return labels_of(array)
@@ -260,10 +264,28 @@ def whole_numbers(opened: _Opened, array: npt.NDArray[Any]) -> npt.NDArray[np.un
 
 def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.unsignedinteger[Any]]]:
+) -> tuple[npt.NDArray[np.float32], Labels]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
     image, mask = open_pair(sample, site, split, max_bytes, how)
     return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
+
+
+def read_planes(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> Iterator[tuple[npt.NDArray[np.float32], Labels | None]]:
+    """Yield the picture of ``sample``, or each slice of its volume, with the mask; each file is decoded once.
+
+    Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
+    """
+    where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
+    mask = None
+    if isinstance(sample.label, int | tuple):
+        image = open_image(sample, *where)
+    else:
+        image, mask = open_pair(sample, *where)
+    bounds = _bounds(image, where[3], max_bytes)
+    for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
+        yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
 
 
 def open_pair(

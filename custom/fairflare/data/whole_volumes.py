@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import slabs
 from fairflare.data.reading import (
     PLAIN,
+    Labels,
     Reading,
     _bounds,
     _Opened,
@@ -22,8 +22,6 @@ from fairflare.data.reading import (
     open_pair,
     whole_numbers,
 )
-
-Labels = npt.NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)

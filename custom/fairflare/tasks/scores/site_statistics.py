@@ -7,18 +7,22 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.census import KEYS
+from fairflare.base.machine.memory import counted as progress
+from fairflare.base.machine.memory import workers
 from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
-from fairflare.data.image_file import image_file
+from fairflare.data.image_file import image_file, reading_takes
 from fairflare.data.intensity import counts_of
-from fairflare.data.reading import Reading, ValueNotes, read_image, read_pair, slices_in
+from fairflare.data.reading import Reading, ValueNotes, read_planes
 from fairflare.tasks.classification import ClassificationSite
 from fairflare.tasks.segmentation import SegmentationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
@@ -27,6 +31,7 @@ Kind: TypeAlias = Literal["segmentation", "classification"]
 Case: TypeAlias = tuple[str, str]
 log = logging.getLogger(__name__)
 NO_LABEL = re.compile(r"'label' of .* does not exist|no key 'label'")
+SCALED = 5  # bytes a voxel that scaling an image takes beside what its file holds
 SAID = 5  # largest number of unusable files that the site's own log names
 
 
@@ -140,15 +145,29 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
     few = _few({(_class_of(sample, own), sample.case) for _, sample in every}, least)
     sums.findings = any(isinstance(sample.label, tuple) for _, sample in every)
     found: list[tuple[Sample, Counter[int]]] = []
-    for split, sample in every:
-        check_stop()
-        if isinstance(sample.label, int) and _class_of(sample, own) in few:
-            continue  # of a class with too few cases, nothing is counted
+    wanted = [
+        (split, sample)
+        for split, sample in every
+        if not isinstance(sample.label, int) or _class_of(sample, own) not in few
+    ]  # of too few cases: nothing
+
+    def looked(entry: tuple[str, Sample]) -> Counted | DataError:
         try:
-            found.append((sample, _add(sums, site, split, sample, own, how)))
-            values.add(sample)
+            return _counts(site, *entry, own, how)
         except DataError as error:
-            _unusable(sums, error)
+            return error
+
+    pairs = ((sample.image, sample.label if isinstance(sample.label, Path) else None) for _, sample in wanted)
+    with ThreadPool(workers(reading_takes(pairs, SCALED))) as threads:
+        looks = progress(threads.imap(looked, wanted), len(wanted), "images counted")
+        for (split, sample), one in zip(wanted, looks, strict=True):
+            check_stop()
+            if isinstance(one, DataError):
+                _unusable(sums, one)
+            else:
+                _add(sums, split, sample, one)
+                found.append((sample, one.labels))
+                values.add(sample)
     counted = _counted_findings([sample for sample, _ in found], least)
     for sample, labels in found:
         if isinstance(sample.label, tuple):
@@ -168,34 +187,40 @@ def _unusable(sums: SiteSums, problem: DataError) -> None:
         log.warning("not in the statistics: %s", problem)  # written to the site's own log only
 
 
-def _add(sums: SiteSums, site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> Counter[int]:
-    """Count one entry of a datalist, and return its labels; nothing is counted of an entry that cannot be read."""
-    case = sample.case
-    depth = None if sample.slice is not None else slices_in(sample.image, max_bytes=own.max_image_bytes, how=how)
-    planes = [sample] if depth is None else [replace(sample, slice=k) for k in range(depth)]
-    intensity, labels = np.zeros_like(sums.intensity), Counter[int]()
-    shape: tuple[int, ...] = ()
-    more: Any = {"site": site, "split": split, "max_bytes": own.max_image_bytes, "how": how}
-    for plane in planes:
-        of_class = isinstance(plane.label, int | tuple)
-        image, mask = (read_image(plane, **more), None) if of_class else read_pair(plane, **more)
+@dataclass(frozen=True)
+class Counted:
+    """Store the counts of one entry of a datalist: pixels by intensity, pixels by label, and lengths by axis."""
+
+    intensity: npt.NDArray[np.int64]
+    labels: Counter[int]
+    lengths: dict[str, float]
+
+
+def _counts(site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> Counted:
+    """Read one entry of a datalist, each file once, and count its pixels."""
+    intensity, labels = np.zeros(AXES[INTENSITY].bins, np.int64), Counter[int]()
+    depth, shape = 0, (0, 0)
+    for image, mask in read_planes(sample, site=site, split=split, max_bytes=own.max_image_bytes, how=how):
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
-        shape = image.shape
+        depth, shape = depth + 1, image.shape[:2]
         if mask is not None:
             labels.update(counts_of(mask))
     if isinstance(sample.label, int):
         labels[_class_of(sample, own)] += 1
     else:
         labels = _coded(labels, getattr(own, "mask_values", None))
-    sums.images[split] += 1
-    sums.cases[split].add(case)
-    sums.intensity += intensity
     lengths = {"height": float(shape[0]), "width": float(shape[1]), **_spacings(sample)}
-    if depth is not None:
+    if sample.slice is None and image_file(sample.image).facts().slices is not None:
         lengths["slices"] = float(depth)
-    for axis, length in lengths.items():
-        sums.add(axis, AXES[axis].bin_of(length), case)
-    return labels
+    return Counted(intensity, labels, lengths)
+
+
+def _add(sums: SiteSums, split: str, sample: Sample, counted: Counted) -> None:
+    sums.images[split] += 1
+    sums.cases[split].add(sample.case)
+    sums.intensity += counted.intensity
+    for axis, length in counted.lengths.items():
+        sums.add(axis, AXES[axis].bin_of(length), sample.case)
 
 
 def _add_labels(sums: SiteSums, found: Sequence[tuple[Case, Counter[int]]], kind: Kind) -> None:

@@ -354,6 +354,8 @@ def test_a_check_reads_each_file_once_and_little_at_a_time(tmp_path: Path, monke
     assert found.usable == 4
     assert found.grave == 0
     assert found.sites[0].labelled == {"class_1": 4, "class_2": 4}
+    # of 96 x 80 x 64 voxels of 1 mm those of 2 mm, with 4 bytes for the image and 1 for each structure
+    assert found.sites[0].prepared == (4 * 48 * 40 * 32 * (4 + 2), 16 * 2**30)
     monkeypatch.setattr(intensity, "SLAB", 2**12)
     data = opened(root)
     sample = data.datalist.splits["training"][0]

@@ -85,6 +85,7 @@ class SiteReport:
         sizes: number of images by (height, width) in pixels, as stored in the files.
         labelled: number of images with each structure or class, in the site's own lists.
         annotated: structures or classes that the site's file says are annotated; ``None`` if it names none.
+        prepared: bytes that volumes with masks take on the site's disk when they are prepared, and its limit for them.
     """
 
     site: str
@@ -93,6 +94,7 @@ class SiteReport:
     sizes: Counter[tuple[int, ...]]
     labelled: Counter[str]
     annotated: tuple[int, ...] | None
+    prepared: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class _Look:
     drawn: list[Drawn] = field(default_factory=list)  # description of the mask; empty without a mask
     errors: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the geometry of image and mask
+    prepared: int = 0  # bytes that the volume takes when it is prepared
 
 
 def check_sites(
@@ -297,12 +300,8 @@ class _Looker:
         except DataError as error:
             found.errors.append(error)
             return found
-        found.size, found.content, found.labelled, found.target = (
-            seen.size,
-            seen.content,
-            seen.labelled,
-            _hash(seen.seen),
-        )
+        found.size, found.content, found.labelled = seen.size, seen.content, seen.labelled
+        found.target, found.prepared = _hash(seen.seen), seen.prepared
         found.odd = [EMPTY] * (not seen.labelled) or [FULL] * seen.full + [LINES] * seen.lines
         found.features = [(features, number) for number, features in seen.features.items()]
         found.drawn, found.notes = [seen.drawn], notes_on(sample, data.reading)
@@ -342,7 +341,9 @@ class _Looker:
                 f"exchanged in them: {named([shown(masks[n].path) for n in at])}; have all masks one list of codes?",
                 grave=False,
             )
-        return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, self._annotated(labelled))
+        prepared = sum(look.prepared for look in good), self.own.decoded_bytes
+        annotated = self._annotated(labelled)
+        return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, annotated, prepared)
 
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
         """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.

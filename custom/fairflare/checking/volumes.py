@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from fairflare.data.datalist import Sample
 from fairflare.data.intensity import between, counts_of, slabs
 from fairflare.data.kinds import Drawn, drawn_of, shown
 from fairflare.data.whole_volumes import check_scale, open_volume
-from fairflare.tasks.volumes.base import FolderVolumes, oriented
+from fairflare.tasks.volumes.base import oriented
 
 CHECKED = 8  # bytes a voxel that a check makes beside what the files hold: what is marked, codes, connected parts
 
@@ -32,6 +33,7 @@ class VolumeLook:
         full, lines: whether the mask leaves no background, and whether no structure has an inner voxel.
         features: size and place of each structure in that slice, by :func:`regions_of`.
         drawn: the mask's description for comparisons with other masks.
+        prepared: bytes that the volume and its targets take when they are prepared.
     """
 
     size: tuple[int, ...]
@@ -42,9 +44,10 @@ class VolumeLook:
     lines: bool
     features: dict[int, Any]
     drawn: Drawn
+    prepared: int
 
 
-def look_at_masked(data: FolderVolumes, sample: Sample, split: str) -> VolumeLook:
+def look_at_masked(data: Any, sample: Sample, split: str) -> VolumeLook:
     """Read a volume and its mask as the task reads them, and return what is checked of both.
 
     Raises:
@@ -72,6 +75,7 @@ def look_at_masked(data: FolderVolumes, sample: Sample, split: str) -> VolumeLoo
         not background,
         not any(_has_inner(codes, [v for v, meant in inside.items() if meant in own]) for own in structured.labels),
         regions_of(seen, True), drawn_of(shown(sample.image), image, marks),
+        math.prod(map(round, data.shapes(split)[0])) * (np.float32().nbytes + len(structured.labels)),
     )  # fmt: skip
 
 

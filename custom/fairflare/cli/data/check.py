@@ -174,6 +174,9 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
             for k, (name, count) in enumerate(report.labelled.items())
         ]
         _tell(f"  {'masks that mark' if names is None else 'labels that have'} {', '.join(marked)}")
+    if report.prepared[0]:
+        needed, limit = (size / 1e9 for size in report.prepared)
+        _tell(f"  prepared for training: about {needed:.1f} GB on the site's disk, of decoded_bytes {limit:.1f} GB")
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
             told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)

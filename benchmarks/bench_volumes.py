@@ -25,6 +25,7 @@ from typing import Any
 import nibabel
 import numpy as np
 
+WRITE = "write"
 TASK: dict[str, Any] = {
     "num_classes": 2, "spacing": (1.5, 1.5, 2.0), "intensity": "window", "window": (40, 400),
     "patch_size": (96, 96, 96),
@@ -33,13 +34,17 @@ TASK: dict[str, Any] = {
 
 def main() -> None:
     arguments = parsed()
-    if arguments.step:
+    if arguments.step in STEPS:
         print(json.dumps(STEPS[arguments.step](arguments.folder)))
+        return
+    if arguments.step == WRITE:  # in a process of its own too: a child's peak begins with what its parent has
+        for number in range(arguments.pairs):
+            write_pair(arguments.folder / "in", number, tuple(arguments.shape))
         return
     with tempfile.TemporaryDirectory(prefix="bench_volumes_") as name:
         folder = Path(name)
-        for number in range(arguments.pairs):
-            write_pair(folder / "in", number, tuple(arguments.shape))
+        size = ["--pairs", str(arguments.pairs), "--shape", *map(str, arguments.shape)]
+        subprocess.run([sys.executable, __file__, "--step", WRITE, "--folder", name, *size], check=True)
         print(f"{arguments.pairs} pairs of {' x '.join(map(str, arguments.shape))}")
         print(f"{'step':<14} {'peak GB':>8} {'processor s':>12}")
         for step in STEPS:
@@ -55,7 +60,7 @@ def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--shape", type=int, nargs=3, default=(512, 512, 300))
-    parser.add_argument("--step", choices=[*STEPS], help="one step, in a process of its own")
+    parser.add_argument("--step", choices=[WRITE, *STEPS], help="one step, in a process of its own")
     parser.add_argument("--folder", type=Path, default=Path())
     return parser.parse_args()
 

@@ -27,7 +27,7 @@ from fairflare.base.checks import few, first_of
 from fairflare.base.machine.memory import counted, workers
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.checking.volumes import CHECKED, look_at_masked
+from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_masked
 from fairflare.core.statistics.label_maps import exchanged, features_of, in_words, label_maps, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
@@ -49,10 +49,6 @@ MOST, LESS, FEWER = 0.95, 0.8, 2
 # p-value below which a difference between two splits is reported; number of the most frequent combinations of findings
 # that the probe of the labels distinguishes.
 CHANCE, COMBINED = 0.001, 16
-EMPTY, FULL, LINES = (
-    "with nothing in it", "that leaves no background",
-    "of lines or single slices (no pixel has its structure on all sides); was an outline drawn, or a part?",
-)  # fmt: skip
 COLUMNS = ["site", "split", "place", "patient", "content", "target"]  # of a table with a row per image
 
 
@@ -296,15 +292,11 @@ class _Looker:
         """Read a volume and its mask once, and add the results to those of the image."""
         try:
             data: Any = self.task.open_listed(found.site, self.own, replace(self.list, splits={found.split: (sample,)}))
-            seen = look_at_masked(data, sample, found.split)
+            found = replace(found, **look_at_masked(data, sample, found.split))
         except DataError as error:
             found.errors.append(error)
             return found
-        found.size, found.content, found.labelled = seen.size, seen.content, seen.labelled
-        found.target, found.prepared = _hash(seen.seen), seen.prepared
-        found.odd = [EMPTY] * (not seen.labelled) or [FULL] * seen.full + [LINES] * seen.lines
-        found.features = [(features, number) for number, features in seen.features.items()]
-        found.drawn, found.notes = [seen.drawn], notes_on(sample, data.reading)
+        found.notes = notes_on(sample, data.reading)
         self._values.add(sample)
         return found
 

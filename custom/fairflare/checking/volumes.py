@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,41 +13,26 @@ from scipy.ndimage import binary_erosion, find_objects
 from fairflare.core.statistics.label_maps import regions_of
 from fairflare.data.datalist import Sample
 from fairflare.data.intensity import between, counts_of, slabs
-from fairflare.data.kinds import Drawn, drawn_of, shown
+from fairflare.data.kinds import drawn_of, shown
 from fairflare.data.whole_volumes import check_scale, open_volume
 from fairflare.tasks.volumes.base import oriented
 
+# What a mask is, for messages.
+EMPTY, FULL, LINES = (
+    "with nothing in it", "that leaves no background",
+    "of lines or single slices (no pixel has its structure on all sides); was an outline drawn, or a part?",
+)  # fmt: skip
 CHECKED = 8  # bytes a voxel that a check makes beside what the files hold: what is marked, codes, connected parts
 
 
-@dataclass(frozen=True)
-class VolumeLook:
-    """Store what a check finds in a volume with a mask.
-
-    Attributes:
-        size: shape as stored.
-        content: checksum of the volume's values between their minimum and maximum; ``None`` if all are the same.
-        seen: (structures, x, y) targets of the slice with most voxels of structures, in the task's orientation.
-        labelled: numbers of the structures that the mask marks.
-        full, lines: whether the mask leaves no background, and whether no structure has an inner voxel.
-        features: size and place of each structure in that slice, by :func:`regions_of`.
-        drawn: the mask's description for comparisons with other masks.
-        prepared: bytes that the volume and its targets take when they are prepared.
-    """
-
-    size: tuple[int, ...]
-    content: str | None
-    seen: npt.NDArray[Any]
-    labelled: list[int]
-    full: bool
-    lines: bool
-    features: dict[int, Any]
-    drawn: Drawn
-    prepared: int
-
-
-def look_at_masked(data: Any, sample: Sample, split: str) -> VolumeLook:
+def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     """Read a volume and its mask as the task reads them, and return what is checked of both.
+
+    Returns:
+        ``size`` as stored; ``content``, a checksum of the values (``None`` if all are the same); ``target``, one of the
+        slice with most voxels of structures; ``labelled``, the structures that the mask marks; ``odd``, what the mask
+        is; ``features`` of each structure in that slice, by :func:`regions_of`; ``drawn``, its description for
+        comparisons; ``prepared``, the bytes that volume and targets take when they are prepared.
 
     Raises:
         DataError: the task cannot use the volume or its mask.
@@ -69,14 +53,17 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> VolumeLook:
     place = max(range(codes.shape[-1]), key=lambda at: int(np.count_nonzero(marks[..., at])))
     seen = structured.inside(np.ascontiguousarray(codes[..., place]), meaning).numpy()
     background = sum(n for value, n in counts.items() if value not in inside and meaning[value] != structured.ignore)
-    return VolumeLook(
-        opened.array.shape, _content(opened.array), seen,
-        [k for k, labels in enumerate(structured.labels) if {*labels} & {*inside.values()}],
-        not background,
-        not any(_has_inner(codes, [v for v, meant in inside.items() if meant in own]) for own in structured.labels),
-        regions_of(seen, True), drawn_of(shown(sample.image), image, marks),
-        math.prod(map(round, data.shapes(split)[0])) * (np.float32().nbytes + len(structured.labels)),
-    )  # fmt: skip
+    labelled = [k for k, labels in enumerate(structured.labels) if {*labels} & {*inside.values()}]
+    marking = [[value for value, meant in inside.items() if meant in own] for own in structured.labels]
+    lines = not any(_has_inner(codes, values) for values in marking)
+    return {
+        "size": opened.array.shape, "content": _content(opened.array), "labelled": labelled,
+        "target": hashlib.sha256(seen.tobytes()).hexdigest(),
+        "odd": [FULL] * (not background) + [LINES] * lines if labelled else [EMPTY],
+        "features": [(features, number) for number, features in regions_of(seen, True).items()],
+        "drawn": [drawn_of(shown(sample.image), image, marks)],
+        "prepared": math.prod(map(round, data.shapes(split)[0])) * (np.float32().nbytes + len(structured.labels)),
+    }  # fmt: skip
 
 
 def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:

@@ -158,16 +158,19 @@ class JobConfig(FedJobConfig):
         else:
             shutil.copyfile(self.plan.task_file, custom / "task.py")
         if self.plan.monai_bundle is not None:
-            copy_bundle(self.plan.monai_bundle, custom / BUNDLE_FOLDER)
+            copy_bundle(self.plan.monai_bundle, custom.with_name(BUNDLE_FOLDER))  # for YAML as in carry_package
         if self.packaging == "bundle":
             carry_package(custom)
 
 
 def carry_package(custom: Path) -> None:
-    """Copy the whole package ``fairflare`` into the custom code of a job."""
+    """Copy the package ``fairflare`` into the custom code of a job, without what no participant reads.
+
+    ``nvflare job submit`` parses each YAML file there, and stops for want of a package that neither has installed.
+    """
     shutil.copytree(
         Path(fairflare.__file__).parent,
         custom / "fairflare",
-        ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+        ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.yaml", "examples"),
         dirs_exist_ok=True,
     )

@@ -212,6 +212,22 @@ def test_a_new_process_does_not_execute_the_main_script(work: str, form: str, tm
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
+def test_a_process_of_flare_has_processes_of_its_own_but_no_chain_of_them(tmp_path: Path) -> None:
+    """A site with ``isolate`` and the server start one; a module that such a process imports cannot start the next."""
+    program = (
+        "import os\nfrom fairflare.base.machine.child import in_child\nprint(in_child(os.getpid) != os.getpid())\n"
+    )
+    (tmp_path / "module.py").write_text(program + "def work():\n    return 1\n")
+    env = {**os.environ, BELONGS_TO: "a process of FLARE"}
+    main = "from fairflare.base.machine.child import in_child; import module; print(in_child(module.work))"
+    done = subprocess.run(
+        [sys.executable, "-c", main], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "True\n"
+    assert done.returncode == 1
+    assert f"ValueError: a process of a run {INSIDE}" in done.stderr
+
+
 OWN = """
 from fairflare.base.machine.one_run import starting_process
 class Mine:

@@ -49,7 +49,7 @@ class JobRecipe(Recipe):
         refuse_inside_run()
 
 
-class Job(FedJob):  # type: ignore[misc]
+class Job(FedJob):
     """Hold the components of a FLARE job, all of classes that every participant can import."""
 
     def to(self, obj: Any, *target: Any, **options: Any) -> Any:

@@ -159,6 +159,7 @@ def test_a_task_file_cannot_start_a_run(start: str, tmp_path: Path, monkeypatch:
 
 
 def test_a_plugin_and_a_bundle_cannot_start_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "starting_plugin.py").write_text(IMPORTS + STARTS["run_local"])
     point = EntryPoint("mine", "starting_plugin", "fairflare.methods")

@@ -96,7 +96,9 @@ def load_task_class(path: Path) -> type[Task]:
         except Exception as error:
             name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
             beside = bool(name) and any(path.parent.glob(f"{name}*"))
-            how = f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
+            how = (
+                f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
+            )
             text = f"task file {path} cannot be run: {type(error).__name__}: {error}{how * beside}"
             raise TaskFileError(text) from error
     found = getattr(module, "Task", None)

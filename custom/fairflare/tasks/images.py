@@ -253,6 +253,7 @@ class ImageTask(Intensities, Fitted, Task):
         said = self.annotated_in(site, own)
         data = self.annotating(said).open_folder(site, own, listed)
         data.annotated = said
+        data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 
     def suited_to(self, data: SiteData) -> Task:

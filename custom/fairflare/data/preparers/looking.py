@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import scipy.ndimage  # noqa: F401  (threads that import it at the same time find half of it)
+import numpy.typing as npt
+import scipy.ndimage
 
 from fairflare.base.checks import first_of
 from fairflare.base.own_errors import may_be_of_file
@@ -22,6 +23,8 @@ from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, whole_numbers
+
+MOSTLY = 0.9  # share of a value's pixels, and of the masks with a value
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Look:
         empty: number of slices that are left out because their mask is empty.
         own_plane: whether the listed slices have the plane and the order of the file.
         drawn: description of the mask for comparison with other masks; None if there is no mask.
+        names: names of the values of the mask in its file.
+        edges: those values that occur only between lower and higher ones, see :func:`edges_of`.
     """
 
     values: tuple[int, ...] = ()
@@ -49,6 +54,8 @@ class Look:
     empty: int = 0
     own_plane: bool = True
     drawn: Drawn | None = field(default=None, compare=False)
+    names: Mapping[int, str] = field(default_factory=dict)
+    edges: tuple[int, ...] = ()
 
 
 Looker = Callable[[Path, Path | None], Look]
@@ -100,7 +107,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
         slices = _open(path, what, "", "none", MAX_IMAGE_BYTES, how, alone=False, decoded=False).facts.slices or 1
         if slices > 1:
             raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
-    values, marks = (), None
+    values, marks, edges = (), None, tuple[int, ...]()
     if mask is not None:
         try:
             picture, labels = read_pair(sample, site="", split="none", how=how)
@@ -109,10 +116,11 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
                 raise ValueError(odd) from error
             raise
         values, marks = tuple(np.unique(labels).tolist()), drawn_of(shown(image), picture.mean(-1), labels)
+        edges = edges_of(labels)
         if len(values) > 2 and (odd := odd_pair(image, mask)):
             raise ValueError(odd)
     notes = (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
-    return Look(values, notes, drawn=marks)
+    return Look(values, notes, drawn=marks, names=image_file(mask).names() if mask else {}, edges=edges)
 
 
 def look_at_volume(
@@ -169,7 +177,21 @@ def look_at_volume(
         empty,
         plane is None or _same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
         None if labels is None else drawn_of(shown(image), volume, labels),
+        {} if mask is None else image_file(mask).names(),
+        () if labels is None else edges_of(labels),
     )
+
+
+def edges_of(labels: npt.NDArray[np.integer]) -> tuple[int, ...]:
+    """Return the values of a mask of which nine tenths of the pixels have a lower and a higher one beside them.
+
+    Smoothing and resizing make such values. Of the values 0, 1, 2, ... none is returned: they are labels, or numbers.
+    """
+    values = np.unique(labels)
+    if len(values) < 3 or np.array_equal(values, np.arange(len(values))):
+        return ()
+    low, high = (of(labels, 3) for of in (scipy.ndimage.minimum_filter, scipy.ndimage.maximum_filter))
+    return tuple(k for k in values.tolist() if ((low < k) & (k < high))[labels == k].mean() >= MOSTLY)
 
 
 def _same_turn(a: Turn | None, b: Turn | None) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from fairflare.base.cases.census import question, unexplained
+from fairflare.base.cases.census import contradictions, question, question_of_values, unexplained
 from fairflare.base.checks import few, first_of, gathered
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
@@ -22,7 +22,15 @@ from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
-from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARKED_CASES, MEASURED, OTHER_IMAGES
+from fairflare.federation.site.facts import (
+    ANNOTATED,
+    GLOBAL_LIST,
+    MARKED,
+    MARKED_CASES,
+    MASK_LABELS,
+    MEASURED,
+    OTHER_IMAGES,
+)
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
@@ -60,6 +68,12 @@ FIELDS = (
         "class_names", "names", required=False,
         doc="names of the classes in the datalist, also of those that the site has no image of",
         keep="leave `class_names` out of the datalist",
+    ),
+    Field(
+        MASK_LABELS, "names", required=False,
+        doc="`<label>=<value>=<name>` of each label of the masks: the value in the files, and its name if it has one",
+        reveals="which values the masks had when they were prepared",
+        keep=f"leave `{MASK_LABELS}` out of the datalist",
     ),
     Field(
         "class_groups", "names", required=False,
@@ -129,9 +143,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     """
     found = read_report(read_head(site, message, current_round).get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    of_classes = [
-        found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
-    ]
+    names = ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
+    of_classes = [found[key] or () for key in names]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
@@ -144,7 +157,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
-    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET)
+    rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET)
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
@@ -218,7 +231,7 @@ class Check:
         run, sites = self.settings, self.roster.known()
         told: dict[str, Any] = {"groups": tuple(run.groups), "directives": self.journal.ledgers()}
         phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **told)
-        problems = list(self._problems(phase, self.journal.synthetic if current_round > 0 else None))
+        problems = list(dict.fromkeys(self._problems(phase, self.journal.synthetic if current_round > 0 else None)))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
@@ -337,7 +350,7 @@ class Check:
         else:
             yield from self._same(
                 phase,
-                "synthetic",
+                _by_value(self.facts, "synthetic"),
                 f"made-up data beside real ones: synthetic at {', '.join(made_up)}, real at {', '.join(real)}. "
                 f"Set 'data_root' in the fairflare.json of {', '.join(made_up)}",
                 "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
@@ -346,13 +359,17 @@ class Check:
             )
         if real := self._of_kind(False):
             yield from self._classes(phase, real)
+        found = contradictions({site: own.get(MASK_LABELS, ()) for site, own in self.facts.items()})
+        for by_meaning in found.values():
+            yield from self._same(phase, by_meaning, question_of_values(found), question_of_values(found))
         yield from self._silent(phase)
         for key, whose in ((NAMES, "'groups'"), (ACTED_ON, "the method")):
             yield from self._same(
-                phase, key, "the datalists declare the attributes differently: {}. Declare them alike",
+                phase, _by_value(self.facts, key),
+                "the datalists declare the attributes differently: {}. Declare them alike",
                 f"its datalist declares the attributes of {whose} otherwise than those of most sites; correct it there",
             )  # fmt: skip
-        by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
+        by_prior = _by_value(self.facts, "prior")
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {', '.join(sites)}" for prior, sites in by_prior.items())
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
@@ -380,9 +397,8 @@ class Check:
         ):
             real = [site for site in real if site in self.facts]
             yield from self._same(
-                phase, key, f"the datalists {verb} the classes differently: {{}}{remedy}",
+                phase, _by_value(self.facts, key, real), f"the datalists {verb} the classes differently: {{}}{remedy}",
                 f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there",
-                among=real,
             )  # fmt: skip
         if not self.settings.num_rounds:
             yield from self._like_the_model(phase, [site for site in real if site in self.facts])
@@ -417,24 +433,21 @@ class Check:
     def _same(
         self,
         phase: Phase,
-        key: str,
+        by_value: Mapping[Any, Sequence[str]],
         problem: str,
         reason: str,
         *,
-        among: Sequence[str] | None = None,
         wanted: Any = None,
     ) -> Iterator[str]:
         """Yield the problem where sites differ and none may be left out; else leave out the sites that differ.
 
         Args:
             phase: the check's exchange.
-            key: name of the compared field of the sites' reports.
+            by_value: the sites by the compared value.
             problem: text of the problem; ``{}`` in it stands for the different values and their sites.
             reason: text about a site that is left out.
-            among: sites that are compared; ``None`` for all sites that answered.
             wanted: the right value; ``None`` for the value that more than half of the reporting sites have.
         """
-        by_value = _by_value({site: self.facts[site].get(key) for site in among or self.facts})
         if len(by_value) < 2:
             return
         if "{}" in problem:
@@ -455,18 +468,21 @@ class Check:
         """Leave a site out of the whole run: the site is not asked again."""
         self.roster.excluded[site] = f"site {site!r}: {reason}"
         phase.refuse(site, self.roster.excluded[site])
-        del self.facts[site]
+        self.facts.pop(site, None)  # it may be left out for several reasons
 
     def _of_kind(self, synthetic: bool) -> list[str]:
         """Return the sites that report synthetic data, or the sites that report real data."""
         return sorted(site for site, found in self.facts.items() if found["synthetic"] is synthetic)
 
 
-def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+def _by_value(
+    facts: Mapping[str, Mapping[str, Any]], key: str, among: Iterable[str] | None = None
+) -> dict[Any, list[str]]:  # fmt: skip
+    """Return the sites (``among`` these, default: all) by the value of a field of their reports; those without none."""
     return gathered(
         (tuple(value) if isinstance(value, list) else value, site)
-        for site, value in sorted(values.items())
-        if value not in (None, [])
+        for site in sorted(facts if among is None else among)
+        if (value := facts[site].get(key)) not in (None, [])
     )
 
 

@@ -59,7 +59,7 @@ def perform_isolated(
     arguments = dict(worker)
     child = SiteProcess(arguments.pop("task"), arguments.pop("training"))
     try:
-        child.begin(arguments, replace(request, state={}), save_bytes(clean_state(request.state)))
+        child.begin(arguments, request.carrying({}), save_bytes(clean_state(request.tensors)))
         while True:
             reply = child.hear() if speaking([child], poll) else None
             if reply is not None:
@@ -109,8 +109,9 @@ class SiteProcess:
 
         Args:
             arguments: arguments of the site's :class:`SiteWorker`, without task and training.
-            request: the task without its model.
-            model: the task's model, as a file or as a file's content; ``None`` if the task has none.
+            request: the task without its tensors.
+            model: the task's tensors (:attr:`SiteTask.tensors`), as a file or as a file's content; ``None`` if the task
+                has none.
         """
         messages: list[Any] = [(arguments, request, model)]
         if self._process is None or not self._process.is_alive():
@@ -217,9 +218,9 @@ def _serve(pipe: Connection, prepare: Callable[[], None], level: int) -> None:
         try:
             if site not in workers:
                 workers[site] = SiteWorker(**arguments, task=task, training=training)
-            state = {} if model is None else load_bytes(model) if isinstance(model, bytes) else load_file(model)
+            tensors = {} if model is None else load_bytes(model) if isinstance(model, bytes) else load_file(model)
             # While the task runs, the parent sends nothing but STOP, so any pending message means: stop.
-            reply = workers[site].perform(replace(request, state=state), pipe.poll)
+            reply = workers[site].perform(request.carrying(tensors), pipe.poll)
         except Exception as error:
             reply = refusal(site, request.name, error)
         update = None if reply.update is None else save_bytes(clean_state(reply.update))

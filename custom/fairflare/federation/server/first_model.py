@@ -24,7 +24,7 @@ from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import clean_state, num_bytes
-from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
+from fairflare.exchange.sent_tensors import ALL, SentTensors
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import AtHome, at_home
 from fairflare.federation.plan.task_files import brings
@@ -149,7 +149,7 @@ def _made(
     model = build(task)
     sent = SentTensors(model, exchange, makes)
     rest = sent.rest(model.state_dict())
-    before = fingerprint(rest) if rest else ""
+    before = sent.mark(rest)
     try:
         said = [(task.initialise(model, checkpoint), False)]
     except (ValueError, OSError) as error:
@@ -164,7 +164,7 @@ def _made(
         ) from None
     check_network(model, "the network with its initial weights")
     state = clean_state(model.state_dict())
-    after = fingerprint(sent.rest(state)) if rest else ""
+    after = sent.mark(state)
     if carried and after != before:
         raise ValueError(
             f"exchange={exchange!r}: initial_ckpt changes tensors that are not sent, and the sites have not got them; "

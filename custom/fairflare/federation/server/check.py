@@ -22,6 +22,7 @@ from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
+from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.site.facts import (
     ANNOTATED,
     GLOBAL_LIST,
@@ -35,8 +36,10 @@ from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
+from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.parts.group_sums import ACTED_ON
 from fairflare.privacy.policy import BUDGET, PRIVACY, budget_notes
+from fairflare.privacy.sums.keys import FEWEST
 
 NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
 MAX_LISTS = 100  # largest number of lists of images that a site may have
@@ -200,6 +203,7 @@ class Check:
         task: the task that is learned.
         run: settings of the run.
         ask, journal: the run's exchange with the sites, and its journal.
+        retraining: the rules of all rounds.
         metrics: metrics that sites may measure; metrics of the classes that the sites name are added.
     """
 
@@ -209,10 +213,11 @@ class Check:
         run: RunSettings,
         ask: Exchange,
         journal: Journal,
+        retraining: Retraining,
         metrics: dict[str, Metric] | None = None,
     ) -> None:
         self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
-        self.roster, self.journal = ask.roster, journal
+        self.roster, self.journal, self.retraining = ask.roster, journal, retraining
         # grace=0: sites get the whole timeout, because opening the data may take long.
         self.ask = replace(ask, grace=0.0)
         self.facts: dict[str, dict[str, Any]] = {}
@@ -229,22 +234,24 @@ class Check:
             ServerFault, Stopped: as in any exchange.
         """
         run, sites = self.settings, self.roster.known()
-        told: dict[str, Any] = {"groups": tuple(run.groups), "directives": self.journal.ledgers()}
+        # The extra rounds' directives come beforehand, so that the sites can say whether they can do such rounds.
+        extra = self.retraining.classifier.directives(run.num_rounds, run.num_rounds, sites) if run.crt_rounds else {}
+        told: dict[str, Any] = {"groups": tuple(run.groups), "directives": {**self.journal.ledgers(), **extra}}
         phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **told)
         problems = list(dict.fromkeys(self._problems(phase, self.journal.synthetic if current_round > 0 else None)))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
+        said = {found["synthetic"] for found in self.facts.values()} - {None}
         left = run.num_rounds - current_round
         private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
+        if problems := [*problems, *self._unready(phase, private, left)]:
+            words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]
+            raise RoundFailed(" ".join(words), phase)
         for site, of in private.items():
             for text, warning in budget_notes(of["target"], of["lasts"], left):
                 self.journal.note(f"privacy budget of site {site!r}: {text}", warning=warning)
-        said = {found["synthetic"] for found in self.facts.values()} - {None}
-        if problems := [*problems, *self._unready(phase)]:
-            words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]
-            raise RoundFailed(" ".join(words), phase)
         self.synthetic = said.pop() if said else None
 
     @property
@@ -319,13 +326,33 @@ class Check:
         self.facts[site] = read_check(site, message, phase.current_round)
         return {}
 
-    def _unready(self, phase: Phase) -> Iterator[str]:
-        """Yield a sentence about the sites that cannot take part, if the run must not begin without them."""
-        refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
-        if len(phase.good) < self.settings.min_sites:
+    def _unready(self, phase: Phase, private: Mapping[str, Mapping[str, Any]], left: int) -> Iterator[str]:
+        """Yield a sentence about the sites that cannot take part, or not to the end, if the run must not begin so.
+
+        Args:
+            phase: the check's exchange.
+            private: facts about the sites' differential privacy; where there are any, FedAvg takes the place of a rule
+                that asks about the anchor, for which secure sums need one site more.
+            left: number of the method's rounds that are to be done.
+        """
+        run, rule = self.settings, self.retraining.rule
+        least = max(run.min_sites, FEWEST + 1 if run.secure and isinstance(rule, TwoPhase) and not private else 0)
+        needed = f"min_sites={run.min_sites}" + (
+            f", secure sums of this method need {least} sites; fed_avg needs one less" * (least > run.min_sites)
+        )
+        lasts = {site: min(left, private[site]["lasts"]) if site in private else left for site in sorted(phase.good)}
+        if len(lasts) >= least and (most := sorted(lasts.values())[-least]) < left:
             yield (
-                f"{len(phase.good)} of {len(phase.asked)} site(s) ready, min_sites={self.settings.min_sites}. "
-                f"Not ready: {reasons(phase.left_out.items())}"
+                f"privacy budgets end ({', '.join(f'{site} after {n:g}' for site, n in lasts.items() if n < left)} of "
+                f"{left} round(s)), and the last round would have fewer than {least} sites ({needed}). Set num_rounds="
+                f"{run.num_rounds - left + most:g} at most, or let the files of these sites have a larger epsilon or "
+                "more noise"
+            )
+        refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
+        if len(phase.good) < least:
+            yield (
+                f"{len(phase.good)} of {len(phase.asked)} site(s) ready, {needed}. "
+                f"Not ready: {reasons(phase.left_out.items()) or 'none'}"
             )
         elif refused and self.settings.require_all_sites:
             yield (

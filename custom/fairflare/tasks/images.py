@@ -173,7 +173,7 @@ class ImageTask(Intensities, Fitted, Task):
         """
         if numbers is None or len(numbers) == len(self.structures):
             return self
-        if self._of_user("loss", "sample_losses", "evaluate"):
+        if self.of_user("loss", "sample_losses", "evaluate"):
             raise ValueError(
                 f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has its own loss or "
                 "metrics, which may take those that are not annotated for absent ones; leave the site out"
@@ -272,7 +272,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
         """Check a user's own network on one training image of the site; see :meth:`check_outputs`."""
-        if self._of_user("build_model", "build_unet"):
+        if self.of_user("build_model", "build_unet"):
             inputs, _ = next(iter(data.batches("training", batch_size=1)))
             self.check_outputs(model, inputs.to(device))
 
@@ -309,14 +309,9 @@ class ImageTask(Intensities, Fitted, Task):
         places = () if self.class_labels else inputs.shape[2:]
         needed = (len(inputs), self.classes if self.class_labels else self.num_classes, *places)
         found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
-        if found != needed and not self._of_user("loss"):  # a user's own loss may need outputs of another form
+        if found != needed and not self.of_user("loss"):  # a user's own loss may need outputs of another form
             text = f"{named} gives {found}, and {needed} is needed for num_classes={needed[1]}"
             raise DataError(text, text)
-
-    def _of_user(self, *names: str) -> bool:
-        """Return whether a class outside this package defines one of the named methods."""
-        own = (getattr(type(self), name, None) for name in names)
-        return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
 
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:

@@ -111,8 +111,14 @@ class ClassifierRetraining(LocalTraining):
     def sends(self, names: Iterable[str]) -> list[str]:
         return of_classifier(names)
 
-    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """Check that the network has the parts that are called, and the site classes to draw; nothing is reported."""
         check_parts(run, model, ("embed", "head"), NEEDED)
+        self.begin_round(run, copy.deepcopy(model))
+        return {}
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        check_parts(run, model, ("embed", "head"), NEEDED)  # a site that comes late has not been asked before
         with only(model, HEAD):
             features: Any = _Features(run.data, model, run.device)
             return super().train(replace(run, data=features), model)

@@ -174,9 +174,12 @@ def _made(
             "exchange=all"
         )
     if rest:
-        part, sizes = sent.of(state), f"{num_bytes(sent.of(state))} of {num_bytes(state)} bytes"
-        some = f"exchange={exchange!r}: {len(part)} of {len(state)} tensors travel, {sizes}"
-        said.append((f"{some}; the others are built at each site", False))
+        part = sent.of(state)
+        said.append((
+            f"exchange={exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
+            f"{num_bytes(state)} bytes; the others are built at each site",
+            False,
+        ))  # fmt: skip
     home = at_home(site_half, model, lambda text, warning=False: said.append((text, warning)))
     return FirstModel(
         state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,

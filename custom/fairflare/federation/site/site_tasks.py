@@ -60,6 +60,7 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         worker.private.check(worker.training, run, model)
     answers = worker.training.check(run, model)
     if (later := ClassifierRetraining.told(worker.training, run.directives)) is not worker.training:
+        check_unlabelled(later, worker.task, run.data, worker.site)
         later.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
     # Figures of the user's own are measured once here, as the first round would be lost with wrong ones.

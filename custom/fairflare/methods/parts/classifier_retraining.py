@@ -99,14 +99,15 @@ class ClassifierRetraining(LocalTraining):
         """Return the site half that trains in this round: ``training``, or cRT's if the server's directives ask for it.
 
         cRT's site half takes its settings from ``training`` (such as the optimizer, the batch size and the learning
-        rate), but has no learning rate schedule, a new optimizer in each round, and the task's loss.
+        rate), but has no learning rate schedule, a new optimizer in each round, the task's loss, and no unlabelled
+        images.
         """
         told = directives.get(DIRECTIVE)
         if told is None:
             return training
         usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
-        return cls(**{**usual, **plain, **dict(told)})
+        return cls(**{**usual, **plain, "unlabelled": "", **dict(told)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return of_classifier(names)

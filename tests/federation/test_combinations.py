@@ -351,7 +351,6 @@ def test_extra_rounds_at_a_site_without_labels_are_refused_beforehand(world: Wor
         pytest.param((), {"unlabelled": "consistency"}, {}, "a site with images that lack labels", id="unlabelled"),
         pytest.param(("unlabelled",), {}, {}, "", id="listed"),
         pytest.param((), {"exchange": "trainable"}, {}, "a tensor that it leaves out", id="trainable"),
-        pytest.param((), {"schedule": "cosine"}, {"num_rounds": 1}, "a second round", id="cosine"),
         pytest.param((), {"test_every": 2}, {}, "a round of such a number before the last one", id="every"),
         pytest.param((), {"test_last": 3}, {"num_rounds": 1}, "a second round", id="last"),
         pytest.param((), {**WITHOUT_NORMS, "norm_statistics": "site"}, {}, "a batch norm with running", id="site"),

@@ -151,7 +151,7 @@ class Rounds:
         """Say which settings find nothing to act on, and that unlabelled images are not used, as far as it is known."""
         half, run, task, said = self.place.site_half, self.settings, self.task, self.check.said.values()
         parts = [part for part in (training_of(half), run) if part is not None]
-        found = list(idle(parts, {name for part in parts for name in needs_of(type(part))}, {
+        found = list(idle(parts, sorted({name for part in parts for name in needs_of(type(part))}), {
             **self.network,
             "a site with images that lack labels, or the labels of some structures":
                 any(UNLABELLED in of for of in said) or (task.consistency == "teacher" and self.check.annotators),

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from typer.testing import CliRunner
 
+from fairflare.cli.commands import app
+from fairflare.federation.transports.local import run_local
+from fairflare.recipes import FairRecipe, ScriptRecipe, StatsRecipe
+from tests.bundles import METADATA, train_config, write_volumes
+
+from .conftest import ROOT, TINY
 from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.xdist_group("poc")]  # they share one POC
@@ -91,6 +100,79 @@ def test_published_job_runs_to_the_end(poc, job):
     assert "worst site" in (workspace / "log.txt").read_text()
     page = (workspace / "fairflare" / "report.html").read_text(encoding="utf-8")
     assert "The run completed after 2 rounds." in page
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Write volumes for each site, a MONAI bundle of YAML files with some that FLARE could not parse, and a run."""
+    root = tmp_path_factory.mktemp("places")
+    own = {site: write_volumes(root / site, seed=seed, counts=(2, 1, 1)) for seed, site in enumerate(SITES)}
+    bundle = root / "bundle"
+    (bundle / "configs").mkdir(parents=True)
+    (bundle / "configs" / "train.yaml").write_text(yaml.safe_dump(train_config(), sort_keys=False))
+    (bundle / "configs" / "metadata.yml").write_text(yaml.safe_dump(METADATA))
+    (bundle / "folds.json").write_text("[[1, 2], [3]]")  # of the author's own: a list, which FLARE's parser refuses
+    settings = {**TINY, "local_epochs": 1}
+    run_local(FairRecipe("fed_avg", sites=SITES, num_rounds=1, settings=settings).plan, root / "run")
+    return {"own": own, "bundle": bundle, "run": root / "run"}
+
+
+def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
+    """Write a job of a kind into a folder, as its user does, and return its folder."""
+    what, _, packaging = kind.partition(", ")
+    if what == "evaluate":
+        options = ["--bundle"] if packaging else []
+        given = ["evaluate", str(places["run"]), "--last", "--sites", ",".join(SITES), "--job", str(out), *options]
+        assert (made := CliRunner().invoke(app, given)).exit_code == 0, made.output
+        return out / "evaluate"
+    short: dict[str, Any] = {"sites": SITES, "num_rounds": 1, "min_sites": 3}
+    carried = {"packaging": packaging} if packaging in ("bundle", "preinstalled") else {}
+    if what == "stats":
+        recipe: Any = StatsRecipe(sites=SITES, **carried)
+    elif what == "script":
+        script = ROOT / "docs" / "examples" / "hello_flare_fair.py"
+        own_process = {"launch_external_process": True, "command": sys.executable} if packaging == "process" else {}
+        recipe = ScriptRecipe("fed_avg", train_script=script, model="Net", **short, **own_process)
+    elif what == "MONAI bundle":
+        recipe = FairRecipe("fed_avg", monai_bundle=places["bundle"], **short, **carried)
+    else:
+        recipe = FairRecipe("fed_avg", settings={**TINY, "local_epochs": 1}, **short, **carried)
+    recipe.export(str(out))
+    return out / recipe.name
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain",
+        "plain, bundle",
+        "MONAI bundle, bundle",
+        "evaluate",
+        "evaluate, bundle",
+        "stats",
+        "script",
+        "script, process",
+    ],
+)
+def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[str, Any], tmp_path: Path) -> None:
+    """Submit each kind of job with ``nvflare job submit``, which parses files of a job, and see it complete."""
+    data = kind.startswith(("MONAI", "stats"))
+    for site in SITES:
+        poc.edit_local(site, "fairflare.json", lambda c, own=places["own"][site]: c.update(own if data else {}))
+    try:
+        job_id = poc.submit(job_of(kind, places, tmp_path / "jobs"))
+        assert "FINISHED:COMPLETED" in poc.wait(job_id, 300)
+    finally:
+        for site in SITES:
+            poc.edit_local(site, "fairflare.json", lambda c: c.pop("data_root", None))
+    workspace = poc.download(job_id)
+    if kind.startswith("stats"):
+        document = json.loads((workspace / "fairflare" / "stats.json").read_text())
+        assert sorted(document["sites"]) == SITES
+        return
+    (found,) = workspace.rglob("results.json")
+    results = json.loads(found.read_text())
+    assert (results["status"], sorted(results["test"])) == ("completed", SITES)
 
 
 def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):

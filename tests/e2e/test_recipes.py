@@ -102,7 +102,7 @@ def test_results_of_a_poc_outlive_it_and_a_running_network_is_asked_the_same_way
 def test_the_first_example_of_the_recipes_page(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]
-    names: dict = {}
+    names: dict = {"__name__": "__main__"}
     exec(compile(code, "recipes.md", "exec"), names)
     assert names["document"]["status"] == "completed"
     assert sorted(names["document"]["test"]) == ["site-1", "site-2"]

@@ -28,7 +28,7 @@ SAID = {
 MADE = {
     "compare": ["report/index.html", "stats/stats.html"],
     "method": ["runs/term-seed0/server/simulate_job/fairflare/results.json"],
-    "bundle3d": ["stats/stats.json", "jobs/fed_lwr/app/custom/monai_bundle/configs/train.json"],
+    "bundle3d": ["stats/stats.json", "jobs/fed_lwr/app/monai_bundle/configs/train.json"],
     "script": ["jobs/fed_lwr/meta.json"],
     "poc": ["jobs/stats/meta.json"],
 }

@@ -8,6 +8,7 @@ import pickle
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.site import groups
 from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.reports import ReportError
+from fairflare.methods.base.site_run import SiteError
 from fairflare.reporting.layout import interval
 from fairflare.reporting.results import read_document, read_results
 from fairflare.reporting.table import fairness_table
@@ -371,6 +373,13 @@ def test_a_task_that_tells_nothing_of_an_image(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(ImageTask, "outcome_names", lambda self: [])
     with pytest.raises(RoundFailed, match="groups needs a task with a result for each image, which"):
         run_local(plan("sex"), tmp_path / "run", federation(tmp_path / "data"))
+
+
+def test_groups_of_a_task_with_findings_are_refused_in_words() -> None:
+    task: Any = ClassificationTask(findings=["edema", "mass"], image_size=(33, 33))
+    data: Any = SimpleNamespace(attributes={"sex": ("F", "M", "unknown")})
+    with pytest.raises(SiteError, match="which one with several findings an image does not have; take groups out"):
+        groups.check_asked("a", task, data, ["sex"])
 
 
 def test_an_attribute_is_asked_for_once() -> None:

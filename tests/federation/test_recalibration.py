@@ -168,8 +168,10 @@ def test_off_by_default_and_nothing_to_do_without_norms(tmp_path: Path) -> None:
     assert not asked(ran)
     ran = Run(tmp_path, network(), num_rounds=2, job="line", **RECALIBRATED)()
     assert not asked(ran)
-    lines = [text for text in ran.net.said if "norm_statistics" in text]
-    assert lines == ["norm_statistics: the network has no batch norm with running statistics; nothing is asked"]
+    (line,) = ran.results["info"]["in_vain"]
+    assert line.startswith(
+        "norm_statistics='recalibrated' would do nothing: it acts only with a batch norm with running"
+    )
 
 
 # ------------------------------------------------------------------------------------------------ a site that fails

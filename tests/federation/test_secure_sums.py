@@ -705,7 +705,7 @@ def test_too_few_sites_end_the_run_by_name(tmp_path: Path) -> None:
     with pytest.raises(
         RoundFailed, match=r"round 0, keys: 3 site\(s\) sent keys, .* of this method need 4 sites; fed_avg needs"
     ):
-        Run(tmp_path / "c", "fed_lwr", 3)()
+        Run(tmp_path / "c", "fed_lwr", 4, twist=lost("site-3", "keys", 9))()
     with pytest.raises(RoundFailed, match=r"4 site\(s\) sent keys, .* of this method need 5 sites\. Left out: site-3"):
         Run(tmp_path / "d", "fed_lwr", 5, min_sites=5, twist=lost("site-3", "keys", 9))()
     with pytest.raises(RoundFailed, match=r"round 0: .*its process died"):

@@ -14,6 +14,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import client
+from fairflare.data.datalist import DataError
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
 from fairflare.federation.site.replies import MAX_REASON
 from fairflare.federation.site.script import told_training
@@ -119,6 +120,48 @@ def test_every_task_of_two_rounds_is_answered(federation: Any) -> None:
     assert flare.sent[0][1].meta["num_steps"] == 6
     assert len(flare.sent[0][1].meta["stats"]["epoch_losses"]) == 2
     assert flare.sent[4][1].metrics == {"accuracy": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"classes": 1}, r"targets must lie in \[0, 0\] for classes=1, found others"),
+        ({"classes": [5]}, r"classes must be a number or the training samples of each, got \[5\]"),
+        ({"prior": torch.nn.ReLU()}, "the prior network must have an attribute width"),
+    ],
+)
+def test_the_server_learns_why_a_script_could_not_begin(
+    wrong: dict[str, Any], told: str, federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error ends the script, in whose log nobody looks first; until the job ends the answers have its sentence."""
+    tasks = [asked(name, LocalTraining()) for name in ("check", "train")]
+    seen: list[Any] = []
+    send = Flare.send
+    monkeypatch.setattr(Flare, "send", lambda self, model: (send(self, model), seen.append(from_model(model))))
+    with pytest.raises(DataError, match=told):
+        federation(*tasks, **wrong)
+    assert len(seen) == 2
+    for answer in seen:
+        assert answer.meta["status"] != "ok"
+        assert re.search(told, answer.meta["reason"])
+    with pytest.raises(DataError, match=told):  # the job is over: nobody to tell
+        federation(**wrong)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize(("named", "wanted"), [(None, "bal"), ("accuracy", "accuracy")])
+def test_the_primary_metric_is_the_job_s_unless_the_script_names_one(
+    named: str | None, wanted: str, federation: Any
+) -> None:
+    task = ScriptTask(model="own.Net", metric="bal", metrics={"bal": {"higher_is_better": True}})
+    message = encode_task(request("validate", STATE, 0))
+    message.meta[TRAINING_KEY] = clean_meta(told_training(LocalTraining(), task))
+    flare, site, _ = federation(
+        ("validate", to_model(message, 3)), **({} if named is None else {"primary_metric": named})
+    )
+    assert not site.receive()
+    ((_, answer),) = flare.sent
+    assert answer.metrics == {wanted: 0.5}, answer.meta
 
 
 def test_the_longer_form(federation: Any) -> None:

@@ -1,22 +1,30 @@
-"""Test that the example of ``docs/architecture.md`` is a working method in every way to run it."""
+"""Test that the pages' Python works: the method of ``docs/architecture.md`` in every way to run it, each script."""
 
 from __future__ import annotations
 
 import json
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import nibabel
+import numpy as np
 import pytest
+from nvflare.recipe.spec import Recipe
 from typer.testing import CliRunner
 
 import fairflare.methods
+from fairflare import results
 from fairflare.cli.commands import app
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
-from tests.tiny import VOLUMES, document
+from fairflare.reporting.results import read_results
+from tests.tiny import RESULTS, VOLUMES, document
 
 ROOT = Path(__file__).parents[2]
 TINY = {**VOLUMES, "phantom_cases": 0.3}
@@ -107,28 +115,67 @@ def test_the_new_method_is_clean_as_printed(example, tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def python_blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+def scripts() -> dict[str, str]:
+    """Return the Python blocks of all pages that are whole files: those that begin with an import."""
+    found = {}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for number, code in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)):
+            if re.match(r"(#.*\n)*(from|import) ", code):
+                found[f"{page.name} {number}"] = code
+    return found
 
 
-def test_helpers_in_the_recipes_page(tmp_path, monkeypatch):
-    """Check the page's blocks as written; the first runs in the simulator, the second in a POC."""
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what the pages' scripts name: examples, kits, a run and an image."""
+    folder = tmp_path_factory.mktemp("reader")
+    for example in (ROOT / "docs" / "examples").glob("*.py"):
+        shutil.copyfile(example, folder / example.name)
+    (folder / "kits" / "lead@consortium.example" / "startup").mkdir(parents=True)
+    run_local(make_plan("fed_lwr", sites=2, num_rounds=1, settings=TINY), folder / "runs" / "fed_lwr-seed0")
+    nibabel.save(nibabel.Nifti1Image(np.zeros((40, 40, 3), np.float32), np.eye(4)), folder / "case.nii.gz")
+    return folder
+
+
+@pytest.mark.parametrize("name", scripts())
+def test_python_of_the_pages_runs_as_a_script_and_starts_nothing_on_import(
+    name: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run each block as a user saves it, with exports in place of runs (tests of walks run them); then import it."""
+    code, started = scripts()[name], list[str]()
+    export = Recipe.export
+
+    def exported(recipe: Recipe, folder: str, **more: Any) -> None:
+        started.append(recipe.name)
+        export(recipe, str(tmp_path / "jobs"), **more)
+
+    monkeypatch.setattr(Recipe, "export", exported)
+    monkeypatch.setattr(Recipe, "run", lambda recipe, env, **more: exported(recipe, ""))
+    monkeypatch.setattr(results, "of", lambda run: read_results(place / "runs" / "fed_lwr-seed0" / RESULTS))
+    monkeypatch.chdir(place)
+    monkeypatch.syspath_prepend(str(place))
+    file = tmp_path / "page.py"
+    file.write_text(code)
+    runpy.run_path(str(file), run_name="page")
+    assert started == []
+    runpy.run_path(str(file), run_name="__main__")
+    assert bool(started) is bool(re.search(r"\.(run|execute|export)\(", code))
+    assert ("site-2" in capsys.readouterr().out) is ("print(" in code)
+
+
+def test_helpers_in_the_recipes_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check what the page's recipes make; walks run the first in the simulator, and the second's like in a POC."""
     monkeypatch.chdir(tmp_path)
-    simulated, flat, networks, helpers = python_blocks("recipes.md")
-    exec(compile(helpers, "recipes.md", "exec"), {})
+    simulated, flat, _, helpers = (code for name, code in scripts().items() if name.startswith("recipes.md"))
+    exec(compile(helpers, "recipes.md", "exec"), {"__name__": "__main__"})
     folder = tmp_path / "jobs" / "fed_lwr"
     client = json.loads((folder / "app" / "config" / "config_fed_client.json").read_text())
     assert client["task_result_filters"][0]["tasks"] == ["train"]
     assert "submit_model" in client["executors"][0]["tasks"]
     assert json.loads((folder / "meta.json").read_text())["resource_spec"]["north"]["num_of_gpus"] == 1
-    made: dict = {}
-    exec(compile(flat, "recipes.md", "exec"), made)
-    parts: dict = {}
-    exec(compile(simulated.partition("run = recipe")[0], "recipes.md", "exec"), parts)
-    for recipe in (made["recipe"], parts["recipe"]):
-        plan = recipe.plan
+    for code in (simulated, flat):
+        made: dict[str, Any] = {}
+        exec(compile(code, "recipes.md", "exec"), made)
+        plan = made["recipe"].plan
         assert (plan.method.name, plan.run.num_rounds, len(plan.sites)) == ("fed_ism", 2, 2)
         assert (plan.rule.rho, plan.training.learning_rate, plan.task.image_size) == (0.05, 1e-3, (48, 48))
-    for block in (simulated, networks):  # what they import is there
-        imports = "\n".join(line for line in block.splitlines() if line.startswith(("from ", "import ")))
-        exec(compile(imports, "recipes.md", "exec"), {})

@@ -327,7 +327,9 @@ def message_of(sites: Sites) -> Any:
 def test_statistics_without_a_batch_norm_are_average_and_the_log_says_so(tmp_path, norm):
     made, _ = run(tmp_path / "site", half("statistics"), task=Plane(norm))
     plain, _ = run(tmp_path / "average", LocalTraining(**SMALL), task=Plane(norm))
-    assert [line for line in made.net.said if line.startswith("norm_statistics='site' changes nothing")]
+    (line,) = made.results["info"]["in_vain"]
+    assert line.startswith("norm_statistics='site' would do nothing: ")
+    assert line in made.net.warned
     assert made.results["info"]["measured"] == "common"
     assert same(made.model()["model"], plain.model()["model"])
 

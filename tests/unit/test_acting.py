@@ -86,7 +86,7 @@ def test_what_is_declared_exists() -> None:
         for cls in classes:
             for name, need in needs_of(cls).items():
                 assert name in known, (cls, name)
-                assert need is None or need.other in known, (cls, name)
+                assert need is None or need.fact or need.other in known, (cls, name)
 
 
 def test_a_setting_that_can_never_act_is_not_described() -> None:

@@ -748,6 +748,20 @@ def test_doctor_sees_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found_by_doctor() == (1, found_by_doctor()[1] | {"nvflare": "problem"})
 
 
+def test_an_export_says_what_a_site_must_permit_and_doctor_what_lacks(tmp_path: Path) -> None:
+    """Check both kinds of job, and a kit whose list is older than a class that a job names."""
+    for options, needed in (([], "permit code of their submitter (byoc)"), (["--preinstalled"], "allow its classes")):
+        job = ["export", "fed_avg", *options, "--out", str(tmp_path / needed[:5])]
+        done = fairflare(*job)
+        told = f"The server and every site must {needed}, or the job fails; `fairflare doctor --kit KIT` shows it"
+        assert told in done.stderr.splitlines(), done.output
+    listed = [name for name in job_classes() if not name.endswith(".EvaluationController")]
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "resources.json").write_text(json.dumps({"class_allow_list": listed}))
+    (found,) = (found for found in doctor.start_up_kit(tmp_path) if found.what == "allow list")
+    assert "(fairflare.flare.evaluation.EvaluationController): jobs with them are refused" in found.text
+
+
 def test_doctor_looks_at_a_kit(tmp_path: Path) -> None:
     assert found_by_doctor("--kit", str(tmp_path))[1]["kit"] == "problem"
     local = tmp_path / "local"

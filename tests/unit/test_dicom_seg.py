@@ -192,7 +192,7 @@ def test_a_damaged_file_and_an_image_that_is_a_seg_are_refused(tmp_path: Path) -
     head = pydicom.dcmread(mask)
     del head.SegmentSequence
     head.save_as(tmp_path / "d.dcm")
-    assert "highdicom cannot make a mask of it" in refusal(image, tmp_path / "d.dcm")
+    assert "highdicom cannot make a mask of 'd.dcm'" in refusal(image, tmp_path / "d.dcm")
     with pytest.raises(DataError, match="it is a DICOM SEG, which is not read"):
         read_image(Sample(mask, 0), site="a", split="test")
 
@@ -202,7 +202,7 @@ def test_without_highdicom_the_remedy_is_named(tmp_path: Path, monkeypatch: pyte
     mask = segmented(tmp_path / "m.dcm", image, labels())
     monkeypatch.setattr(dicom_seg, "find_spec", lambda name: None)
     told = refusal(image, mask)
-    assert "it is a DICOM SEG, which needs the package highdicom" in told
+    assert "is a DICOM SEG, which needs the package highdicom" in told
     assert "pip install 'fairflare[seg]'" in told
 
 
@@ -241,5 +241,6 @@ def test_prepare_and_check_data_take_them(tmp_path: Path) -> None:
         fairflare("prepare", "volumes", "--source", tmp_path / "in", "--out", out, *more)
         (listed,) = out.rglob("datalist.json")
         entries = json.loads(listed.read_text())
+        assert entries["mask_labels"] == {"1": "s0", "2": "s1"}
         assert all(Path(entry["label"]).suffix == ".dcm" for entry in entries["training"])
         assert "0 problem(s)" in fairflare("check-data", out)

@@ -250,6 +250,44 @@ def test_the_question_names_merged_structures_and_what_to_do(tmp_path: Path, agr
     )
 
 
+PERMUTED = [codes for codes in itertools.permutations(range(3)) if codes != (0, 1, 2)]
+
+
+@pytest.mark.parametrize("codes", PERMUTED)
+def test_permuted_codes_accuse_no_neighbour(tmp_path: Path, agreeing: Among, codes: tuple[int, ...]) -> None:
+    found = problems_of(CELLS, agreeing(cells, cells(tmp_path / ODD, recoded(*codes)), SITES[:3]))
+    assert {one.site for one in found if one.text.startswith("its labels ")} == {ODD}
+
+
+PARTLY: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, list[int]], list[tuple[str, str]]]] = {
+    "each drew one": ({"A": (0, 0, 2), "B": (0, 1, 0)}, {"A": [2], "B": [1]}, []),
+    "nobody drew all": ({"A": (0, 0, 2), "B": (0, 1, 0), "C": (0, 0, 2)}, {"A": [2], "B": [1], "C": [2]}, []),
+    "a nucleus as the cytoplasm": (
+        {"A": (0, 0, 1), "B": (0, 1, 0)}, {"A": [1], "B": [1]}, [("A", "'cytoplasm' looks like 'nucleus'")],
+    ),
+    "a cytoplasm as the nucleus": ({"A": (0, 2, 0)}, {"A": [2]}, [("A", "'nucleus' looks like 'cytoplasm'")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("case", PARTLY)
+def test_what_a_site_did_not_draw_is_no_clash(tmp_path: Path, case: str, declared: bool) -> None:
+    """Check sites that drew one structure, before and after their files say so, and a wrong number in the file."""
+    changes, said, expected = PARTLY[case]
+    sites = {
+        site: cells(
+            tmp_path / site, recoded(*changes[site]) if site in changes else None,
+            **({"structures": said[site]} if declared and site in said else {}),
+        )
+        for site in "ABC"
+    }  # fmt: skip
+    report = check_sites(CELLS, sites)
+    told = [(one.site, one.text) for one in report.problems if one.text.startswith("its labels ")]
+    assert [(site, words in text) for (site, text), (_, words) in zip(told, expected, strict=True)] == [
+        (site, True) for site, _ in expected
+    ]
+
+
 DRAWS = itertools.cycle(np.random.default_rng(0).integers(0, 3, 45).tolist())
 CLASSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a code is never used": (lambda label: min(label, 1), {}, "no label of B is z"),
@@ -277,7 +315,7 @@ FINDINGS: dict[str, tuple[Callable[[list[Any], int], list[Any]], str]] = {
     "a column is inverted": (lambda row, number: [1 - row[0], *row[1:]], "'no finding' looks like 'edema'"),
     "known for training alone": (
         lambda row, number: row if number % 3 == 0 else [None, *row[1:]],
-        "edema is in 0 of 24 labels of 'test', and in 12 of 24 of 'training': was it looked for in both?",
+        "edema is in 0 of 0 known labels of 'test', and in 12 of 24 of 'training': was it looked for in both?",
     ),
     "no image has it": (lambda row, number: [0, *row[1:]], "no label of B is edema"),
 }  # fmt: skip

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -206,9 +205,15 @@ def test_matplotlib_settings_of_the_caller_break_no_import(where: str, tmp_path:
 
 
 def test_a_process_of_flare_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    main = sys.modules["__main__"]
-    job = ModuleSpec("nvflare.private.fed.app.client.worker_process", None)
-    for spec, command, flare in ((job, "x.py", True), (None, "bin/nvflare", True), (None, "bin/fairflare", False)):
-        monkeypatch.setattr(main, "__spec__", spec)
-        monkeypatch.setattr(sys, "argv", [command])
+    # A script that FLARE runs in its own process has another __main__ and sys.argv; the command line stays.
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    for words, flare in (
+        ("python -u -m nvflare.private.fed.app.client.worker_process -m w", True),
+        ("python -m nvflare.private.fed.app.simulator.simulator job -w w", True),
+        ("/venv/bin/python /venv/bin/nvflare simulator job", True),
+        ("/venv/bin/python /venv/bin/fairflare run fed_avg --label nvflare", False),
+        ("python job.py nvflare", False),
+        ("python -u", False),
+    ):
+        monkeypatch.setattr(sys, "orig_argv", words.split())
         assert started_by_flare() is flare

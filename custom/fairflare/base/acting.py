@@ -1,7 +1,9 @@
-"""Declare which settings of a class have an effect only with some values of another setting.
+"""Declare which settings of a class have an effect only with some values of another setting, or where a fact holds.
 
 A class declares ``acts = {"momentum": only_with("optimizer", "sgd")}``; declarations of its base classes count too.
-``None`` in place of ``only_with(...)``: in this class the setting always acts, whatever another class declares.
+``None`` in place of ``only_with(...)``: in this class the setting always acts, whatever another class declares. A fact
+(``only_with("a batch norm", fact=True)``) is something in the network or at the sites for the setting to act on; the
+server knows it once the sites have answered ``check``.
 """
 
 from __future__ import annotations
@@ -10,28 +12,32 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from fairflare.base.settings import Part, field_names, hints_of
+from fairflare.base.settings import Part, default_of, field_names, hints_of
 
 __all__ = ["OnlyWith", "idle", "needs_of", "never_acting", "only_with"]
 
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """Describe the value of another setting without which a setting has no effect.
+    """Describe the value of another setting, or the fact, without which a setting has no effect.
 
     Args:
-        other: name of another setting, of the same class or of any other part of the run.
+        other: name of another setting, of the same class or of any other part of the run; a fact: what there must be.
         values: the values of the other setting with which this one has an effect; empty for any value but 0, false or
             none.
         when: values of the setting that need the other one; empty if every value does.
+        fact: whether ``other`` is a fact.
     """
 
     other: str
     values: tuple[Any, ...] = ()
     when: tuple[Any, ...] = ()
+    fact: bool = False
 
     def __str__(self) -> str:
-        return f"{self.other}={' or '.join(map(str, self.values))}" if self.values else f"{self.other} above 0 or true"
+        return self.other + (
+            f"={' or '.join(map(str, self.values))}" if self.values else " above 0 or true" * (not self.fact)
+        )
 
     def fits(self, value: Any) -> bool:
         """Return whether a setting has an effect if the other setting has this value."""
@@ -39,9 +45,9 @@ class OnlyWith:
         return any(one in self.values for one in chosen) if self.values else bool(value)
 
 
-def only_with(other: str, *values: Any, when: Sequence[Any] = ()) -> OnlyWith:
-    """Declare the other setting without which a setting has no effect; the arguments are those of :class:`OnlyWith`."""
-    return OnlyWith(other, values, tuple(when))
+def only_with(other: str, *values: Any, when: Sequence[Any] = (), fact: bool = False) -> OnlyWith:
+    """Declare what a setting has no effect without; the arguments are those of :class:`OnlyWith`."""
+    return OnlyWith(other, values, tuple(when), fact)
 
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
@@ -62,14 +68,17 @@ def never_acting(cls: type) -> set[str]:
     }  # fmt: skip
 
 
-def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) -> Iterator[str]:
+def idle(
+    components: Sequence[Any], given: Mapping[str, Any] | Collection[str], facts: Mapping[str, Any] | None = None
+) -> Iterator[str]:
     """Yield a sentence for each setting that a user gave and that has no effect in this combination of components.
 
     Args:
         components: the run's built components.
         given: names of the given settings, a part's as ``weighting.grid``; one with the value ``None`` was not given.
+        facts: whether each fact holds, to look at these alone; a setting with its default value was not given.
     """
-    values = dict(_values(components))
+    values = dict(_values(components)) if facts is None else facts
     always = {name for part in components for name, need in needs_of(type(part)).items() if need is None}
     for name in given:
         if name in always or (isinstance(given, Mapping) and given[name] is None):
@@ -79,10 +88,12 @@ def idle(components: Sequence[Any], given: Mapping[str, Any] | Collection[str]) 
             if need is None or need.other not in values or name not in field_names(type(component)):
                 continue
             value, other = getattr(component, name), values[need.other]
-            if (not need.when or value in need.when) and not need.fits(other):
-                yield (
-                    f"{name}={_shown(value)} would do nothing: it acts only with {need}, and {need.other} is "
-                    f"{_shown(other)}; leave it out, or set {need.other}"
+            asked = value in need.when if need.when else not need.fact or value != default_of(type(component), name)
+            if asked and not need.fits(other):
+                yield f"{name}={_shown(value)} would do nothing: it acts only with {need}, and " + (
+                    "there is none; leave it out"
+                    if need.fact
+                    else f"{need.other} is {_shown(other)}; leave it out, or set {need.other}"
                 )
                 break
 

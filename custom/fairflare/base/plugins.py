@@ -7,11 +7,23 @@ and ``fairflare.sources`` (synthetic images).
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.machine.one_run import belonging_to
+
 COMMANDS, LISTENERS = "fairflare.commands", "fairflare.listeners"
+
+
+def loaded(point: EntryPoint) -> Any:
+    """Return the object of an entry point; the package's code must not start a run when it is imported.
+
+    Raises:
+        Exception: the package cannot be imported, or starts a run.
+    """
+    with belonging_to(f"plugin {point.name} = {point.value}"):
+        return point.load()
 
 
 def plugged(group: str) -> dict[str, Any]:
@@ -20,7 +32,7 @@ def plugged(group: str) -> dict[str, Any]:
     Raises:
         ImportError: a package that adds an entry point cannot be imported.
     """
-    return {point.name: point.load() for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+    return {point.name: loaded(point) for point in sorted(entry_points(group=group), key=lambda point: point.name)}
 
 
 def tell_listeners(document: Path) -> list[str]:
@@ -32,7 +44,7 @@ def tell_listeners(document: Path) -> list[str]:
     lines: list[str] = []
     for point in sorted(entry_points(group=LISTENERS), key=lambda point: point.name):
         try:
-            lines += point.load()(document)
+            lines += loaded(point)(document)
         except Exception as error:
             lines.append(f"listener {point.name} = {point.value} failed: {type(error).__name__}: {error}")
     return lines

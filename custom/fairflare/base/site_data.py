@@ -62,6 +62,7 @@ class SiteData(ABC):
         attributes: names of the groups of people, by attribute (such as sex); the last group of each is ``unknown``.
         annotated: numbers of the structures or classes that the site's file says are annotated; ``None`` if it says
             nothing.
+        mask_labels: what each label of the masks is in the site's files, as ``LABEL=VALUE=NAME``; empty if not known.
         lists: all lists (splits) that the data have.
         known: numbers of the findings that at least one label marks as present or absent; ``None`` if the data are
             not labelled with findings.
@@ -76,6 +77,7 @@ class SiteData(ABC):
     attributes: Mapping[str, tuple[str, ...]] = {}
     annotated: tuple[int, ...] | None = None
     known: tuple[int, ...] | None = None
+    mask_labels: tuple[str, ...] = ()
 
     @property
     def lists(self) -> tuple[str, ...]:

@@ -83,6 +83,11 @@ class Task(ABC):
         """
         return
 
+    def of_user(self, *names: str) -> bool:
+        """Return whether a class outside this package defines one of the named methods."""
+        own = (getattr(type(self), name, None) for name in names)
+        return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
+
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training that the task prescribes.
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, combinations
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,18 @@ import pandas as pd
 from scipy.ndimage import binary_erosion, find_objects
 from scipy.stats import fisher_exact
 
-from fairflare.base.cases.census import question, unexplained
-from fairflare.base.checks import few, first_of
+from fairflare.base.cases.census import contradictions, question, question_of_values, unexplained
+from fairflare.base.checks import few, gathered
 from fairflare.base.machine.memory import counted, workers
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
-from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_masked
-from fairflare.core.statistics.label_maps import exchanged, features_of, in_words, label_maps, regions_of
+from fairflare.checking.label_probe import compared
+from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_masked, shapes_of
+from fairflare.core.statistics.label_maps import exchanged, features_of, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
-from fairflare.data.image_file import reading_takes
-from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown
+from fairflare.data.image_file import image_file, reading_takes
+from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown, two_names
 from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on
@@ -41,7 +42,6 @@ from fairflare.privacy.policy import Private, budget_notes
 from fairflare.tasks.images import ImageTask
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings
 
-CLEAR = 0.15  # accuracy above chance from which a probe of the labels is trusted
 PLACES = 3  # number of places of one image that a message names
 # For structures that a site marks seldom, or only as lines: share of masks from which all other sites mark a structure,
 # share up to which this site marks it, and number of masks.
@@ -82,6 +82,7 @@ class SiteReport:
         labelled: number of images with each structure or class, in the site's own lists.
         annotated: structures or classes that the site's file says are annotated; ``None`` if it names none.
         prepared: bytes that volumes with masks take on the site's disk when they are prepared, and its limit for them.
+        here: those, or if it names none, the ones that occur in its labels.
     """
 
     site: str
@@ -91,6 +92,7 @@ class SiteReport:
     labelled: Counter[str]
     annotated: tuple[int, ...] | None
     prepared: tuple[int, int] = (0, 0)
+    here: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,9 +128,13 @@ class _Look:
     number: int | None = None  # the class
     target: str | None = None  # hash of the target; None if it has none
     labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class, or findings
+    open: list[int] = field(default_factory=list)  # findings of which the label is not known
     odd: list[str] = field(default_factory=list)  # what the mask is: EMPTY, FULL, LINES
     #: Features with the class of the image; of a mask those of its background (0) and structures (from 1).
     features: list[tuple[npt.NDArray[np.floating], int]] = field(default_factory=list)
+    shapes: dict[int, npt.NDArray[np.floating]] = field(default_factory=dict)  # of background (0) and structures
+    mask_labels: tuple[str, ...] = ()  # what the labels of the masks are in the site's files
+    colours: Mapping[int, str] = field(default_factory=dict)  # names of the mask's values in its file
     drawn: list[Drawn] = field(default_factory=list)  # description of the mask; empty without a mask
     errors: list[DataError] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # notes on the geometry of image and mask
@@ -161,9 +167,12 @@ def check_sites(
     reports = [looker.report() for looker in lookers]
     problems += [problem for looker in lookers for problem in looker.problems.values()]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
+    told = contradictions({one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers})
+    problems += [Problem("", question_of_values(told))] if told else []
     problems += [
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
-        *_names(opened, task.findings is not None), *_same_images(frame), *_people(frame), *_unnamed_people(opened),
+        *_names(opened, task.findings is not None), *_codes(reports), *_same_images(frame), *_people(frame),
+        *_unnamed_people(opened),
     ]  # fmt: skip
     problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
@@ -177,7 +186,9 @@ def check_sites(
                 number for looker in lookers for look in looker.good for _, number in look.features
             ).most_common(COMBINED)
         }
-    return DataReport(reports, problems, _labels(lookers, meanings, problems))
+    looks = {looker.list.site: looker.good for looker in lookers}
+    line, clashes = compared(looks, meanings, {} if task.class_labels else {one.site: one.here for one in reports})
+    return DataReport(reports, [*problems, *(Problem(*clash) for clash in clashes)], line)
 
 
 def _opened(
@@ -255,6 +266,7 @@ class _Looker:
             found.errors.append(error)
         try:
             data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
+            found.mask_labels = data.mask_labels
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             if sample.label is None:
                 return found
@@ -263,16 +275,19 @@ class _Looker:
             marked = (structures > 0).any(axis=1)
             found.number = None if target.ndim else int(target)
             found.labelled = np.flatnonzero(marked).tolist() if target.ndim else [int(target)]
+            found.open = np.flatnonzero(target < 0).tolist() if target.ndim == 1 else []
             found.target = _hash(seen)
             # Each combination of structures or findings gets a different number.
             codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
             if target.ndim > 1:
+                found.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
                 found.odd = [EMPTY] if not marked.any() else [
                     what for what, so in (
                         (FULL, (structures != 0).any(axis=0).all()),
                         (LINES, not any(binary_erosion(one > 0).any() for one in target)),
                     ) if so
                 ]  # fmt: skip
+                found.shapes = shapes_of(seen)
                 found.features = [(features, number) for number, features in regions_of(seen).items()]
                 # The mask is described within the box without padding; there is no box if no pixel counts.
                 boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
@@ -292,6 +307,7 @@ class _Looker:
         """Read a volume and its mask once, and add the results to those of the image."""
         try:
             data: Any = self.task.open_listed(found.site, self.own, replace(self.list, splits={found.split: (sample,)}))
+            found.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
             found = replace(found, **look_at_masked(data, sample, found.split))
         except DataError as error:
             found.errors.append(error)
@@ -321,7 +337,7 @@ class _Looker:
         labelled.update(self.names[k] for look in good if look.split != SPLIT_GLOBAL for k in look.labelled)
         for split in counts:
             self._judge(split)
-        for text in by_kind(misfits.values()):
+        for text in (*by_kind(misfits.values()), *two_names((shown(look.path), look.colours) for look in self.looks)):
             self.say(text)
         notes = notes_of(note for look in self.looks for note in look.notes)
         for text in [*notes, *self._values.lines(), *odd_masks([mask for look in good for mask in look.drawn])]:
@@ -333,9 +349,10 @@ class _Looker:
                 f"exchanged in them: {named([shown(masks[n].path) for n in at])}; have all masks one list of codes?",
                 grave=False,
             )
-        prepared = sum(look.prepared for look in good), self.own.decoded_bytes
-        annotated = self._annotated(labelled)
-        return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, annotated, prepared)
+        annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
+        here, prepared = marked if annotated is None else annotated, sum(look.prepared for look in good)
+        limits = prepared, self.own.decoded_bytes
+        return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, annotated, limits, here)
 
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
         """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.
@@ -372,11 +389,12 @@ class _Looker:
                 self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
         own, known = (Counter(name for look in of for name in look.labelled) for of in (looks, trained))
         for k in () if split in ("training", SPLIT_GLOBAL, UNLABELLED) else sorted({*own, *known}):
-            pairs = [(own[k], len(looks) - own[k]), (known[k], len(trained) - known[k])]
-            if not known[k] or fisher_exact(pairs)[1] < CHANCE:
+            total, before = (sum(k not in look.open for look in of) for of in (looks, trained))
+            pairs = [(own[k], total - own[k]), (known[k], before - known[k])]
+            if not known[k] or not total or fisher_exact(pairs)[1] < CHANCE:
                 self.say(
-                    f"{self.names[k]} is in {own[k]} of {len(looks)} labels of '{split}', and in {known[k]} of "
-                    f"{len(trained)} of 'training': was it looked for in both?", grave=False,
+                    f"{self.names[k]} is in {own[k]} of {total} {'known ' * (total < len(looks))}labels of '{split}', "
+                    f"and in {known[k]} of {before} of 'training': was it looked for in both?", grave=False,
                 )  # fmt: skip
 
     def say(self, text: str, grave: bool = True, about: str = "") -> None:
@@ -434,6 +452,19 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
             yield Problem("", f"the datalists have different {what}{order} ('{key}'): {said:.600}", grave)
 
 
+def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
+    """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
+    used = gathered(
+        (name, (one.site, {group for of in splits.values() for group, n in of.items() if n and group.isdecimal()}))
+        for one in reports
+        for name, splits in one.groups.items()
+    )
+    for name, own in used.items():
+        if any(first - second and second - first for (_, first), (_, second) in combinations(own, 2)):
+            told = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in own)
+            yield Problem("", f"attribute '{name}' has other numbers at each site ({told}): write words", grave=False)
+
+
 def _silent(
     reports: Sequence[SiteReport], classes: bool, numbers: Mapping[str, Sequence[int]], file: str
 ) -> Iterator[Problem]:
@@ -462,44 +493,6 @@ def _seldom(reports: Sequence[SiteReport]) -> Iterator[Problem]:
                 site, f"{count} of {totals[site]} masks mark {name}, and nearly all of the other sites' do: absent in "
                 "the others, or not drawn?", grave=False,
             )  # fmt: skip
-
-
-def _labels(lookers: Sequence[_Looker], names: Mapping[int, str], problems: list[Problem]) -> str:
-    """Check each site's labels with a probe trained on the other sites' images, and return a line on the result.
-
-    Sites whose labels certainly look different are added to ``problems``.
-    """
-    given = {
-        looker.list.site: [pair for look in looker.good for pair in look.features if pair[1] in names]
-        for looker in lookers
-    }
-    labels = {site: np.array([label for _, label in own]) for site, own in given.items() if own}
-    features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items() if own}
-    found = label_maps(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
-    if len(found) < 2:
-        return ""
-    chance = 1 / max(2, len(names))
-    which = "" if len(found) > 2 else ", or those of the other site: with two nobody can say which"
-    for site, one in found.items():
-        usual = float(np.median([other.agreement for name, other in found.items() if name != site]))
-        if one.certain or usual - one.agreement > 2 * CLEAR:
-            how = f"look {in_words(one.looks_like, names)}{which}" if one.certain else "are unlike those of other sites"
-            text = (
-                f"its labels {how}. A simple probe of the other sites' images agrees with {one.agreement:.0%} of its "
-                f"labels{f', with {one.explained:.0%} of them read so' if one.certain else ''} (at the other sites "
-                f"with {usual:.0%}); compare the list of classes, and look at some images"
-            )
-            problems.append(Problem(site, text, one.certain and one.agreement <= chance < one.explained - CLEAR))
-    shown = ", ".join(f"{site} {one.agreement:.0%}" for site, one in found.items())
-    short = [site for site, one in found.items() if not one.enough]
-    told = first_of({
-        "see above": any(one.text.startswith("its labels look" if short else "its labels ") for one in problems),
-        f"too few images at {', '.join(short)} to tell swapped or shifted labels": bool(short),
-        "too little to tell whether the labels mean the same everywhere":
-            float(np.median([one.agreement for one in found.values()])) < chance + CLEAR,
-        "the labels seem to mean the same": True,
-    })  # fmt: skip
-    return f"labels across sites: a simple probe of the others' images agrees at {shown} (chance {chance:.0%}): {told}"
 
 
 def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_erosion, find_objects
 
-from fairflare.core.statistics.label_maps import regions_of
+from fairflare.core.statistics.label_maps import regions_of, shape_of
 from fairflare.data.datalist import Sample
 from fairflare.data.intensity import between, counts_of, slabs
 from fairflare.data.kinds import drawn_of, shown
@@ -22,6 +22,7 @@ EMPTY, FULL, LINES = (
     "with nothing in it", "that leaves no background",
     "of lines or single slices (no pixel has its structure on all sides); was an outline drawn, or a part?",
 )  # fmt: skip
+SIDE = 128  # number of pixels along a side from which the shapes of structures are taken
 CHECKED = 8  # bytes a voxel that a check makes beside what the files hold: what is marked, codes, connected parts
 
 
@@ -31,8 +32,9 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     Returns:
         ``size`` as stored; ``content``, a checksum of the values (``None`` if all are the same); ``target``, one of the
         slice with most voxels of structures; ``labelled``, the structures that the mask marks; ``odd``, what the mask
-        is; ``features`` of each structure in that slice, by :func:`regions_of`; ``drawn``, its description for
-        comparisons; ``prepared``, the bytes that volume and targets take when they are prepared.
+        is; ``features`` of each structure in that slice, by :func:`regions_of`; ``shapes`` of these;
+        ``drawn``, the mask's description for comparisons; ``prepared``, the bytes that volume and targets take when
+        they are prepared.
 
     Raises:
         DataError: the task cannot use the volume or its mask.
@@ -61,9 +63,16 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
         "target": hashlib.sha256(seen.tobytes()).hexdigest(),
         "odd": [FULL] * (not background) + [LINES] * lines if labelled else [EMPTY],
         "features": [(features, number) for number, features in regions_of(seen, True).items()],
+        "shapes": shapes_of(seen),
         "drawn": [drawn_of(shown(sample.image), image, marks)],
         "prepared": math.prod(map(round, data.shapes(split)[0])) * (np.float32().nbytes + len(structured.labels)),
     }  # fmt: skip
+
+
+def shapes_of(seen: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.floating]]:
+    """Return the shapes of the background (0) and of each structure (from 1) of a picture's or a slice's targets."""
+    small = seen[:, :: (step := max(1, max(seen.shape[1:]) // SIDE)), ::step] > 0
+    return {number: shape_of(of) for number, of in enumerate([~small.any(0), *small]) if of.any()}
 
 
 def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:

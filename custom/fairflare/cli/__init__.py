@@ -11,7 +11,7 @@ if sys.platform == "win32":
 from fairflare.base.machine.environment import shield_imports
 from fairflare.cli.later import import_later
 
-shield_imports()  # before any import of MONAI; spawned processes import this module too
+shield_imports()  # before any import of MONAI
 
 
 def main() -> None:

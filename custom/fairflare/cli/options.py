@@ -276,6 +276,8 @@ def write_job(recipe: Any, out: Path, overwrite: bool, option: str = "--out") ->
         raise ValueError(f"{folder} exists; give --overwrite to replace all of it, or another {option}")
     recipe.export(str(out))
     say(f"job folder: {folder}", console)
+    needed = "permit code of their submitter (byoc)" if any(folder.rglob("custom")) else "allow its classes"
+    say(f"The server and every site must {needed}, or the job fails; `fairflare doctor --kit KIT` shows it")
 
 
 def plan_options(

@@ -97,14 +97,17 @@ def load_datalist(
     content = _read_json(file, site)
     checked = CheckedList(site, root, file, class_labels, several, folders, problems=problems)
     splits = checked.splits(content)
-    names, groups = None, None
-    if class_labels:
+    names, groups, labels = None, None, dict[int, str]()
+    if not class_labels:
+        with checked.noted():
+            labels = checked.mask_labels(content)
+    else:
         with checked.noted():
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
     told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
     doubts += checked.unread_of(content)
-    return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts))
+    return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts), labels)
 
 
 def write_datalist(

@@ -19,6 +19,7 @@ from fairflare.base.own_errors import is_of_machine, reading_as
 from fairflare.data.dicom import NO_IMAGES
 from fairflare.data.dicom_files import files_of_series, has_dicom_mark
 from fairflare.data.geometry import SEGMENTS, Grid, Misfit
+from fairflare.data.listing.attributes import MAX_NAME
 
 CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")  # SOP classes: segments, label map
 TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])  # DICOM's axes point to the left and the back
@@ -66,12 +67,22 @@ def labels_of(file: Path) -> npt.NDArray[Any]:
         return np.asarray(found.get_pixels_by_source_instance(sources, combine_segments=True)[0])
 
 
+def names_of(file: Path) -> dict[int, str]:
+    """Return the label of each segment, by its number."""
+    with _reading(file) as found:
+        return {
+            int(one.SegmentNumber): name[:MAX_NAME]
+            for one in found.SegmentSequence
+            if one.SegmentNumber and (name := str(one.SegmentLabel).strip()).isprintable()
+        }
+
+
 @contextmanager
 def _reading(file: Path) -> Iterator[Any]:
     """Open a SEG; raise ``Misfit`` for errors of highdicom, in the ``with`` block too, and if it is not installed."""
     remedy = f"Export segments that do not overlap and are yes or no. Or make a NIfTI mask of it: {NO_IMAGES['SEG'][1]}"
     if find_spec("highdicom") is None:
-        needed = "it is a DICOM SEG, which needs the package highdicom"
+        needed = f"'{file.name}' is a DICOM SEG, which needs the package highdicom"
         raise Misfit("DICOM SEG", needed, f"pip install 'fairflare[seg]'. {remedy.partition('. ')[2]}")
     from highdicom.seg import segread
 
@@ -80,4 +91,6 @@ def _reading(file: Path) -> Iterator[Any]:
     except Exception as error:
         if is_of_machine(error):
             raise
-        raise Misfit("DICOM SEG that is no mask", f"highdicom cannot make a mask of it ({error})", remedy) from error
+        raise Misfit(
+            "DICOM SEG that is no mask", f"highdicom cannot make a mask of '{file.name}' ({error})", remedy
+        ) from error

@@ -165,6 +165,10 @@ class ImageFile(ABC):
         """Return notes on how the file's values are converted or what is ignored, in the same words for all files."""
         return ()
 
+    def names(self) -> dict[int, str]:
+        """Return the names that a mask's file gives its values: of segments, or the palette's colours (``#rrggbb``)."""
+        return {}
+
 
 class Picture(ImageFile):
     """Read a picture by Pillow, or by tifffile if it is a TIFF that Pillow refuses or misreads (64 bits, signed 8)."""
@@ -217,6 +221,12 @@ class Picture(ImageFile):
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
             }
             return tuple(note for note, true in said.items() if true)
+
+    def names(self) -> dict[int, str]:
+        with self.opened() as picture:
+            colours = bytes((picture.getpalette() or []) if picture is not None and picture.mode == "P" else [])
+            used: Any = picture.getcolors() if picture is not None and colours else []  # (number of pixels, index)
+            return {index: f"#{colours[3 * index : 3 * index + 3].hex()}" for _, index in used}
 
     def facts(self) -> Facts:
         from fairflare.data.geometry import Grid, tag_turn
@@ -388,6 +398,12 @@ class Dicom(ImageFile):
 
         pictures = () if is_mask and dicom_seg.file_in(self.path) else dicom.headers(self.path)
         return tuple(dict.fromkeys(note for picture in pictures for note in picture.notes))
+
+    def names(self) -> dict[int, str]:
+        from fairflare.data import dicom_seg
+
+        file = dicom_seg.file_in(self.path)
+        return {} if file is None else dicom_seg.names_of(file)
 
 
 def reading_takes(pairs: Iterable[tuple[Path, Path | None]], voxel: int) -> int:

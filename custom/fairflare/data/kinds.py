@@ -10,7 +10,7 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fairflare.base.checks import few
+from fairflare.base.checks import few, gathered
 from fairflare.data.listing.samples import DataError, Sample
 
 if TYPE_CHECKING:
@@ -70,6 +70,29 @@ def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
         more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
         lines.append(f"{len(different)} x {what}: {between.join(different[:NAMED])}{more}{remedy}")
     return lines
+
+
+def two_names(told: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator[str]:
+    """Yield a line if files give a value of the masks several names, or several colours.
+
+    Args:
+        told: name of each file, and the names of its values.
+    """
+    by_value = gathered((value, (name, file)) for file, names in told for value, name in names.items())
+    if odd := {
+        value: by_name
+        for value, pairs in sorted(by_value.items())
+        if len(by_name := gathered((" ".join(name.split()).casefold(), file) for name, file in pairs)) > 1
+    }:
+        said = "; ".join(
+            f"{value} is {', '.join(f'{name} in {named(files)}' for name, files in by_name.items())}"
+            for value, by_name in odd.items()
+        )
+        yield (
+            f"masks contradict each other: {said}. Give each number one meaning in all masks; of palettes write all "
+            "masks with that of a first one, in Python: Image.open(mask).convert('RGB').quantize(palette=Image.open("
+            "first), dither=0)"
+        )
 
 
 def named(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
+from fairflare.base.plugins import loaded
 from fairflare.data.datalist import DataError
 
 SOURCES = "fairflare.sources"
@@ -25,4 +26,4 @@ def source(kind: str) -> Any:
     if not found:
         text = f"the phantom {kind!r} is in the package fairflare_lab, which is not installed here; set 'data_root'"
         raise DataError(f"{text} to own images", text)
-    return found[0].load()
+    return loaded(found[0])

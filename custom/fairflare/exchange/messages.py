@@ -66,8 +66,8 @@ class Message:
         meta: directives to a site, or status, report and statistics from a site.
         current_round: number of the round that the message belongs to.
         by_site: names of directives that have an entry for each site; see :func:`for_site`. This attribute is not sent.
-        each: function that makes the tensors for a site, in place of ``params``, when the message is sent. This
-            attribute is not sent.
+        each: function that makes the tensors for a site, in place of a model in ``params``, when the message is sent.
+            This attribute is not sent.
     """
 
     params: Any = None
@@ -114,6 +114,19 @@ class SiteTask:
     beside: dict[str, torch.Tensor] = field(default_factory=dict)  # for train: tensors that are no part of the model
     sums: dict[str, Any] = field(default_factory=dict)  # the server's request for secure sums; empty without
 
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the model and the tensors beside it under the names under which they travel together."""
+        return {**self.state, **{BESIDE + name: tensor for name, tensor in self.beside.items()}}
+
+    def carrying(self, tensors: Mapping[str, torch.Tensor]) -> SiteTask:
+        """Return this task with tensors that travelled, in place of its own: the model, and those beside it."""
+        return replace(
+            self,
+            state={name: of for name, of in tensors.items() if not name.startswith(BESIDE)},
+            beside={name.removeprefix(BESIDE): of for name, of in tensors.items() if name.startswith(BESIDE)},
+        )
+
 
 @dataclass
 class SiteReply:
@@ -151,8 +164,7 @@ def encode_task(task: SiteTask) -> Message:
         "sums": task.sums,
         **({name: getattr(task, name) for name in OF_GROUPS} if task.groups else {}),
     }
-    beside = {BESIDE + name: tensor for name, tensor in task.beside.items()}
-    state = None if task.each is not None else clean_state({**task.state, **beside}) or None
+    state = clean_state((task if task.each is None else replace(task, state={})).tensors) or None
     by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))
     return Message(state, meta=clean_meta(meta), current_round=task.current_round, by_site=by_site, each=task.each)
 
@@ -172,7 +184,11 @@ def for_site(task: Message, site: str | None) -> Message:
     sites, or is made here for this site alone.
     """
     if task.each is not None:
-        task = replace(task, params=None if site is None else clean_state(task.each(site)) or None, each=None)
+        task = replace(
+            task,
+            each=None,
+            params={**(task.params or {}), **({} if site is None else clean_state(task.each(site)))} or None,
+        )
     if not task.by_site:
         return task
     directives = {
@@ -206,11 +222,9 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
                 "same version at server and sites"
             ) from error
 
-    came = told("params", clean_state, {}, vars(message))
     return SiteTask(
         name=name,
-        state={key: tensor for key, tensor in came.items() if not key.startswith(BESIDE)},
-        beside={key.removeprefix(BESIDE): tensor for key, tensor in came.items() if key.startswith(BESIDE)},
+        state={},
         current_round=told("current_round", int),
         num_rounds=told("num_rounds", int),
         seed=told("seed", int),
@@ -227,7 +241,7 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
         group_bins=told("group_bins", int, 0),
         calibration_bins=told("calibration_bins", int, 0),
         sums=told("sums", dict, {}),
-    )
+    ).carrying(told("params", clean_state, {}, vars(message)))
 
 
 def _texts(values: Any) -> tuple[str, ...]:

@@ -94,6 +94,10 @@ class SentTensors:
         """Return those tensors of a state that server and sites do not send each other."""
         return {name: tensor for name, tensor in state.items() if name not in self._sent}
 
+    def mark(self, state: State) -> str:
+        """Return the fingerprint of those tensors of a state that are not sent; empty if all are sent."""
+        return fingerprint(rest) if (rest := self.rest(state)) else ""
+
     def whole(self, sent: State, model: torch.nn.Module) -> dict[str, torch.Tensor]:
         """Return a state that was sent, completed with the tensors of ``model`` that are not sent."""
         return {**self.rest(model.state_dict()), **sent}

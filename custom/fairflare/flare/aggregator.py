@@ -21,6 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from fairflare import __version__
 from fairflare.base import checks
+from fairflare.base.machine.one_run import refuse_main
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.states import add_update, check_state, difference
 from fairflare.exchange.messages import STATUS_OK, Message, clean_tensor
@@ -156,6 +157,7 @@ class FairAggregator(Bounds, ModelAggregator):
 
     def __post_init__(self) -> None:
         ModelAggregator.__init__(self)
+        refuse_main(self)
         kinds = {
             TwoPhase: "asks the sites twice a round",
             MakesTensors: "makes a part of the model itself",

@@ -70,7 +70,7 @@ class Site:
             loader.
         metrics: function such that ``metrics(model, validation)`` returns a number or a dict of numbers, each declared
             in the job (``ScriptRecipe(metrics=...)``); it is called with the loaders that are given here.
-        primary_metric: name of the number that ``metrics`` returns, or the job's ``primary_metric`` in the dict.
+        primary_metric: name of the number that ``metrics`` returns; ``None``: as the job names it (``ScriptRecipe``).
         annotated: numbers, from 0, of the structures that this site annotated in masks (n, structures, ...). ``loss``
             gets their channels alone; use :meth:`known` in ``metrics`` to select them. Default: all structures.
         classes: number of classes, or number of training images of each class (then they are not counted); ``None``
@@ -95,7 +95,7 @@ class Site:
         test: Any,
         *,
         metrics: Callable[[Any, Any], Any],
-        primary_metric: str = "accuracy",
+        primary_metric: str | None = None,
         annotated: Sequence[int] | None = None,
         classes: int | Sequence[int] | None = None,
         prior: torch.nn.Module | str | Path | None = None,
@@ -105,11 +105,19 @@ class Site:
     ) -> None:
         self.name = site_name()
         own = prior if isinstance(prior, torch.nn.Module) else None
-        data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
         self._model = model
         self.annotated = annotated
         criterion = loss if annotated is None else lambda outputs, masks: loss(self.known(outputs), self.known(masks))
-        self._task = LoopTask(model, criterion, data, metrics, primary_metric, own)
+        try:
+            data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
+            self._task = LoopTask(model, criterion, data, metrics, prior=own)
+        except Exception as error:
+            # The server learns why this site takes no part. A script that ended now would take its answer with it.
+            while flare.is_running():
+                message = from_model(flare.receive())
+                self._answer(refusal(self.name, str(flare.get_task_name()), error), message.current_round)
+            raise
+        self._named = primary_metric
         self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases}
         if prior is not None and own is None:
             self._settings["prior"] = str(prior)
@@ -193,6 +201,7 @@ class Site:
                 folder = folder / safe_name(request.experiment) / safe_name(self.name)
             training = built_training(told)
             self._task.told = told.get("metrics") or {}
+            vars(self._task)["primary_metric"] = str(self._named or told.get("primary", "accuracy"))
             self._site = ScriptSite(self.name, self._task, self._model, training, self._settings, folder)
             self._told = told
         return self._site

@@ -33,9 +33,9 @@ class ClassifierAverage(Rule):
     """
 
     directive_docs: ClassVar[dict[str, str]] = {
-        DIRECTIVE: "in the rounds behind the method's own (`crt_rounds`): only the classifier is trained, and how "
-        "(`local_epochs`, `mask_absent`; `first`, `seed`: it begins anew). With `mask_absent` the update that is sent "
-        "back shows which classes the site has"
+        DIRECTIVE: "in `check`, and in the rounds behind the method's own (`crt_rounds`): only the classifier is "
+        "trained, and how (`local_epochs`, `mask_absent`; `first`, `seed`: it begins anew). With `mask_absent` the "
+        "update that is sent back shows which classes the site has"
     }
 
     weights: Literal["samples", "method"] = "samples"

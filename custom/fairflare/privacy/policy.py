@@ -47,8 +47,8 @@ LAST_LINE = "ledger"  # name of the last line's hash in a reply's stats, and of 
 SAYS = "under_dp"  # attribute by which a class says whether its training may be differentially private
 #: Facts about a site's lists that are sent: none depends on what is in an image or a label.
 PUBLIC = (
-    "splits", "images", "suppressed", "min_cases", "synthetic", "device", "class_names", "class_groups", "personal",
-    "computing", "group_names",
+    "splits", "images", "suppressed", "min_cases", "synthetic", "device", "class_names", "class_groups", "mask_labels",
+    "personal", "computing", "group_names",
 )  # fmt: skip
 #: Attributes that Python gives every class; a class that has others changes something.
 PLAIN = {

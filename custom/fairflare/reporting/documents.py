@@ -183,6 +183,7 @@ class Info(Part):
     kind: str = ""
     without: str = ""
     sums: str = ""
+    in_vain: list[str] = []
     primary_metric: str = ""
     measured: str = ""
     validation: str = ""

@@ -46,6 +46,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
         *private_notes(results),
         *([f"{info.sums}."] if info.sums else []),
         *without_notes(results),
+        *(f"{text}." for text in info.in_vain),
         *tested,
         *absent,
         *(f"Resumed: {text}." for text in info.resumed_with),

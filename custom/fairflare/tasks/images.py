@@ -253,6 +253,7 @@ class ImageTask(Intensities, Fitted, Task):
         said = self.annotated_in(site, own)
         data = self.annotating(said).open_folder(site, own, listed)
         data.annotated = said
+        data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 
     def suited_to(self, data: SiteData) -> Task:
@@ -311,11 +312,6 @@ class ImageTask(Intensities, Fitted, Task):
         if found != needed and not self.of_user("loss"):  # a user's own loss may need outputs of another form
             text = f"{named} gives {found}, and {needed} is needed for num_classes={needed[1]}"
             raise DataError(text, text)
-
-    def of_user(self, *names: str) -> bool:
-        """Return whether a class outside this package defines one of the named methods."""
-        own = (getattr(type(self), name, None) for name in names)
-        return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
 
     @abstractmethod
     def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:

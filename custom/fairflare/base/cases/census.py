@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.checks import few
+from fairflare.base.checks import few, gathered, listed
 from fairflare.base.site_data import UNLABELLED, SiteData
 
 if TYPE_CHECKING:
@@ -106,6 +106,44 @@ def unexplained(told: Mapping[str, Collection[str]], explained: Collection[str] 
     everywhere = list(dict.fromkeys(name for own in told.values() for name in own))
     found = {site: [name for name in everywhere if name not in own] for site, own in told.items()}
     return {site: names for site, names in found.items() if names and site not in explained}
+
+
+def contradictions(told: Mapping[str, Iterable[str]]) -> dict[str, dict[str, list[str]]]:
+    """Return the sites by what a label of their masks is, for each label that seems to mean different things.
+
+    Names decide, or else a palette's colours, whatever the values; where a site has none, the values in the files do.
+
+    Args:
+        told: what the labels are at each site, see :attr:`SiteData.mask_labels`.
+    """
+    parts = [(site, (*text.split("=", 2), "", "")[:3]) for site, own in sorted(told.items()) for text in own]
+    found = {}
+    for label, own in gathered((label, (site, value, name)) for site, (label, value, name) in parts).items():
+        words, colours = (
+            gathered(
+                (" ".join(name.split()).casefold(), site) for site, _, name in own if name and (name[0] == "#") is so
+            )
+            for so in (False, True)
+        )
+        known = all(name for *_, name in own) and not (words and colours)
+        values = [] if known else [(f"value {value}", site) for site, value, _ in own if value]
+        if different := next((of for of in (words, colours, gathered(values)) if len(of) > 1), None):
+            found[label] = different
+    return found
+
+
+def question_of_values(found: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """Return a sentence that asks whether labels of masks mean the same at all sites; see :func:`contradictions`."""
+    told = "; ".join(
+        f"label {label} is {', '.join(f'{what} at {listed(sites)}' for what, sites in by_meaning.items())}"
+        for label, by_meaning in found.items()
+    )
+    return (
+        f"the masks' labels may mean different things: {told:.600}. Where that is one structure, write one name for it "
+        'into "mask_labels" of these sites\' datalists, such as {"4": "tumour"} for the value 4. Where it is not, '
+        'give it a label of its own in the block of a site, such as "mask_values": {"0": 0, "1": 1, "4": 3}, with '
+        '"structures": [1, 3] for the labels that were annotated there, and num_classes=3'
+    )
 
 
 def question(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fairflare.base.disk.files import sha256_of
 
-#: Folder of a job that holds the MONAI bundle; it lies beside the job's ``task.py``.
+#: Folder that holds the MONAI bundle: beside the ``task.py`` of a run, and beside the folder ``custom`` of a job's app.
 BUNDLE_FOLDER = "monai_bundle"
 #: Files of a bundle that a job does not carry: weights (``initial_ckpt`` names such a file), caches, hidden files.
 LEFT_OUT = re.compile(r"/(models|__pycache__|\.[^/]*|[^/]*\.pyc)/")

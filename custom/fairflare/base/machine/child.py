@@ -8,13 +8,17 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from fairflare.base.machine.environment import shield_imports
+from fairflare.base.machine.one_run import needs_main, starting_process
 from fairflare.base.own_errors import in_one_line
 
 T = TypeVar("T")
 
 
-def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None] | None = None) -> T:
+def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None] = shield_imports) -> T:
     """Return the result of ``work(*arguments)``, computed by a new Python process.
+
+    Where classes of the main script are needed, which a notebook's have no file for, this process computes it.
 
     Args:
         work, arguments: the function and its arguments; they must be picklable.
@@ -23,9 +27,13 @@ def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None]
     Raises:
         ValueError: the work raised an error (the message has its text), or the new process died.
     """
+    if needs_main(work, arguments):
+        return _plainly(work, *arguments)
     try:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=before) as pool:
-            return pool.submit(_plainly, work, *arguments).result()
+        with ProcessPoolExecutor(1, get_context("spawn"), initializer=before) as pool:
+            with starting_process(work, arguments):
+                result = pool.submit(_plainly, work, *arguments)
+            return result.result()
     except BrokenProcessPool as error:
         raise ValueError(
             "a process that was to build the task's network, or to draw, ended before it was done; is there memory "

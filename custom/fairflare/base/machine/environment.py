@@ -41,5 +41,6 @@ def shield_imports() -> None:
 
 def started_by_flare() -> bool:
     """Return whether this process is one of FLARE's own: its command, a server, a client, or a job of either."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return (spec.name if spec else Path(sys.argv[0]).name).partition(".")[0] == "nvflare"
+    # FLARE runs a training script in its own process with another ``__main__`` and ``sys.argv``.
+    main = next((word for word in sys.orig_argv[1:] if not word.startswith("-")), "")
+    return Path(main).name.partition(".")[0] == "nvflare"

@@ -250,7 +250,8 @@ def _allow_list(entries: list[str]) -> Finding:
         text = f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead"
         return Finding(what, "warning", text)
     if missing:
-        text = f"{len(missing)} of {len(wanted)} classes are missing, such as {missing[0]}: jobs with them are refused"
+        few = f" ({', '.join(missing[:8])}{', ...' * (len(missing) > 8)})"
+        text = f"{len(missing)} of {len(wanted)} classes are missing{few}: jobs with them are refused"
         return Finding(what, "problem" if missing == wanted else "warning", f"{text}; {remedy}")
     return Finding(what, "ok", "what jobs without custom code name is allowed")
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from fairflare.base.checks import first_of
+from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
@@ -61,6 +62,7 @@ def run(
     from fairflare.reporting.results import mark_ended
 
     with user_errors():
+        refuse_inside_run()
         name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
         workspace = (workspace or Path("runs") / name).absolute()
         problem = first_of(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from rich.console import Console
 
 from fairflare.base.disk.temporary import OwnedFolder
+from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.cli.run.here import Stop
 from fairflare.cli.run.view import RunView, view_of
 from fairflare.reporting.results import mark_ended
@@ -74,6 +75,7 @@ def simulate(
         The simulator's exit code; 130 when Ctrl-C ended it, 143 when SIGTERM did. A run that was cut off has a reason
         in its results.
     """
+    refuse_inside_run()
     names = recipe.plan.sites or []
     folder = workspace / "local"
     folder.mkdir(parents=True, exist_ok=True)

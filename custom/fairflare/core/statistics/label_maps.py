@@ -7,15 +7,17 @@ federation does not have them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import binary_erosion
+from scipy.ndimage import binary_erosion, binary_fill_holes
 from scipy.optimize import linear_sum_assignment
+
+from fairflare.base.checks import gathered
 
 Array = npt.NDArray[np.floating]
 _CELLS = 8  # number of cells into which a picture is divided in each direction
@@ -23,6 +25,7 @@ _CLEAR = 0.2  # a map must explain this much more than the labels do, mean share
 _EVIDENCE = 16.0  # least squared test statistic z of a certain map, before the term for the number of maps
 # Of :func:`exchanged`: features of a region, least number of masks of either kind, mean over standard deviation.
 _RATIOS, _LEAST, _APART = [0, 2, 5], 8, 2.5
+_NEARER = 0.6  # of :func:`mistaken`: share of the distance from the same structure elsewhere
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,67 @@ def exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, 
                 if clear.any() and opposite[clear].all():
                     yield *pair, at[above == (2 * above.sum() < len(above))].tolist()
                     break
+
+
+def shape_of(region: npt.NDArray[np.bool_]) -> Array:
+    """Return seven numbers on shape and place of a region, whatever its size and whatever else is in the picture.
+
+    They are the share of the region in the region without its holes, the share of the picture's edge, mean and spread
+    of the distance from the region's centre and the length of its own edge, in square roots of its area, and the row
+    and column of the centre, as shares of the sides.
+
+    Args:
+        region: (height, width), True inside, at least one pixel.
+    """
+    inside, edge = np.argwhere(region), region & ~binary_erosion(region, border_value=1)
+    rim = np.concatenate([region[0], region[-1], region[:, 0], region[:, -1]])
+    far, side = np.linalg.norm(inside - inside.mean(0), axis=1), math.sqrt(len(inside))
+    return np.array(
+        [len(inside) / binary_fill_holes(region).sum(), rim.mean(), far.mean() / side, far.std() / side,
+         edge.sum() / side, *(inside.mean(0) / region.shape)]
+    )  # fmt: skip
+
+
+def mistaken(shapes: Mapping[str, Mapping[int, Array]], among: Collection[str]) -> dict[str, dict[int, int]]:
+    """Return, by site, the structures whose mean shape is much nearer to that of another structure at other sites.
+
+    So sites can be compared that drew different structures. Shapes are divided by their standard deviation within
+    structures and sites. A structure is returned if its mean is more than 1 from that of the same structure at every
+    other site, and less than 0.6 of the smallest such distance from that of another structure at one of them.
+
+    Args:
+        shapes: by site and structure (0: background) the shapes of :func:`shape_of`, (n, 7).
+        among: sites to judge; the others are only compared with.
+    """
+    enough = {site: {k: own for k, own in of.items() if len(own) >= _LEAST} for site, of in shapes.items()}
+    within = np.concatenate([np.zeros((1, 7)), *(own - own.mean(0) for of in enough.values() for own in of.values())])
+    scale = np.where(within.std(0) > 1e-6, within.std(0), np.inf)
+    means = {site: {k: own.mean(0) / scale for k, own in of.items()} for site, of in enough.items()}
+    found = dict[str, dict[int, int]]()
+    for site, number in ((one, k) for one in among for k in means[one] if k):
+        far = gathered(
+            (k, float(np.linalg.norm(means[site][number] - centre)))
+            for other in means.keys() - {site}
+            for k, centre in means[other].items()
+        )
+        nearest = {k: min(of) for k, of in far.items()}
+        best = min(nearest, key=nearest.__getitem__, default=number)
+        if nearest.get(number, 0.0) > 1 and nearest[best] < _NEARER * nearest[number]:
+            found.setdefault(site, {})[number] = best
+    return found
+
+
+def judged(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
+    """Return :func:`label_maps` of all sites, where a site whose map is certain has no part in judging the others.
+
+    Of several such sites the one that its own map explains best, beyond its labels, is taken out first.
+    """
+    found = label_maps(features, labels)
+    gains = {one.explained - one.agreement: site for site, one in found.items() if one.certain and len(found) > 2}
+    if not gains:
+        return found
+    worst = gains[max(gains)]
+    return {**judged({site: own for site, own in features.items() if site != worst}, labels), worst: found[worst]}
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:

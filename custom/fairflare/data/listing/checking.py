@@ -30,7 +30,13 @@ from fairflare.data.listing.samples import DataError, Sample
 SPLITS = ("training", "validation", "test")
 LISTS = (*SPLITS, UNLABELLED)
 KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # keys of an entry that are read
-BESIDE = ("class_names", "class_groups", "attributes", "synthetic")  # keys beside the lists of images that are read
+BESIDE = (
+    "class_names",
+    "class_groups",
+    "mask_labels",
+    "attributes",
+    "synthetic",
+)  # keys beside the lists of images that are read
 MISTYPED = 0.77  # similarity to a known key from which an unknown key is taken for a mistake; "image_id" is below
 MEANT = 0.9  # similarity to "unlabelled" from which a list of images is meant for it; "labelled" is below
 EXTRA_TEST = "test_"  # prefix of the names of further test lists in a datalist
@@ -105,6 +111,16 @@ class CheckedList:
             "'class_groups' does not name lists of classes",
         )
         return {name: tuple(members) for name, members in groups.items()}
+
+    def mask_labels(self, content: dict[str, Any]) -> dict[int, str]:
+        told = content.get("mask_labels") or {}
+        self.need(
+            isinstance(told, dict) and all(key.isdecimal() and (not of or is_name(of)) for key, of in told.items()),
+            "'mask_labels' must give the name of each value of the masks, or null where it is not known, such as "
+            f'{{"1": "liver", "4": null}}, got {told!r:.200}',
+            "'mask_labels' does not give names of values",
+        )
+        return {int(value): name or "" for value, name in told.items()}
 
     def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
         self.need(

@@ -12,6 +12,7 @@ from fairflare.data.listing.attributes import Attribute
 
 if TYPE_CHECKING:
     from fairflare.data.geometry import Misfit
+WHITE = 255  # value of a single structure in many masks
 BLOCK = 4096  # number of bytes of each of a file's beginning, middle and end that enter a checksum
 
 
@@ -77,7 +78,8 @@ class Sample:
 class Datalist:
     """Represent the checked datalist of one site: samples by split, with absolute paths.
 
-    ``doubts`` has a line, for the site alone, on each name or number that may be a mistake.
+    ``doubts`` has a line, for the site alone, on each name or number that may be a mistake. ``mask_labels`` has the
+    values that `prepare` found in the masks, with their names (empty: not known).
     """
 
     site: str
@@ -88,6 +90,25 @@ class Datalist:
     synthetic: bool = False
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
+    mask_labels: Mapping[int, str] = field(default_factory=dict)
+
+    def meanings(self, coding: Mapping[int, int] | None) -> tuple[str, ...]:
+        """Return what each label of the masks is in the site's files, as ``LABEL=VALUE=NAME``.
+
+        VALUE is empty if the site's file gives the values other labels than 1, 2, ... in their order: then somebody
+        decided what they mean. The white of masks of 0 and 255 counts as 1. A label of several values is left out.
+
+        Args:
+            coding: ``{value in the file: label}``; ``None`` if the values are the labels.
+        """
+        plain = {value: 1 if {*self.mask_labels} == {WHITE} else value for value in sorted({*self.mask_labels} - {0})}
+        by_order = coding in (None, {value: label for label, value in enumerate([0, *plain])})
+        labels = plain if coding is None else {value: coding.get(value, 0) for value in plain}
+        return tuple(
+            f"{label}={plain[value] if by_order else ''}={self.mask_labels[value]}"
+            for value, label in labels.items()
+            if label and list(labels.values()).count(label) == 1
+        )
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         """Return the case (patient, volume or image) of each sample of a split, see :attr:`Sample.case`."""

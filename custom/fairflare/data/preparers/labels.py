@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, gathered
 from fairflare.data.datalist import DataError
+from fairflare.data.preparers.looking import MOSTLY, Look
 from fairflare.data.preparers.names import listing
 
 # Largest number of different values that are labels; more are grey values, smoothed edges or numbered objects.
@@ -16,42 +18,54 @@ BLACK_AND_WHITE = [0, 255]  # values that every task on masks reads as 0 and 1
 
 
 def labels_of(
-    values: Collection[int], called: Mapping[int, str], notes: list[str], given: Mapping[str, int | str] | None = None,
-    what: str = "volume",
-) -> tuple[dict[str, Any], dict[str, Any]]:  # fmt: skip
-    """Return the settings of the task for the labels of masks, and the settings of every site in ``fairflare.json``.
+    looks: Mapping[str, Sequence[Look]], called: Mapping[int, str], notes: list[str],
+    given: Mapping[str, int | str] | None = None, what: str = "volume",
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, str | None]]:  # fmt: skip
+    """Return settings of the task and of every site's ``fairflare.json`` for the labels of masks, and what they mean.
+
+    What they mean is the name of each value, ``None`` where it is not known; nothing if the user gives the labels.
 
     Args:
-        values: all values that occur in the masks.
-        called: names of labels by value.
+        looks: what was found in the masks of each site.
+        called: names of labels by value; other names are those in the files.
         notes: list to which notes on the labels are added.
         given: label of each value, if the user gives them.
         what: kind of the images, ``"image"`` or ``"volume"``.
 
     Raises:
-        DataError: there are too many values, there is no label but 0, or a value is missing in ``given``.
+        DataError: there are too many values, or they look like no labels; there is no label but 0; files give a value
+            different names; or a value is missing in ``given``.
     """
+    masks = [look for own in looks.values() for look in own if look.values]
+    values = {value for look in masks for value in look.values}
     if given:
         mapped = {int(value): int(label) for value, label in given.items()}
         if strange := sorted(set(values) - set(mapped)):
             raise DataError(
                 f"the masks have the values {listing(map(str, strange))}, of which --mask-values says nothing; add them"
             )
-        return {}, {"mask_values": {str(value): label for value, label in mapped.items()}}
+        return {}, {"mask_values": {str(value): label for value, label in mapped.items()}}, {}
     known = [0, *sorted({*values, *called} - {0})]
     if problem := first_of({
         "all masks are empty (0 at every pixel); give those in which the structures are drawn": not set(values) - {0},
         f"the masks have {len(known)} values, such as {known[:5]}; expected 0 and a few labels, no picture, smoothed "
         "edges or numbered objects: give such masks, or say what each value means (--mask-values)":
             len(known) > MOST_LABELS[what],
+        **{
+            f"{site}: {text}".removeprefix(": "): so and not called
+            for site, own in looks.items()
+            for text, so in _odd(own).items()
+        },
     }):  # fmt: skip
         raise DataError(problem)
     number = len(known) - 1
+    told = {value: name for look in masks for value, name in look.names.items() if number > 1 or name[0] != "#"}
+    meanings = {str(value): called.get(value) or told.get(value) for value in known[1:]}
     task: dict[str, Any] = {} if number == 1 else {"num_classes": number}
     if number > 1 and all(value in called for value in known[1:]):
         task["class_names"] = [called[value] for value in known[1:]]
     if known in (list(range(len(known))), BLACK_AND_WHITE):
-        return task, {}
+        return task, {}, meanings
     note = f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))}"
     note += " (mask_values in fairflare.json)"
     if known == [*range(number), VOID] and not called:
@@ -61,4 +75,24 @@ def labels_of(
             f"again with --overwrite --mask-values {' '.join(f'{value}={value}' for value in known[:-1])} {VOID}=1"
         )
     notes.append(note)
-    return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}
+    return task, {"mask_values": {str(value): label for label, value in enumerate(known)}}, meanings
+
+
+def _odd(looks: Sequence[Look]) -> dict[str, bool]:
+    """Return problems that a site's masks may have, and whether they have them: smoothed edges, numbers of objects."""
+    between = gathered((value, value in look.edges) for look in looks for value in look.values)
+    smooth = sorted(value for value, of in between.items() if sum(of) >= MOSTLY * len(of))
+    # How many masks have the numbers from 1 to n, by n; by 0 those that lack a number below their highest.
+    numbers = Counter(
+        max(look.values) * ({0, *look.values} == {*range(max(look.values) + 1)}) for look in looks if any(look.values)
+    )
+    vary = len(numbers) > 2 and not numbers[0] and 2 * max(numbers.values()) < numbers.total()
+    return {
+        f"the values {', '.join(map(str, smooth[:8]))} occur only at the borders between others, as smoothing and "
+        "resizing make them; export the masks without that (nearest neighbour), or, of one structure in 0 and 255, "
+        "write them again (in Python 255 * np.uint8(mask > 127))": len(smooth) > 1,
+        f"the masks have the numbers 1 to n, and n is from {min(numbers, default=0)} to {max(numbers, default=0)}: "
+        "numbers of objects, not structures? Where all are one structure, write the masks again (in Python "
+        "np.uint8(mask > 0)); where each is one of its own, say so (--mask-values 0=0 1=1 ... of `prepare masks`, or "
+        "names in dataset.json)": vary and max(numbers) > 4,
+    }  # fmt: skip

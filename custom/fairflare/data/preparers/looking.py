@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.ndimage  # noqa: F401  (threads that import it at the same time find half of it)
+import scipy.ndimage
 
 from fairflare.base.checks import first_of
 from fairflare.base.machine.memory import counted, workers
@@ -28,6 +28,7 @@ from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pai
 
 MADE = 5  # bytes a voxel for a check: what a mask marks, and numbers of its connected parts
 AIR = -500  # values below it are those of CT: MR and PET have none
+MOSTLY = 0.9  # share of a value's pixels, and of the masks with a value
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Look:
         axes: for a volume, mm a voxel and number of voxels from left to right, back to front and feet to head; empty if
             the file does not say how it lies.
         air: whether the volume has values far below 0, as air has in Hounsfield units.
+        names: names of the values of the mask in its file.
+        edges: those values that occur only between lower and higher ones, see :func:`edges_of`.
     """
 
     values: tuple[int, ...] = ()
@@ -60,6 +63,8 @@ class Look:
     drawn: Drawn | None = field(default=None, compare=False)
     axes: tuple[tuple[float, int], ...] = ()
     air: bool = False
+    names: Mapping[int, str] = field(default_factory=dict)
+    edges: tuple[int, ...] = ()
 
 
 Looker = Callable[[Path, Path | None], Look]
@@ -113,6 +118,7 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
         if slices > 1:
             raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
     values: tuple[int, ...] = ()
+    edges: tuple[int, ...] = ()
     marks = None
     if mask is not None:
         try:
@@ -122,10 +128,11 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
                 raise ValueError(odd) from error
             raise
         values, marks = tuple(counts_of(labels)), drawn_of(shown(image), picture.mean(-1), labels)
+        edges = edges_of(labels)
         if len(values) > 2 and (odd := odd_pair(image, mask)):
             raise ValueError(odd)
     notes = (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
-    return Look(values, notes, drawn=marks)
+    return Look(values, notes, drawn=marks, names=image_file(mask).names() if mask else {}, edges=edges)
 
 
 def look_at_volume(
@@ -184,6 +191,8 @@ def look_at_volume(
         None if labels is None else drawn_of(shown(image), volume, labels),
         () if affine is None else _axes(affine, facts.grid.shape),
         bool(np.nanmin(volume) < AIR),
+        {} if mask is None else image_file(mask).names(),
+        () if labels is None else edges_of(labels),
     )
 
 
@@ -194,6 +203,18 @@ def _axes(affine: npt.NDArray[np.floating[Any]], shape: Sequence[int]) -> tuple[
     spacing = np.linalg.norm(affine[:3, :3], axis=0).tolist()
     order = np.argsort(io_orientation(affine)[:, 0]).tolist()
     return tuple((spacing[k], shape[k]) for k in order)
+
+
+def edges_of(labels: npt.NDArray[np.integer]) -> tuple[int, ...]:
+    """Return the values of a mask of which nine tenths of the pixels have a lower and a higher one beside them.
+
+    Smoothing and resizing make such values. Of the values 0, 1, 2, ... none is returned: they are labels, or numbers.
+    """
+    values = [*counts_of(labels)]
+    if len(values) < 3 or values == [*range(len(values))]:
+        return ()
+    low, high = (of(labels, 3) for of in (scipy.ndimage.minimum_filter, scipy.ndimage.maximum_filter))
+    return tuple(k for k in values if ((low < k) & (k < high))[labels == k].mean() >= MOSTLY)
 
 
 def _same_turn(a: Turn | None, b: Turn | None) -> bool:

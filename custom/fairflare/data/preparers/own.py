@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.base.checks import first_of, gathered
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
-from fairflare.data.kinds import odd_masks, shown
+from fairflare.data.kinds import odd_masks, shown, two_names
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
@@ -89,9 +89,13 @@ def write_own(
         for site in dict.fromkeys(case.site for case, _ in good)
         for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
     ]
-    called = {value: name for tree in trees.values() for value, name in tree.names.items()}
-    values = {value for seen in looks for value in seen.values}
-    task, settings = ({}, {}) if names else labels_of(values, called, notes, mask_values, what)
+    told = [(site or "dataset.json", {k: name for k, name in tree.names.items() if k}) for site, tree in trees.items()]
+    drawn = ((shown(case.mask), seen.names) for case, seen in good if isinstance(case.mask, Path))
+    for text in (*two_names(told), *two_names(drawn)):
+        raise DataError(text)
+    called = {value: name for _, own in told for value, name in own.items()}
+    of_sites = gathered((case.site, seen) for case, seen in good)
+    task, settings, meanings = ({}, {}, {}) if names else labels_of(of_sites, called, notes, mask_values, what)
     task |= {"findings": names} if findings else {}
     if not all(seen.own_plane for seen in looks):
         task["orientation"] = plane
@@ -112,7 +116,10 @@ def write_own(
         masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
         record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
     writing["record"] = record
-    form = Form(names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes)
+    form = Form(
+        names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
+        mask_labels=meanings,
+    )  # fmt: skip
     return write_pool(items, out_dir, dealing, settings, form, **writing)
 
 

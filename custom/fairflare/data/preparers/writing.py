@@ -65,6 +65,7 @@ class Form:
         attributes: declared attributes of the people, as in a datalist.
         task: settings of the task for these images that differ from the defaults, for the manifest and the screen.
         notes: notes for the manifest and the log.
+        mask_labels: name of each value of the masks, as in a datalist.
     """
 
     class_names: Sequence[str] | None = None
@@ -77,6 +78,7 @@ class Form:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     task: Mapping[str, Any] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    mask_labels: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def write_pool(
@@ -235,6 +237,7 @@ class _Result:
             }
             more: dict[str, Any] = {"synthetic": True} if form.synthetic else {}
             more |= self._classes(entries) if self.classes else {}
+            more |= {"mask_labels": form.mask_labels} if form.mask_labels else {}
             more |= {"attributes": form.attributes} if form.attributes else {}
             files = [f"datalist_fold{fold + 1}.json"] if rule.folds else []
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):

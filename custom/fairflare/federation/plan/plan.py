@@ -210,7 +210,10 @@ def make_plan(
         usually = {**told, **{key: value for key, value in needed.items() if told[key] == plain[key]}}
     of_plan = RunSettings(**{**usually, **wanted})
     if names is not None and of_plan.min_sites > len(names):
-        raise ValueError(f"min_sites={of_plan.min_sites}, but the job has {len(names)} site(s)")
+        raise ValueError(
+            f"min_sites={of_plan.min_sites}{' (with secure sums at least 3)' * bool(of_plan.secure)}, but the job has "
+            f"{len(names)} site(s)"
+        )
     if monai_bundle is not None:
         learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
     made: Task = build(task_class, learns) if own_task is None else like(own_task, task_class, learns)

@@ -64,7 +64,7 @@ class RunSettings(Bounds):
 
     Args:
         num_rounds: communication rounds.
-        min_sites: number of usable results that a round needs.
+        min_sites: number of usable results that a round needs; with secure sums a smaller number than 3 counts as 3.
         seed: seed of the initial model and of every site's training.
         experiment: id under which checkpoint and site state outlive the job; empty for no resume.
         check_timeout: seconds a site may take, before the first round, to open its data and say what it has.
@@ -117,6 +117,11 @@ class RunSettings(Bounds):
         "crt_epochs": only_with("crt_rounds"),
         "crt_weights": only_with("crt_rounds"),
         "crt_mask_absent": only_with("crt_rounds"),
+        "bootstrap": only_with("a primary metric that can be measured on drawn cases", fact=True),
+        "exchange": only_with("a tensor that it leaves out", fact=True),
+        "norm_statistics": only_with("a batch norm with running statistics", fact=True),
+        "test_every": only_with("a round of such a number before the last one", fact=True),
+        "test_last": only_with("a second round", fact=True),
     }
 
     num_rounds: Annotated[
@@ -200,6 +205,10 @@ class RunSettings(Bounds):
         return left > 0 and (left < self.test_last or (every > 0 and (current_round + 1) % every == 0))
 
     def __post_init__(self) -> None:
+        if self.secure and self.num_rounds:
+            from fairflare.privacy.sums.keys import FEWEST
+
+            self.min_sites = max(self.min_sites, FEWEST)
         if self.experiment:
             safe_name(self.experiment)
         check_exchange(self.exchange)

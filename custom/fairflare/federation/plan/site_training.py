@@ -138,8 +138,6 @@ def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) 
         return AtHome()
     home = training.home
     names = home.stays(network)
-    if training.norm_statistics == "site" and not names:
-        say("norm_statistics='site' changes nothing: the network has no norm with running statistics")
     if home.model:
         say(f"every site has a model {home.model}")
     if names:

@@ -11,12 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.machine.environment import shield_imports
+from fairflare.base.machine.one_run import belonging_to
 from fairflare.base.settings import field_names
 from fairflare.base.task import Task
 
 DEALT_TO = "phantom_sites"  # name of a task's setting: number of sites that its synthetic data are dealt to
 TASK_MODULE = "fairflare_task_file"  # name under which a task file is imported as a module
-#: Task file that a job carries for a MONAI bundle; in the job the bundle's folder lies beside this file.
+#: Task file that a job carries for a MONAI bundle; in the job the bundle lies beside the folder of this file.
 BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.py"
 
 # Packaged task files by kind of task; a job carries a copy, with a class Task that the user may edit.
@@ -88,29 +90,33 @@ def load_task_class(path: Path) -> type[Task]:
         raise TaskFileError(f"task file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # type hints of the file's classes are resolved by this entry
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        beside = bool(name) and any(path.parent.glob(f"{name}*"))
-        how = f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
-        text = f"task file {path} cannot be run: {type(error).__name__}: {error}{how * beside}"
-        raise TaskFileError(text) from error
+    with belonging_to(f"task file {path.resolve()}"):
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+            beside = bool(name) and any(path.parent.glob(f"{name}*"))
+            how = (
+                f"; {name} lies beside it, and a job takes one file: put what it needs into {path.name}, or install it"
+            )
+            text = f"task file {path} cannot be run: {type(error).__name__}: {error}{how * beside}"
+            raise TaskFileError(text) from error
     found = getattr(module, "Task", None)
     if not isinstance(found, type) or not issubclass(found, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
     return found
 
 
-def brings(task: Task) -> Callable[[], None] | None:
-    """Return the function that a process must call before it unpickles a task; ``None`` if the class is importable."""
+def brings(task: Task) -> Callable[[], None]:
+    """Return the function that a new process must call before it unpickles a task."""
     cls = type(task)
     if cls.__module__ != TASK_MODULE:
-        return None
+        return shield_imports
     return partial(_load, Path(inspect.getfile(cls)), getattr(cls, "folder", None))
 
 
 def _load(file: Path, bundle: Path | None) -> None:
+    shield_imports()
     found: Any = load_task_class(file)
     if bundle is not None:
         found.folder = bundle

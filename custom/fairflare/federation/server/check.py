@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from fairflare.base.cases.census import question, unexplained
+from fairflare.base.cases.census import contradictions, question, question_of_values, unexplained
 from fairflare.base.checks import few, first_of, gathered
 from fairflare.base.site_data import MOST_WINDOWS
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
@@ -23,13 +23,24 @@ from fairflare.exchange.messages import TASK_CHECK, Message
 from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
-from fairflare.federation.site.facts import ANNOTATED, GLOBAL_LIST, MARKED, MARKED_CASES, MEASURED, OTHER_IMAGES
+from fairflare.federation.server.retraining import Retraining
+from fairflare.federation.site.facts import (
+    ANNOTATED,
+    GLOBAL_LIST,
+    MARKED,
+    MARKED_CASES,
+    MASK_LABELS,
+    MEASURED,
+    OTHER_IMAGES,
+)
 from fairflare.federation.site.groups import NAMES
 from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
 from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
 from fairflare.methods.base.reports import NO_IMAGES, VALIDATION, Field, ReportError, read_report
+from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.parts.group_sums import ACTED_ON
 from fairflare.privacy.policy import BUDGET, PRIVACY, budget_notes
+from fairflare.privacy.sums.keys import FEWEST
 
 NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
 MAX_LISTS = 100  # largest number of lists of images that a site may have
@@ -61,6 +72,12 @@ FIELDS = (
         "class_names", "names", required=False,
         doc="names of the classes in the datalist, also of those that the site has no image of",
         keep="leave `class_names` out of the datalist",
+    ),
+    Field(
+        MASK_LABELS, "names", required=False,
+        doc="`<label>=<value>=<name>` of each label of the masks: the value in the files, and its name if it has one",
+        reveals="which values the masks had when they were prepared",
+        keep=f"leave `{MASK_LABELS}` out of the datalist",
     ),
     Field(
         "class_groups", "names", required=False,
@@ -139,9 +156,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     """
     found = read_report(read_head(site, message, current_round).get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    of_classes = [
-        found[key] or () for key in ("class_names", "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
-    ]
+    names = ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
+    of_classes = [found[key] or () for key in names]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
@@ -156,7 +172,8 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
-    rare = (NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, "windows", "seconds")
+    rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET)
+    rare += ("windows", "seconds")
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
@@ -199,6 +216,7 @@ class Check:
         task: the task that is learned.
         run: settings of the run.
         ask, journal: the run's exchange with the sites, and its journal.
+        retraining: the rules of all rounds.
         metrics: metrics that sites may measure; metrics of the classes that the sites name are added.
     """
 
@@ -208,10 +226,11 @@ class Check:
         run: RunSettings,
         ask: Exchange,
         journal: Journal,
+        retraining: Retraining,
         metrics: dict[str, Metric] | None = None,
     ) -> None:
         self.task, self.settings, self.metrics = task, run, {} if metrics is None else metrics
-        self.roster, self.journal = ask.roster, journal
+        self.roster, self.journal, self.retraining = ask.roster, journal, retraining
         # grace=0: sites get the whole timeout, because opening the data may take long.
         self.ask = replace(ask, grace=0.0)
         self.facts: dict[str, dict[str, Any]] = {}
@@ -228,9 +247,11 @@ class Check:
             ServerFault, Stopped: as in any exchange.
         """
         run, sites = self.settings, self.roster.known()
-        told: dict[str, Any] = {"groups": tuple(run.groups), "directives": self.journal.ledgers()}
+        # The extra rounds' directives come beforehand, so that the sites can say whether they can do such rounds.
+        extra = self.retraining.classifier.directives(run.num_rounds, run.num_rounds, sites) if run.crt_rounds else {}
+        told: dict[str, Any] = {"groups": tuple(run.groups), "directives": {**self.journal.ledgers(), **extra}}
         phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **told)
-        problems = list(self._problems(phase, self.journal.synthetic if current_round > 0 else None))
+        problems = list(dict.fromkeys(self._problems(phase, self.journal.synthetic if current_round > 0 else None)))
         for found in self.facts.values():
             for name, metric in self.task.suited_to(_Said(found)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
@@ -238,15 +259,15 @@ class Check:
         if self.patchwise or self.journal.info.get("validation"):
             self.journal.store.update_info(validation="patches")
             self.journal.say("validation: patches, 50 fixed ones a volume, since volumes have many windows")
+        said = {found["synthetic"] for found in self.facts.values()} - {None}
         left = run.num_rounds - current_round
         private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
+        if problems := [*problems, *self._unready(phase, private, left)]:
+            words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]
+            raise RoundFailed(" ".join(words), phase)
         for site, of in private.items():
             for text, warning in budget_notes(of["target"], of["lasts"], left):
                 self.journal.note(f"privacy budget of site {site!r}: {text}", warning=warning)
-        said = {found["synthetic"] for found in self.facts.values()} - {None}
-        if problems := [*problems, *self._unready(phase)]:
-            words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]
-            raise RoundFailed(" ".join(words), phase)
         self.synthetic = said.pop() if said else None
 
     @property
@@ -330,13 +351,33 @@ class Check:
         self.facts[site] = read_check(site, message, phase.current_round)
         return {}
 
-    def _unready(self, phase: Phase) -> Iterator[str]:
-        """Yield a sentence about the sites that cannot take part, if the run must not begin without them."""
-        refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
-        if len(phase.good) < self.settings.min_sites:
+    def _unready(self, phase: Phase, private: Mapping[str, Mapping[str, Any]], left: int) -> Iterator[str]:
+        """Yield a sentence about the sites that cannot take part, or not to the end, if the run must not begin so.
+
+        Args:
+            phase: the check's exchange.
+            private: facts about the sites' differential privacy; where there are any, FedAvg takes the place of a rule
+                that asks about the anchor, for which secure sums need one site more.
+            left: number of the method's rounds that are to be done.
+        """
+        run, rule = self.settings, self.retraining.rule
+        least = max(run.min_sites, FEWEST + 1 if run.secure and isinstance(rule, TwoPhase) and not private else 0)
+        needed = f"min_sites={run.min_sites}" + (
+            f", secure sums of this method need {least} sites; fed_avg needs one less" * (least > run.min_sites)
+        )
+        lasts = {site: min(left, private[site]["lasts"]) if site in private else left for site in sorted(phase.good)}
+        if len(lasts) >= least and (most := sorted(lasts.values())[-least]) < left:
             yield (
-                f"{len(phase.good)} of {len(phase.asked)} site(s) ready, min_sites={self.settings.min_sites}. "
-                f"Not ready: {reasons(phase.left_out.items())}"
+                f"privacy budgets end ({', '.join(f'{site} after {n:g}' for site, n in lasts.items() if n < left)} of "
+                f"{left} round(s)), and the last round would have fewer than {least} sites ({needed}). Set num_rounds="
+                f"{run.num_rounds - left + most:g} at most, or let the files of these sites have a larger epsilon or "
+                "more noise"
+            )
+        refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
+        if len(phase.good) < least:
+            yield (
+                f"{len(phase.good)} of {len(phase.asked)} site(s) ready, {needed}. "
+                f"Not ready: {reasons(phase.left_out.items()) or 'none'}"
             )
         elif refused and self.settings.require_all_sites:
             yield (
@@ -361,7 +402,7 @@ class Check:
         else:
             yield from self._same(
                 phase,
-                "synthetic",
+                _by_value(self.facts, "synthetic"),
                 f"made-up data beside real ones: synthetic at {', '.join(made_up)}, real at {', '.join(real)}. "
                 f"Set 'data_root' in the fairflare.json of {', '.join(made_up)}",
                 "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
@@ -370,13 +411,17 @@ class Check:
             )
         if real := self._of_kind(False):
             yield from self._classes(phase, real)
+        found = contradictions({site: own.get(MASK_LABELS, ()) for site, own in self.facts.items()})
+        for by_meaning in found.values():
+            yield from self._same(phase, by_meaning, question_of_values(found), question_of_values(found))
         yield from self._silent(phase)
         for key, whose in ((NAMES, "'groups'"), (ACTED_ON, "the method")):
             yield from self._same(
-                phase, key, "the datalists declare the attributes differently: {}. Declare them alike",
+                phase, _by_value(self.facts, key),
+                "the datalists declare the attributes differently: {}. Declare them alike",
                 f"its datalist declares the attributes of {whose} otherwise than those of most sites; correct it there",
             )  # fmt: skip
-        by_prior = _by_value({site: found["prior"] for site, found in self.facts.items()})
+        by_prior = _by_value(self.facts, "prior")
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {', '.join(sites)}" for prior, sites in by_prior.items())
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
@@ -404,9 +449,8 @@ class Check:
         ):
             real = [site for site in real if site in self.facts]
             yield from self._same(
-                phase, key, f"the datalists {verb} the classes differently: {{}}{remedy}",
+                phase, _by_value(self.facts, key, real), f"the datalists {verb} the classes differently: {{}}{remedy}",
                 f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there",
-                among=real,
             )  # fmt: skip
         if not self.settings.num_rounds:
             yield from self._like_the_model(phase, [site for site in real if site in self.facts])
@@ -441,24 +485,21 @@ class Check:
     def _same(
         self,
         phase: Phase,
-        key: str,
+        by_value: Mapping[Any, Sequence[str]],
         problem: str,
         reason: str,
         *,
-        among: Sequence[str] | None = None,
         wanted: Any = None,
     ) -> Iterator[str]:
         """Yield the problem where sites differ and none may be left out; else leave out the sites that differ.
 
         Args:
             phase: the check's exchange.
-            key: name of the compared field of the sites' reports.
+            by_value: the sites by the compared value.
             problem: text of the problem; ``{}`` in it stands for the different values and their sites.
             reason: text about a site that is left out.
-            among: sites that are compared; ``None`` for all sites that answered.
             wanted: the right value; ``None`` for the value that more than half of the reporting sites have.
         """
-        by_value = _by_value({site: self.facts[site].get(key) for site in among or self.facts})
         if len(by_value) < 2:
             return
         if "{}" in problem:
@@ -479,18 +520,21 @@ class Check:
         """Leave a site out of the whole run: the site is not asked again."""
         self.roster.excluded[site] = f"site {site!r}: {reason}"
         phase.refuse(site, self.roster.excluded[site])
-        del self.facts[site]
+        self.facts.pop(site, None)  # it may be left out for several reasons
 
     def _of_kind(self, synthetic: bool) -> list[str]:
         """Return the sites that report synthetic data, or the sites that report real data."""
         return sorted(site for site, found in self.facts.items() if found["synthetic"] is synthetic)
 
 
-def _by_value(values: Mapping[str, Any]) -> dict[Any, list[str]]:
+def _by_value(
+    facts: Mapping[str, Mapping[str, Any]], key: str, among: Iterable[str] | None = None
+) -> dict[Any, list[str]]:  # fmt: skip
+    """Return the sites (``among`` these, default: all) by the value of a field of their reports; those without none."""
     return gathered(
         (tuple(value) if isinstance(value, list) else value, site)
-        for site, value in sorted(values.items())
-        if value not in (None, [])
+        for site in sorted(facts if among is None else among)
+        if (value := facts[site].get(key)) not in (None, [])
     )
 
 

@@ -24,7 +24,7 @@ from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import clean_state, num_bytes
-from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint
+from fairflare.exchange.sent_tensors import ALL, SentTensors
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.plan.site_training import AtHome, at_home
 from fairflare.federation.plan.task_files import brings
@@ -45,6 +45,7 @@ class FirstModel:
         at_home: describes the tensors that the method keeps at the sites.
         numbers, nbytes, tensors: size of the whole model, in floating-point numbers, bytes and tensors.
         still: names of the batch norms' statistics that are not sent.
+        facts: what settings may act on in the network, by their texts in :mod:`fairflare.base.acting`.
         said: lines for the server's log, each with a flag that is true for a warning.
     """
 
@@ -57,6 +58,7 @@ class FirstModel:
     nbytes: int
     tensors: int
     still: list[str]
+    facts: dict[str, bool]
     said: list[tuple[str, bool]] = field(default_factory=list)
 
     def note(self, run: RunSettings) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def _made(
     model = build(task)
     sent = SentTensors(model, exchange, makes)
     rest = sent.rest(model.state_dict())
-    before = fingerprint(rest) if rest else ""
+    before = sent.mark(rest)
     try:
         said = [(task.initialise(model, checkpoint), False)]
     except (ValueError, OSError) as error:
@@ -164,19 +166,20 @@ def _made(
         ) from None
     check_network(model, "the network with its initial weights")
     state = clean_state(model.state_dict())
-    after = fingerprint(sent.rest(state)) if rest else ""
+    after = sent.mark(state)
     if carried and after != before:
         raise ValueError(
             f"exchange={exchange!r}: initial_ckpt changes tensors that are not sent, and the sites have not got them; "
             "give every participant the file, as initial_weights of the task or of its local/fairflare.json, or set "
             "exchange=all"
         )
-    if exchange != ALL:
-        part, every, how = sent.of(state), len(state), f"exchange={exchange!r}"
-        some = f"{how}: {len(part)} of {every} tensors travel, {num_bytes(part)} of {num_bytes(state)} bytes"
-        none = f"{how} leaves nothing out: all {every} tensors of the network travel"
-        of_all = len(part) == every
-        said.append((none if of_all else f"{some}; the others are built at each site", of_all))
+    if rest:
+        part = sent.of(state)
+        said.append((
+            f"exchange={exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
+            f"{num_bytes(state)} bytes; the others are built at each site",
+            False,
+        ))  # fmt: skip
     home = at_home(site_half, model, lambda text, warning=False: said.append((text, warning)))
     return FirstModel(
         state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,
@@ -188,6 +191,11 @@ def _made(
         nbytes=num_bytes(state),
         tensors=len(state),
         still=[name for name in running_statistics(model) if name in rest],
+        facts={
+            "a batch norm with running statistics": bool(running_statistics(model)),
+            "a convolution in the network": any(parameter.ndim in (4, 5) for parameter in model.parameters()),
+            "a tensor that it leaves out": bool(rest),
+        },
         said=said,
     )
 

@@ -204,8 +204,6 @@ class Recalibration:
         with torch.random.fork_rng(devices=[]):  # building the network leaves torch's random state unchanged
             model = network_of(self.task)
         norms = registered_names(model)
-        if not norms:
-            self.journal.say("norm_statistics: the network has no batch norm with running statistics; nothing is asked")
         if others := other_running(model):
             self.journal.say(f"norm_statistics: no batch norms, their running statistics are averaged: {_some(others)}")
         return norms

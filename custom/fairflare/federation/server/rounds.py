@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from fairflare.base.acting import idle, needs_of
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Task, metric_name
 from fairflare.core.aggregation.output_rows import OutputRows
@@ -58,7 +59,6 @@ from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsPa
 from fairflare.methods.fed_avg import WithoutReports
 from fairflare.privacy.policy import LOTTERY, PRIVACY
 from fairflare.privacy.sums.exposure import Limits
-from fairflare.privacy.sums.keys import FEWEST
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import POOLED, by_group
 from fairflare.reporting.results import LeftOut, PhaseRecord, RoundRecord
@@ -106,9 +106,9 @@ class Rounds:
         self.test = FinalTest(
             self._ask, self.roster, run, transport.say, self.metrics, task.primary_metric, parts, task.findings
         )
-        self.check = Check(task, run, self.asking, self.journal, self.metrics)
+        self.check = Check(task, run, self.asking, self.journal, self.retraining, self.metrics)
         self.sums = self.collector.sums = SecureSums(run, self.asking, self.journal) if run.secure else None
-        self.at_home = AtHome()
+        self.at_home, self.network = AtHome(), dict[str, Any]()
         self.recalibration = Recalibration(task, bounds, self.asking, self.journal, self.sums)
         self._went_back_from: set[int] = set()
 
@@ -126,7 +126,7 @@ class Rounds:
             current_round, state = self._start()
             self.check.run(current_round)
             self.collector.said, self.test.facts = self.check.said, self.check.facts
-            self._say_unused()
+            self._say_in_vain()
             self._weigh_without_reports()
             self.collector.footing = self.test.footing = self.check.footing
             self._average_rows()
@@ -148,17 +148,34 @@ class Rounds:
             self.collector.staging.close()
             self.experiment.close()
 
-    def _say_unused(self) -> None:
-        """Log that unlabelled images are not used, if the server knows the sites' settings and numbers of images."""
-        half, unused = self.place.site_half, sum(of.get(UNLABELLED, 0) for of in self.check.said.values())
-        if unused and half is not None and not half.get("args", {}).get("unlabelled"):
-            self.transport.say(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
+    def _say_in_vain(self) -> None:
+        """Say which settings find nothing to act on, and that unlabelled images are not used, as far as it is known."""
+        half, run, task, said = self.place.site_half, self.settings, self.task, self.check.said.values()
+        parts = [part for part in (training_of(half), run) if part is not None]
+        found = list(idle(parts, sorted({name for part in parts for name in needs_of(type(part))}), {
+            **self.network,
+            "a site with images that lack labels, or the labels of some structures":
+                any(UNLABELLED in of for of in said) or (task.consistency == "teacher" and self.check.annotators),
+            "a primary metric that can be measured on drawn cases":
+                task.primary.mean_of_images or type(task).resampled is not Task.resampled,
+            "a second round": run.num_rounds > 1,
+            "a round of such a number before the last one": run.test_every < run.rounds_in_all,
+        }))  # fmt: skip
+        for text in found:
+            self.journal.note(text, warning=True)
+        self.journal.store.update_info(in_vain=found)
+        if (
+            (unused := sum(of.get(UNLABELLED, 0) for of in said))
+            and half is not None
+            and not half.get("args", {}).get("unlabelled")
+        ):
+            self.journal.note(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
 
     def _weigh_without_reports(self) -> None:
         """Use FedAvg in place of a rule if privacy noise makes its weights random, or a site withholds its reports."""
         rule, own = self.rule, self.check.facts.items()
-        private = [site for site, said in own if PRIVACY in said]
-        if private and self.settings.crt_rounds:  # fail now, before the method's rounds spend the budget
+        # Fail now, before the method's rounds spend the budget.
+        if (private := [site for site, said in own if PRIVACY in said]) and self.settings.crt_rounds:
             raise ValueError(
                 f"crt_rounds={self.settings.crt_rounds} draws classes in equal parts, which differential privacy (site "
                 f"{', '.join(private)}) cannot count: set crt_rounds=0, or choose fed_avg"
@@ -216,7 +233,7 @@ class Rounds:
         config = config_of(run, place, self.rule, self.task)
         info = info_of(run, place, self.rule, self.task, sites, self.transport.expected(), config)
         info |= {"model_parameters": first.numbers, "model_bytes": first.nbytes, **first.note(run)}
-        self.at_home = first.at_home
+        self.at_home, self.network = first.at_home, first.facts
         info["measured"] = self.at_home.measured
         self.files.noted = {**self.at_home.noted, **first.note(run)}
         found = self.experiment.begin(state, config, info)
@@ -310,7 +327,7 @@ class Rounds:
                 for site, reason in lost.args[0].items():
                     self.collector.drop(site, reason)
                 record.accepted = self.collector.accepted
-                if len(record.accepted) < max(self.settings.min_sites, FEWEST):
+                if len(record.accepted) < self.settings.min_sites:
                     raise RoundFailed(f"round {record.current_round}: {reasons(lost.args[0].items())}") from lost
 
     def _aggregate(self, record: RoundRecord, received: State, train: Phase) -> State:

@@ -12,7 +12,7 @@ from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
 from fairflare.federation.site.sampling import STRUCTURE_SUPPORT, STRUCTURES
 
-GLOBAL_LIST = "global_list"
+GLOBAL_LIST, MASK_LABELS = "global_list", "mask_labels"
 OTHER_IMAGES = "other_images"
 ANNOTATED, MEASURED, MARKED, MARKED_CASES = "annotated", "measured", "marked", "marked_cases"
 
@@ -52,6 +52,7 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         GLOBAL_LIST: data.fingerprint(SPLIT_GLOBAL) if SPLIT_GLOBAL in told else None,
         "class_names": None if data.class_names is None else list(data.class_names),
         "class_groups": None if groups is None else [f"{name} {number}" for name, own in groups for number in own],
+        MASK_LABELS: list(data.mask_labels) or None,
         "num_classes": count if last or data.class_names is not None else None,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}

@@ -113,9 +113,10 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
             public=f"site {site!r}: the run asks for groups={unknown[0]!r}, which its data do not declare",
         )
     if asked and (task.findings or not task.outcome_names()):
+        lacks = "one with several findings an image" if task.findings else type(task).__name__
         raise SiteError(
-            f"site {site!r}: groups needs a task with a result for each image, which {type(task).__name__} does not "
-            "have; take groups out, or choose another task"
+            f"site {site!r}: groups needs a task with a result for each image, which {lacks} does not have; take "
+            "groups out, or choose another task"
         )
 
 

@@ -38,12 +38,13 @@ IDLE = (
 
 
 def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
-    """Return the description of a method's site half that is sent to the sites, with the job's metrics.
+    """Return the description of a method's site half that is sent to the sites, with the job's metrics and the primary.
 
     The description names the class of the site half and holds its settings.
     """
     metrics = {name: metric.told() for name, metric in task.by_name().items()}
-    return {"kind": type(training).__name__, "settings": values_of(training)["args"], "metrics": metrics}
+    half = {"kind": type(training).__name__, "settings": values_of(training)["args"]}
+    return {**half, "metrics": metrics, "primary": task.primary_metric}
 
 
 def built_training(told: Any) -> LocalTraining:

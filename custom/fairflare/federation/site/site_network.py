@@ -12,7 +12,7 @@ from fairflare.base.own_errors import in_one_line, lacking_package
 from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of, with_weights
 from fairflare.exchange.messages import SiteTask
-from fairflare.exchange.sent_tensors import ALL, SentTensors, fingerprint, seeded
+from fairflare.exchange.sent_tensors import ALL, SentTensors, seeded
 from fairflare.methods.base.site_run import SiteError
 
 Terms = tuple[str, tuple[str, ...], int, str]  # the fields exchange, makes, seed and rest of a SiteTask
@@ -112,7 +112,7 @@ class SiteNetwork:
             self.sent = SentTensors(model, exchange, makes)
         except ValueError as error:
             raise SiteError(f"site {self.site!r}: {error}; run the same job at server and sites") from error
-        own = fingerprint(self.sent.rest(model.state_dict()))
+        own = self.sent.mark(model.state_dict())
         if own != rest:
             raise SiteError(
                 f"site {self.site!r}: the part of the network that is not sent (exchange={exchange!r}) differs "

@@ -59,7 +59,13 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     if worker.private is not None:
         worker.private.check(worker.training, run, model)
     answers = worker.training.check(run, model)
+    if (later := ClassifierRetraining.told(worker.training, run.directives)) is not worker.training:
+        check_unlabelled(later, worker.task, run.data, worker.site)
+        later.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
+    # Figures of the user's own are measured once here, as the first round would be lost with wrong ones.
+    if request.num_rounds and worker.private is None and worker.task.of_user("evaluate", "declared_metrics"):
+        worker.evaluate(model, run, "validation")
     groups.check_asked(worker.site, worker.task, run.data, request.groups)
     lists = store.folder / LISTS
     facts = {

@@ -275,6 +275,8 @@ class SiteWorker:
         batches = run.data.batches(split, batch_size=self.training.batch_size)
         metrics = safely_named(self.site, run.task_on(split).evaluate(model, batches, self.device))
         declared = self.task.by_name()
+        if (primary := self.task.primary_metric) not in metrics:
+            raise SiteError(f"site {self.site!r}: evaluate() of the task gives no {primary!r}, its primary metric")
         for name, value in metrics.items():
             metric = declared_as(name, declared)
             if metric is None:

@@ -25,6 +25,8 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 
+from fairflare.base.machine.environment import shield_imports
+from fairflare.base.machine.one_run import starting_process
 from fairflare.base.stopping import TaskStopped
 from fairflare.exchange.messages import STATUS_FAILED, TASK_TRAIN, SiteReply, SiteTask, clean_state
 from fairflare.federation.site.site_state import SiteFolder
@@ -57,7 +59,7 @@ def perform_isolated(
     arguments = dict(worker)
     child = SiteProcess(arguments.pop("task"), arguments.pop("training"))
     try:
-        child.begin(arguments, replace(request, state={}), save_bytes(clean_state(request.state)))
+        child.begin(arguments, request.carrying({}), save_bytes(clean_state(request.tensors)))
         while True:
             reply = child.hear() if speaking([child], poll) else None
             if reply is not None:
@@ -80,7 +82,7 @@ class SiteProcess:
         prepare: function that is called in the child before task and site half are sent to it.
     """
 
-    def __init__(self, task: Any, training: Any, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(self, task: Any, training: Any, prepare: Callable[[], None] = shield_imports) -> None:
         self.parts, self.prepare = (task, training), prepare
         self._stopped = False
         self._given: Any = None  # arguments of begin() for the task in progress; None if no task
@@ -107,8 +109,9 @@ class SiteProcess:
 
         Args:
             arguments: arguments of the site's :class:`SiteWorker`, without task and training.
-            request: the task without its model.
-            model: the task's model, as a file or as a file's content; ``None`` if the task has none.
+            request: the task without its tensors.
+            model: the task's tensors (:attr:`SiteTask.tensors`), as a file or as a file's content; ``None`` if the task
+                has none.
         """
         messages: list[Any] = [(arguments, request, model)]
         if self._process is None or not self._process.is_alive():
@@ -126,7 +129,8 @@ class SiteProcess:
         self._pipe, there = context.Pipe()
         level = logging.getLogger().getEffectiveLevel()
         self._process = context.Process(target=_serve, args=(there, self.prepare, level), daemon=True)
-        self._process.start()
+        with starting_process(*self.parts):
+            self._process.start()
         there.close()
 
     def hear(self) -> SiteReply | None:
@@ -186,7 +190,7 @@ def speaking(children: Sequence[SiteProcess], seconds: float) -> list[SiteProces
     return [child for child in children if ready.intersection(child.waitables)]
 
 
-def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> None:
+def _serve(pipe: Connection, prepare: Callable[[], None], level: int) -> None:
     """Perform one task after the other in a child process, until the parent closes the pipe or dies."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
@@ -199,8 +203,7 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
     to_parent = logging.handlers.QueueHandler(SimpleNamespace(put_nowait=lambda record: say((record, None))))
     to_parent.setFormatter(logging.Formatter("%(message)s"))  # the parent's handlers add time and level
     logging.basicConfig(level=level, handlers=[to_parent], force=True)
-    if prepare is not None:
-        prepare()
+    prepare()
     task, training = pipe.recv()
     workers: dict[str, SiteWorker] = {}
     while True:
@@ -215,9 +218,9 @@ def _serve(pipe: Connection, prepare: Callable[[], None] | None, level: int) -> 
         try:
             if site not in workers:
                 workers[site] = SiteWorker(**arguments, task=task, training=training)
-            state = {} if model is None else load_bytes(model) if isinstance(model, bytes) else load_file(model)
+            tensors = {} if model is None else load_bytes(model) if isinstance(model, bytes) else load_file(model)
             # While the task runs, the parent sends nothing but STOP, so any pending message means: stop.
-            reply = workers[site].perform(replace(request, state=state), pipe.poll)
+            reply = workers[site].perform(request.carrying(tensors), pipe.poll)
         except Exception as error:
             reply = refusal(site, request.name, error)
         update = None if reply.update is None else save_bytes(clean_state(reply.update))

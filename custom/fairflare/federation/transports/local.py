@@ -19,6 +19,7 @@ from typing import Any
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, copy_bundle
 from fairflare.base.disk.locks import LOCK_FILE, FolderInUse, FolderLock
 from fairflare.base.disk.temporary import OwnedFolder, sweep
+from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.federation.collecting.transport import Listener
@@ -62,6 +63,7 @@ def run_local(
         RuntimeError: the run failed, or another one writes to ``folder``; the text gives the reason.
         Stopped: ``should_stop`` stopped the run.
     """
+    refuse_inside_run()
     if not plan.sites:
         raise ValueError("a run in one process has no connected sites: give the number or the names of its sites")
     local = dict(local or {})

@@ -96,8 +96,8 @@ class ProcessTransport(LocalTransport):
             arguments = self._arguments(site, request.experiment)
         except Exception as error:  # a wrong setting of one site costs only that site its round
             return refusal(site, question.name, error)
-        if model is None and request.state:
+        if model is None and (tensors := request.tensors):
             model = Path(self._folder.name) / f"{MODEL}-{self.names.index(site)}"
-            write_tensors(model, request.state, layout_of(request.state))
-        child.begin(arguments, replace(request, state={}), model)
+            write_tensors(model, tensors, layout_of(tensors))
+        child.begin(arguments, request.carrying({}), model)
         return None

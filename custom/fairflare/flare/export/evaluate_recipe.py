@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.job_config.api import FedJob
-from nvflare.recipe.spec import Recipe
 from safetensors.torch import save_file
 
 from fairflare.base.checks import choice
@@ -20,13 +18,13 @@ from fairflare.federation.plan.run_settings import WithoutTraining
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.flare.evaluation import MODELS, EvaluationController
 from fairflare.flare.executor import SiteExecutor
-from fairflare.flare.export.job import SERVER_CONFIG, JobConfig
+from fairflare.flare.export.job import SERVER_CONFIG, Job, JobConfig, JobRecipe
 from fairflare.flare.export.stats_recipe import PACKAGINGS
 
 APP, SERVER_APP = "app", "app_server"
 
 
-class EvaluateRecipe(Recipe):
+class EvaluateRecipe(JobRecipe):
     """Make the job of ``fairflare evaluate``, which asks sites to check their data and to test, and nothing else.
 
     Args:
@@ -61,7 +59,7 @@ class EvaluateRecipe(Recipe):
                 "option --bundle"
             )
         deployed = {"deploy_map": {SERVER_APP: ["server"], APP: list(plan.sites or ())}}
-        job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+        job = Job(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
         states = {of.run.label: state for of, state in models}
         about = {"job_name": name, "min_clients": plan.run.min_sites, "meta_props": deployed}
         job.job = _WithModels(states, plan, packaging, **about)

@@ -12,10 +12,12 @@ from nvflare.app_common.executors.client_api_executor import ClientAPIExecutor
 from nvflare.client.config import ExchangeFormat
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
+from nvflare.recipe.spec import ExecEnv, Recipe
 from nvflare.recipe.utils import prepare_initial_ckpt
 
 import fairflare
 from fairflare.base.disk.bundle_files import BUNDLE_FOLDER, copy_bundle
+from fairflare.base.machine.one_run import refuse_inside_run, refuse_main
 from fairflare.base.settings import field_names
 from fairflare.exchange.messages import TASKS
 from fairflare.federation.plan.plan import Plan, Script
@@ -35,6 +37,31 @@ SCRIPT_END = 10.0  # seconds in which a script's process must end by itself afte
 SCRIPT_TASK = Path(scripts.__file__).parent / "templates" / "script_task.py"
 
 
+class JobRecipe(Recipe):
+    """Define a FLARE job that is not run by a process which belongs to a run itself."""
+
+    def process_env(self, env: ExecEnv) -> None:
+        """Refuse to run the job inside a run; FLARE calls this before it deploys the job.
+
+        Raises:
+            ValueError: this process belongs to a run.
+        """
+        refuse_inside_run()
+
+
+class Job(FedJob):
+    """Hold the components of a FLARE job, all of classes that every participant can import."""
+
+    def to(self, obj: Any, *target: Any, **options: Any) -> Any:
+        """Add a component, as :class:`FedJob` does.
+
+        Raises:
+            ValueError: the component is of a class of the main script.
+        """
+        refuse_main(obj)
+        return super().to(obj, *target, **options)
+
+
 def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) -> FedJob:
     """Return a FLARE job with one app for server and sites; if the plan names sites, it is deployed to these alone.
 
@@ -46,7 +73,7 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
         isolate: whether a site performs each task in a child process.
     """
     deployed = None if plan.sites is None else {"deploy_map": {"app": ["server", *plan.sites]}}
-    job = FedJob(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
+    job = Job(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     job.job = JobConfig(plan, packaging, job_name=name, min_clients=plan.run.min_sites, meta_props=deployed)
     # Packages that sites have installed or get as a whole. For "bundle", FLARE itself adds a plugin's files to the job.
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
@@ -131,16 +158,19 @@ class JobConfig(FedJobConfig):
         else:
             shutil.copyfile(self.plan.task_file, custom / "task.py")
         if self.plan.monai_bundle is not None:
-            copy_bundle(self.plan.monai_bundle, custom / BUNDLE_FOLDER)
+            copy_bundle(self.plan.monai_bundle, custom.with_name(BUNDLE_FOLDER))  # for YAML as in carry_package
         if self.packaging == "bundle":
             carry_package(custom)
 
 
 def carry_package(custom: Path) -> None:
-    """Copy the whole package ``fairflare`` into the custom code of a job."""
+    """Copy the package ``fairflare`` into the custom code of a job, without what no participant reads.
+
+    ``nvflare job submit`` parses each YAML file there, and stops for want of a package that neither has installed.
+    """
     shutil.copytree(
         Path(fairflare.__file__).parent,
         custom / "fairflare",
-        ignore=shutil.ignore_patterns("__pycache__", "*.pyc"),
+        ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.yaml", "examples"),
         dirs_exist_ok=True,
     )

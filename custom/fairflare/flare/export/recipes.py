@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.job_config.script_runner import FrameworkType
-from nvflare.recipe.spec import Recipe
 
 from fairflare.base.checks import choice
 from fairflare.base.task import Task
@@ -15,7 +14,7 @@ from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
 from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND
-from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, make_job
+from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, JobRecipe, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.flare.tracking import TensorBoard
 from fairflare.methods.base.catalog import get_method, method_of
@@ -28,7 +27,7 @@ OPTIONS = ("name", "packaging", "task", "sites", "small", "paper", "train_like",
 MLFLOW_RECEIVER = "nvflare.app_opt.tracking.mlflow.mlflow_receiver.MLflowReceiver"  # mlflow may be absent
 
 
-class FairRecipe(Recipe):
+class FairRecipe(JobRecipe):
     """Define a FLARE job of any method, from typed parts, or from a method's name and settings.
 
     .. code-block:: python

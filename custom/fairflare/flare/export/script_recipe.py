@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nvflare.recipe.spec import Recipe
-
 from fairflare.base.checks import choice
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import Script
-from fairflare.flare.export.job import PACKAGINGS, SCRIPT_TASK, make_job
+from fairflare.flare.export.job import PACKAGINGS, SCRIPT_TASK, JobRecipe, make_job
 from fairflare.flare.export.script_plan import make_script_plan
 from fairflare.methods.base.catalog import get_method
 
 
-class ScriptRecipe(Recipe):
+class ScriptRecipe(JobRecipe):
     """Define a FLARE job of any method whose sites run a training script, by FLARE's Client API executor.
 
     Args:

@@ -10,12 +10,10 @@ from nvflare import FilterType
 from nvflare.app_common.app_constant import StatisticsConstants
 from nvflare.app_common.executors.statistics.statistics_executor import StatisticsExecutor
 from nvflare.app_common.filters.statistics_privacy_filter import StatisticsPrivacyFilter
-from nvflare.job_config.api import FedJob
 from nvflare.job_config.fed_job_config import FedJobConfig
-from nvflare.recipe.spec import Recipe
 
 from fairflare.base.checks import SERVER, choice, site_names
-from fairflare.flare.export.job import carry_package
+from fairflare.flare.export.job import Job, JobRecipe, carry_package
 from fairflare.flare.statistics import (
     DECIMALS,
     WRITER,
@@ -30,7 +28,7 @@ PACKAGINGS = ("preinstalled", "bundle")
 GENERATOR = "image_statistics"
 
 
-class StatsRecipe(Recipe):
+class StatsRecipe(JobRecipe):
     """Define the statistics of ``fairflare stats`` as a FLARE job, with FLARE's controller and privacy cleansers.
 
     Args:
@@ -58,7 +56,7 @@ class StatsRecipe(Recipe):
         generator = ImageStatistics(**settings)
         deployed = None if sites is None else {"deploy_map": {"app": [SERVER, *site_names(sites)]}}
         least = 1 if sites is None else len(sites)
-        job = FedJob(name=name, min_clients=least, meta_props=deployed)
+        job = Job(name=name, min_clients=least, meta_props=deployed)
         if packaging == "bundle":
             job.job = _WithPackage(job_name=name, min_clients=least, meta_props=deployed)
         job.set_app_packages(["fairflare"])

@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 
 import fairflare.methods
 from fairflare.base.checks import listed, unknown
+from fairflare.base.plugins import loaded
 from fairflare.base.settings import build, field_names, hints_of
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import Rule, TwoPhase, anchor_fields
@@ -185,7 +186,7 @@ def _plugins() -> list[tuple[Method, str]]:
     found: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
-            brought = point.load()
+            brought = loaded(point)
             several = brought.METHODS if isinstance(brought, ModuleType) else brought
             for method in [several] if isinstance(several, Method) else several:
                 if not isinstance(method, Method):

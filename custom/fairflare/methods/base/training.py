@@ -81,6 +81,9 @@ class LocalTraining:
         "momentum": only_with("optimizer", "sgd"),
         "prior_strength": only_with("criterion", "logit_adjusted", "fedlc"),
         "lowest_rate": only_with("schedule", "cosine"),
+        "norm_statistics": only_with("a batch norm with running statistics", fact=True),
+        "unlabelled": only_with("a site with images that lack labels, or the labels of some structures", fact=True),
+        "channels_last": only_with("a convolution in the network", fact=True),
     }
 
     optimizer: Literal["adam", "adamw", "sgd", "task"] = "adam"

@@ -99,20 +99,27 @@ class ClassifierRetraining(LocalTraining):
         """Return the site half that trains in this round: ``training``, or cRT's if the server's directives ask for it.
 
         cRT's site half takes its settings from ``training`` (such as the optimizer, the batch size and the learning
-        rate), but has no learning rate schedule, a new optimizer in each round, and the task's loss.
+        rate), but has no learning rate schedule, a new optimizer in each round, the task's loss, and no unlabelled
+        images.
         """
         told = directives.get(DIRECTIVE)
         if told is None:
             return training
         usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
-        return cls(**{**usual, **plain, **dict(told)})
+        return cls(**{**usual, **plain, "unlabelled": "", **dict(told)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return of_classifier(names)
 
-    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+    def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """Check that the network has the parts that are called, and the site classes to draw; nothing is reported."""
         check_parts(run, model, ("embed", "head"), NEEDED)
+        self.begin_round(run, copy.deepcopy(model))
+        return {}
+
+    def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
+        check_parts(run, model, ("embed", "head"), NEEDED)  # a site that comes late has not been asked before
         with only(model, HEAD):
             features: Any = _Features(run.data, model, run.device)
             return super().train(replace(run, data=features), model)

@@ -45,7 +45,8 @@ def check_unlabelled(training: LocalTraining, task: Task, data: SiteData, site: 
         )
     if not training.unlabelled and not has_labels(data):
         raise SiteError(
-            f"site {site!r}: it has no labelled training image; set unlabelled=consistency, or leave the site out"
+            f"site {site!r}: it has no labelled training image; set unlabelled=consistency (with crt_rounds=0), or "
+            "leave the site out"
         )
 
 

@@ -19,6 +19,7 @@ import torch
 import yaml
 
 from fairflare.base.disk.bundle_files import BundleError
+from fairflare.base.machine.one_run import belonging_to
 from fairflare.base.own_errors import in_one_line
 from fairflare.data.datalist import DataError
 from fairflare.tasks.bundles.expressions import Refused, nodes
@@ -234,6 +235,7 @@ def code_of(folder: Path) -> Iterator[None]:
     _folders.update(dict.fromkeys(names, folder))
     sys.path.insert(0, str(folder))
     try:
-        yield
+        with belonging_to(f"MONAI bundle {folder}"):
+            yield
     finally:
         sys.path.remove(str(folder))

@@ -178,7 +178,7 @@ def look(config: Any, key: str) -> Any:
 @cache
 def shipped_classes() -> frozenset[str]:
     """Return the full names of the classes that a sealed bundle may use unless a site's file changes the list."""
-    packages = yaml.safe_load(Path(__file__).with_name("sealed_classes.yaml").read_text(encoding="utf-8"))
+    packages = yaml.safe_load(Path(__file__).with_name("sealed_classes.txt").read_text(encoding="utf-8"))
     return frozenset(f"{package}.{name}" for package, names in packages.items() for name in names.split())
 
 

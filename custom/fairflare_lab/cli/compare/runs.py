@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.disk.files import write_whole
+from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.settings import by_name
 from fairflare.cli.run.folder import refused
 from fairflare.reporting.documents import Results
@@ -77,6 +78,7 @@ class Runner:
         simulator: int | None = None,
         overwrite: bool = False,
     ) -> None:
+        refuse_inside_run()
         self.folder, self.local, self.at_once, self.simulator = folder, dict(local), at_once, simulator
         self.all = [Progress(run) for run in series.runs()]
         for progress in self.all:

@@ -43,6 +43,7 @@ from fairflare.privacy.policy import BUDGET, PRIVACY, budget_notes
 from fairflare.privacy.sums.keys import FEWEST
 
 NUMBERED = re.compile(r"class_\d+")  # finds a class without a name of its own
+COSTS = ("windows", "seconds")  # fields of tasks on whole volumes
 MAX_LISTS = 100  # largest number of lists of images that a site may have
 MAX_WORDS = 100_000  # largest number of characters of all names in a report together
 #: Fields that a site reports in its answer to ``check``. A site with the user's own script may omit all of them.
@@ -172,8 +173,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
-    rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET)
-    rare += ("windows", "seconds")
+    rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, *COSTS)
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.fairness import summarize
@@ -183,6 +184,21 @@ def test_images(material: Material) -> dict[str, int]:
     told = {(site, n): None for run in material.runs for site, split, n in images_of(run.info) if split == "test"}
     times = Counter(site for site, _ in told)
     return {site: count for site, count in told if times[site] == 1}
+
+
+def plot(folder: Path) -> Figure:
+    """Draw the picture of all sites and methods for the runs in a folder, outside of a page.
+
+    Raises:
+        ValueError: the folder holds no run with test results.
+    """
+    from fairflare_lab.page.material import read_material
+
+    material = read_material(folder)
+    pictures = [part for part in results(material).parts if isinstance(part, Picture)]
+    if not pictures:
+        raise ValueError(f"{folder} holds no run with test results of sites")
+    return pictures[0].draw()
 
 
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:

@@ -21,18 +21,17 @@ if TYPE_CHECKING:
     from fairflare.base.settings import NonNegative as NonNegative
     from fairflare.base.settings import Positive as Positive
     from fairflare.base.settings import PositiveInt as PositiveInt
-    from fairflare.base.settings import Share as Share
     from fairflare.base.settings import settings as settings
     from fairflare.base.site_data import SiteData as SiteData
     from fairflare.base.task import Task as Task
     from fairflare.federation.plan.run_settings import RunSettings as RunSettings
     from fairflare.flare.export.environments import PocEnv as PocEnv
-    from fairflare.flare.export.recipes import FairRecipe as Recipe
+    from fairflare.flare.export.recipes import FairRecipe as Recipe  # noqa: F401
     from fairflare.methods.base.catalog import Method as Method
-    from fairflare.methods.base.reports import Field as ReportField
+    from fairflare.methods.base.reports import Field as ReportField  # noqa: F401
     from fairflare.methods.base.rule import RoundInputs as RoundInputs
     from fairflare.methods.base.rule import Rule as Rule
-    from fairflare.methods.base.rule import Weighing as AggregationWeights
+    from fairflare.methods.base.rule import Weighing as AggregationWeights  # noqa: F401
     from fairflare.methods.base.training import LocalTraining as LocalTraining
     from fairflare.methods.base.training import SiteRun as SiteRun
     from fairflare.tasks.classification import ClassificationTask as ClassificationTask
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 #: Module of each public name, and the name there where it differs.
 _PLACES = {
     **dict.fromkeys(("Comparison", "Results", "compare", "describe", "list_methods", "run"), "api"),
-    **dict.fromkeys(("Flag", "NonNegative", "Positive", "PositiveInt", "Share", "settings"), "base.settings"),
+    **dict.fromkeys(("Flag", "NonNegative", "Positive", "PositiveInt", "settings"), "base.settings"),
     "AggregationWeights": "methods.base.rule:Weighing",
     "ClassificationTask": "tasks.classification",
     "LocalTraining": "methods.base.training",
@@ -58,7 +57,7 @@ _PLACES = {
     "SiteRun": "methods.base.training",
     "Task": "base.task",
 }
-__all__ = sorted(_PLACES)  # noqa: PLE0605
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import html
 import io
-import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from rich.console import Console
 
@@ -96,10 +95,11 @@ class Results:
         """
         import pandas as pd
 
-        from fairflare.reporting.table import fairness_table
+        from fairflare.reporting.table import fairness_table, table_of
 
-        frame = pd.read_csv(io.StringIO(fairness_table(self.document, metric=metric, style="csv")), index_col="site")
-        return frame.loc[sorted(self.document.test)]
+        text = fairness_table(self.document, metric=metric, style="csv")
+        sites = len(table_of(self.document, metric).rows)  # rows of totals follow
+        return pd.read_csv(io.StringIO(text), index_col="site", nrows=sites)
 
     def plot(self) -> Figure:
         """Return the page's picture of the sites, a bar or dot each, with intervals.
@@ -138,6 +138,7 @@ def run(
     rounds: int | None = None,
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
+    method_file: str | Path | None = None,
     simulator: bool = False,
     jobs: int | None = None,
     workspace: str | Path | None = None,
@@ -158,6 +159,7 @@ def run(
         rounds: number of communication rounds; default: that of the method's quick job.
         seed: seed of the first model and of all training.
         settings: settings of method, training and task by name, see :func:`describe`.
+        method_file: Python file with ``METHODS``, methods of your own.
         simulator: FLARE's simulator, with a process for each site.
         jobs: number of sites at a time, each in a process; default: 1, one after the other in this process.
         workspace: folder of the run; default: ``runs/<method>-seed<seed>``.
@@ -173,25 +175,34 @@ def run(
     from fairflare.base.disk.files import safe_name
     from fairflare.cli.data.own_images import fitted
     from fairflare.cli.data.sites import run_sites
-    from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings
+    from fairflare.cli.run.folder import (
+        earlier_results,
+        last_errors,
+        refuse_to_replace_run,
+        site_settings,
+        what_sites_said,
+    )
     from fairflare.cli.run.here import PlanHere, logged, run_plan, stopped_by_signals
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
-    from fairflare.methods.base.catalog import get_method, method_of
+    from fairflare.methods.base.catalog import add_file, get_method, method_of
 
     if problem := first_of({"jobs is for runs in this process; leave simulator out": simulator and jobs is not None}):
         raise ValueError(problem)
+    if method_file is not None:
+        add_file(method_file)
     chosen = get_method(method) if method is not None else method_of(rule, training)
     label, experiment = str(options.get("label") or chosen.name), options.get("experiment", "")
     place = Path(workspace or Path("runs") / safe_name(f"{label}-seed{seed}")).absolute()
     log, folder = place.with_name(place.name + ".log"), place / RUN_FOLDER
     place.parent.mkdir(parents=True, exist_ok=True)
     paper = {"small": False} if options.get("paper") else {}
+    screen = sys.stderr
     with quietly(log) as written, stopped_by_signals(written) as stop:
         local = site_settings(None if data is None else Path(data), experiment, place)
+        names = run_sites("default" if sites == 0 else sites if isinstance(sites, int) else [*sites], local)
         given = {
             "small": True, "task_file": None, **options, **paper, "method": method, "rule": rule, "training": training,
-            "task": task, "sites": run_sites("default" if sites == 0 else sites, local), "num_rounds": rounds,
-            "seed": seed, "settings": dict(settings or {}),
+            "task": task, "sites": names, "num_rounds": rounds, "seed": seed, "settings": dict(settings or {}),
         }  # fmt: skip
         given, made = fitted(given, PlanHere, local, None if data is None else Path(data), trial=True)
         if not overwrite:
@@ -203,7 +214,7 @@ def run(
                 code = simulate(FairRecipe(**given), place, len(made.plan.sites or ()), local, log, written, stop)
             else:
                 with logged(log, "a"):
-                    code = run_plan(made.plan, place, local, stop, [Bar(made.plan.run.num_rounds)], jobs or 1)
+                    code = run_plan(made.plan, place, local, stop, [Bar(screen, made.plan.run.num_rounds)], jobs or 1)
     if stop.why:
         raise KeyboardInterrupt(stop.why)
     try:
@@ -211,7 +222,8 @@ def run(
     except ValueError:
         raise RuntimeError(f"the run ended before its first round: {'; '.join(last_errors(log))}; log: {log}") from None
     if code or results.document.status != "completed":
-        raise RuntimeError(f"the run failed: {results.document.reason or f'code {code}'}; log: {log}")
+        reasons = [results.document.reason or f"code {code}", *what_sites_said(results.document, log)]
+        raise RuntimeError(f"the run failed: {'; '.join(reasons)}; log: {log}")
     return results
 
 
@@ -269,25 +281,17 @@ def _from_lab(name: str) -> Any:
 
 @contextmanager
 def quietly(log: Path) -> Iterator[Console]:
-    """Send what commands print, and Python's warnings, to a new log; yield the console that writes there."""
-    from fairflare.cli import screen
-
-    with log.open("w", encoding="utf-8", buffering=1) as written:
-        before, screen.errors.file = screen.errors.file, written
-        logging.captureWarnings(True)
-        try:
-            yield Console(file=written, width=WIDTH)
-        finally:
-            screen.errors.file = before
-            logging.captureWarnings(False)
+    """Send what goes to standard error, notes and warnings, to a new log; yield the console that writes there."""
+    with log.open("w", encoding="utf-8", buffering=1) as written, redirect_stderr(written):
+        yield Console(file=written, width=WIDTH)
 
 
 class Bar(Listener):
     """Draw one line with a bar of what is done, in a terminal or a notebook; as a listener, of a run's rounds."""
 
-    def __init__(self, total: int, of: str = "rounds") -> None:
-        self.total, self.of, self.since = total, of, time.monotonic()
-        self.shown = sys.stderr.isatty() or "ipykernel" in sys.modules
+    def __init__(self, stream: TextIO, total: int, of: str = "rounds") -> None:
+        self.stream, self.total, self.of, self.since = stream, total, of, time.monotonic()
+        self.shown = stream.isatty() or "ipykernel" in sys.modules
         self.draw(0)
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
@@ -299,4 +303,8 @@ class Bar(Listener):
         if self.shown:
             bar = ("#" * (WIDE * done // self.total)).ljust(WIDE, ".")
             took = time.monotonic() - self.since
-            print(f"\r[{bar}] {done} of {self.total} {self.of}, {took:.0f} s", end="\n" * (done == self.total), file=sys.stderr)
+            print(
+                f"\r[{bar}] {done} of {self.total} {self.of}, {took:.0f} s",
+                end="\n" * (done == self.total),
+                file=self.stream,
+            )

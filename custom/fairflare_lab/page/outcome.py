@@ -38,6 +38,7 @@ from fairflare_lab.page.style import INK, chart, label, look, rows_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MAX_BAR_SITES = 10  # with more sites the picture has dots in place of bars
 MAX_BARS = 60

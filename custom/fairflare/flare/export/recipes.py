@@ -17,7 +17,7 @@ from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, che
 from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, JobRecipe, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.flare.tracking import TensorBoard
-from fairflare.methods.base.catalog import get_method, method_of
+from fairflare.methods.base.catalog import file_of, get_method, method_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.bundle import sealed_settings
@@ -129,6 +129,8 @@ class FairRecipe(JobRecipe):
             **{"label": name, "num_rounds": num_rounds, **options},
         )
         check_carried(self.plan.task, self.plan.task_file)
+        if packaging == "preinstalled" and file_of(self.plan.method) is not None:
+            raise ValueError("a method file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
         if packaging == "preinstalled" and self.plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
             raise ValueError("your own task is custom code; packaging 'preinstalled' carries none: use 'task_file'")
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))

@@ -14,6 +14,7 @@ from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     TABLES,
     Data,
+    MethodFile,
     MonaiBundle,
     Paper,
     Rounds,
@@ -73,6 +74,7 @@ def compare(
     data: Data = None,
     task: Task = None,
     task_file: TaskFile = None,
+    method_file: MethodFile = None,
     monai_bundle: MonaiBundle = None,
     train_like: Annotated[
         str | None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +70,12 @@ def compare(
     given = {"seeds": seeds_of(seeds if isinstance(seeds, int) else [*seeds]), "settings": dict(settings or {}), **told}
     folder = Path(workspace).absolute()
     folder.mkdir(parents=True, exist_ok=True)
+    screen = sys.stderr
     with quietly(folder / "compare.log"):
         series, local = series_of(list(methods), None, given)
         at_once = jobs or os.cpu_count() or 1
         runner = Runner(series, folder, local, at_once=at_once, simulator=simulator, overwrite=overwrite)
-        bar = Bar(len(runner.all), "runs")
+        bar = Bar(screen, len(runner.all), "runs")
         runner.go(lambda progress: bar.draw(sum(one.state == DONE for one in runner.all)))
     if failed := next((one for one in runner.all if one.state != DONE), None):
         log = runner.place(failed.run) / "run.log"

@@ -102,7 +102,7 @@ def test_figures_of_a_run_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     before, after = (tmp_path / "report.html").read_text().split("PR-AUC (share)")
     assert before.rindex("<details") > before.rfind("</details")  # on demand
     assert "Thresholds of the operating points are each site" in after
-    assert "is lowest at" in text
+    assert "; the lowest is that of site-" in text
     assert "PR-AUC" not in fairness_table(read, metric="accuracy")
 
 
@@ -249,8 +249,11 @@ def both(shift: float) -> dict[str, Any]:
 
 def test_the_words_name_the_lowest_area_and_whether_it_may_be_chance() -> None:
     apart, alike = (Results(clinical=both(shift)) for shift in (1.2, 0.0))
-    (words,) = clinical_words(apart)
-    assert words.startswith("AUC of ill is lowest at b: ")
+    words, p = clinical_words(apart)
+    assert words.startswith("The sites' AUCs of ill differ by more than chance explains (p < 0.001, Cochran's Q on ")
+    assert "; the lowest is that of b: " in words
+    assert p == apart.clinical["a"]["ill"]["auc_p_value"]
+    assert clinical_words(alike)[0].startswith("The sites' AUCs of ill may differ by chance (p = ")
     of: list[Any] = [run.clinical[site]["ill"]["auc_p_value"] for run in (apart, alike) for site in ("a", "b")]
     assert of[0] == of[1] < 0.01
     assert of[2] == of[3] > 0.05
@@ -258,7 +261,7 @@ def test_the_words_name_the_lowest_area_and_whether_it_may_be_chance() -> None:
     row = dict(zip(*lines[:2], strict=True))
     assert float(row["auc_low"]) < float(row["auc"]) < float(row["auc_high"])
     assert float(row[f"specificity{AT[0]}"]) >= 0.9  # of the very images that the threshold is of
-    assert clinical_words(Results()) == []
+    assert clinical_words(Results())[0] == ""
 
 
 def test_many_rows_are_left_to_the_report() -> None:

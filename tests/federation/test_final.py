@@ -61,7 +61,9 @@ def test_a_metric_that_is_not_finite_keeps_its_site_in_the_table(tmp_path: Path)
     assert results["fairness"]["loss"]["excluded"] == SITES[1:]
     assert (dice["higher_is_better"], results["fairness"]["loss"]["higher_is_better"]) == (True, False)
     shown = table(run)
-    assert "dice: average and spread over 2 of 3 sites, without site-1 (not finite)." in shown
+    assert "Average and spread of Dice are over 2 of 3 sites, without site-1 (undefined there)." in " ".join(
+        shown.split()
+    )
     assert "site-1" in [line.split()[0] for line in shown.splitlines() if line]
     assert any("site 'site-1': its 'dice' is not finite" in line for line in run.net.warned)
     assert [name for name, _ in run.net.asked] == ["train", "validate"]  # asking again would not help
@@ -110,8 +112,9 @@ def test_who_fails_twice_is_shown_as_missing(tmp_path: Path) -> None:
     assert run.results["fairness"]["dice"]["excluded"] == ["site-1"]
     shown = table(run)
     assert ["site-1", "-"] in [line.split() for line in shown.splitlines()]
-    assert "dice: average and spread over 2 of 3 sites, without site-1 (no value)." in shown
     in_one_line = " ".join(shown.split())
+    why = "left out: site 'site-1' answered ERROR (asked twice)"
+    assert f"Average and spread of Dice are over 2 of 3 sites, without site-1 ({why})." in in_one_line
     assert "site-1 after the last round, validate: site 'site-1' answered ERROR (asked twice)" in in_one_line
 
 
@@ -354,7 +357,8 @@ def test_a_site_that_one_of_the_last_models_failed_has_no_mean(tmp_path: Path) -
     assert last["fairness"]["dice"]["excluded"] == ["site-1"]
     assert last["fairness"]["dice"]["mean"] == pytest.approx(0.25 + 0.025)
     assert run.results["rounds"][1]["left_out"][0]["site"] == "site-1"
-    assert "dice, last 2: average and spread over 2 of 3 sites, without site-1" in table(run)
+    missing = "Average and spread of Dice, last 2 are over 2 of 3 sites, without site-1 (undefined there)."
+    assert missing in " ".join(table(run).split())
 
 
 def test_the_mean_after_a_resume(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from fairflare.privacy.ledger import BOOKS, LEDGER
 from fairflare.privacy.reports import losses_at, noisy_mean, one_release
 from fairflare.privacy.secret import SecretDraws
 from fairflare.privacy.training import PrivateLoop, Units
+from fairflare.reporting.findings import run_findings
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
@@ -344,7 +345,7 @@ def test_a_run_with_enough_patients_weighs_by_noisy_reports(tmp_path: Path, meth
         "mechanism": "DP-SGD, noise 2, clip 1; Gaussian, noise 0.05 (the test's figure: standard deviation 0.017)",
         "worth": pytest.approx(6 * one_release(0.05, 1e-5)), "lasts": 2,
     }  # fmt: skip
-    first = run_notes(found)[0]
+    (first,) = (one.text for one in run_findings(found) if one.text.startswith("Differential privacy at "))
     assert f"site-1 (epsilon {spent:g}" in first
     assert first.endswith(
         "covers updates, reports and metrics). Updates, metrics and reports of site-2 are in the clear."

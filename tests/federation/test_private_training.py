@@ -45,8 +45,8 @@ from fairflare.privacy.ledger import BOOKS, LEDGER
 from fairflare.privacy.policy import declares
 from fairflare.privacy.secret import SecretDraws
 from fairflare.privacy.training import PrivateLoop, Units
+from fairflare.reporting.findings import run_findings
 from fairflare.reporting.layout import number as printed
-from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from fairflare.tasks.classification import ClassificationTask
 
@@ -611,7 +611,9 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert results.rounds[1].train["site-1"]["epsilon"] == 2 * results.rounds[1].train["site-1"]["num_steps"]
     assert results.rounds[1].train["site-1"]["loss"] is None or math.isnan(results.rounds[1].train["site-1"]["loss"])
     assert results.test["site-1"] == {}
-    first, unit = run_notes(results)[0], "image" if task == "classification" else "patient"
+    said = [one.text for one in run_findings(results)]
+    (first,) = (text for text in said if text.startswith("Differential privacy at "))
+    unit = "image" if task == "classification" else "patient"
     spent = 2 * results.rounds[1].train["site-1"]["num_steps"]
     assert first.startswith(
         f"Differential privacy at site-1 (epsilon {printed(spent)} of at most 100, delta 1e-05, unit "
@@ -619,7 +621,7 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert f"unit {unit}; DP-SGD, noise 2, clip 1; covers updates; reports and metrics stay at home)" in first
     assert first.endswith("Updates, metrics and reports of site-2 are in the clear.")
     assert (results.info.privacy["site-1"]["epsilon"], [*results.info.privacy]) == (spent, ["site-1"])
-    assert any("site-1 (suppressed: differential privacy)" in note for note in run_notes(results))
+    assert any("site-1 (suppressed: differential privacy)" in text for text in said)
 
 
 @pytest.mark.parametrize(

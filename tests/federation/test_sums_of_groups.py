@@ -246,7 +246,7 @@ def test_a_run_in_which_two_sites_are_left_says_that_no_group_is_known(tmp_path:
         ("site-3", "groups"), ("site-4", "groups")
     ]  # fmt: skip
     notes = " ".join(group_notes(read_results(run.folder / "fairflare")))
-    assert "fewer than three sites): all sites: sex=female, sex=male, sex=unknown" in notes
+    assert "all sites: sex=female, sex=male, sex=unknown (secure sums of fewer than three sites)." in notes
 
 
 def test_a_server_that_dies_after_the_sums_of_groups_goes_on(tmp_path: Path, monkeypatch: Any) -> None:

@@ -24,7 +24,14 @@ from fairflare.methods.base.local_loop import LocalLoop
 from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.parts.fine_tuning import DIRECTIVE, FineTuning
 from fairflare.reporting.documents import as_json
-from fairflare.reporting.sites.own_models import cases_needed, personal, personal_notes, personal_tables, verdict
+from fairflare.reporting.sites.own_models import (
+    advice_sentences,
+    cases_needed,
+    personal,
+    personal_notes,
+    personal_tables,
+    verdict,
+)
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.page.write import write_report
 from tests.federation.network import Run
@@ -104,11 +111,12 @@ def test_sentences_and_table_by_hand() -> None:
     assert [of[site]["p_holm"] for site in "abc"] == pytest.approx([0.03, 0.03, 0.06])
     assert of["a"]["others"] == {"b": -2.0, "c": 1.0}  # 7 is 2 worse than 5
     results = read(personal=as_json({**found, "part": "head", "left_out": {"e": "it was away"}}, ""))
-    assert personal_notes(results) == [
+    sentences = [text for text, _ in advice_sentences(results).values()]
+    assert [*sentences, *personal_notes(results)] == [
         "Own models: better than the common one at the own site, and to be used there: a (+2.000, 95 % [1.0, 3.0]).",
         "Own models: worse than the common one at the own site, and not to be used: b (-1.000, 95 % [-2.00, -0.10]).",
-        "Own models: the test cannot tell whether to use them: c (+0.500, 95 % [0.10, 1.00]; about 39 "
-        "test cases would).",
+        "Own models: the test cannot tell whether to use them: c (+0.500, 95 % [0.10, 1.00], which excludes 0, "
+        "but not after the correction for 3 sites; about 39 test cases would).",
         "Own models: no step helped on the validation split, or it has fewer than 10 cases; the common one stays: d.",
         "No own model of e: it was away.",
         "The own model of a at the other sites: -0.500 on average, -2.000 at worst.",

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.findings import site_findings
+from fairflare.reporting.standing import standing_notes
 
 
 def round_of(number: int, sites: Sequence[str], values: Mapping[str, float], **more: Any) -> dict[str, Any]:
@@ -83,6 +85,12 @@ def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2
 def read(**parts: Any) -> Results:
     """Read a document of these parts, as a run's own is read; NaN is what a file has as null."""
     return Results.model_validate(as_json(parts, "results"))
+
+
+def on_sites(results: Results) -> list[str]:
+    """Return what is said of a run's sites: first, and in the notes."""
+    metric = results.inequality.metric or results.info.primary_metric
+    return [*(one.text for one in site_findings(results, metric)), *standing_notes(results)]
 
 
 def read_all(runs: Sequence[Mapping[str, Any]]) -> list[Results]:

@@ -253,7 +253,11 @@ def test_a_method_that_loses_its_worst_site_is_not_better(has: dict[str, float |
     assert told in text
     assert "*" not in text.split("Differences to")[0]
     table = compare([*even, *rows], per_site=False)
-    assert "other: NO VALUE of C: its average, std and worst are of the other sites" in table
+    why = "no site of this run" if "C" not in has else "undefined there"
+    assert f"In 3 of 3 runs of other: Average and spread of Dice are over 2 of 3 sites, without C ({why})." in table
+    assert (
+        "Whether a method is fairer than fed_avg cannot be said of these runs: the rows have different sites." in table
+    )
 
 
 def test_the_reference_may_lack_a_site_too_and_at_one_seed_only() -> None:
@@ -268,7 +272,10 @@ def test_the_reference_may_lack_a_site_too_and_at_one_seed_only() -> None:
     assert of(found, "B").verdict == "not known"  # and nothing varies
     assert of(found, "average", "even").lacking == {}  # both lack it at the same seed
     assert of(found, "average", "even").verdict != "other sites"
-    assert "fed_avg: NO VALUE of B (1 of 3 times)" in compare(runs)
+    lacking = (
+        "In 1 of 3 runs of fed_avg, 1 of 3 runs of even: Average and spread of Dice are over 1 of 2 sites, without B"
+    )
+    assert f"{lacking} (undefined there)." in compare(runs)
 
 
 def test_no_site_in_common_is_no_pair() -> None:

@@ -13,13 +13,13 @@ from fairflare.base.cases.sampling import BINS
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.footing import Footing
 from fairflare.reporting.documents import as_json
-from fairflare.reporting.standing import standing, who_is_behind
+from fairflare.reporting.standing import standing
 from fairflare.reporting.table import class_table, fairness_table, summary_of, table_of
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.page.material import of_one, page_run
-from fairflare_lab.page.words import answer, of_run
+from fairflare_lab.page.words import of_run
 from fairflare_lab.page.write import build
-from tests.unit.report_runs import document, read, read_all
+from tests.unit.report_runs import document, on_sites, read, read_all
 
 #: The model finds cellavision's nucleus, which that site did not annotate: as zeros it would be the worst.
 CELLS = {
@@ -66,7 +66,7 @@ def test_a_site_is_not_the_worst_for_what_it_did_not_annotate() -> None:
     }  # fmt: skip
     said = words(made)
     assert "Figures of sites rest on those that all have: cytoplasm." in said
-    assert "dice_nucleus: average and spread over 1 of 3 sites, without cellavision (not annotated there, " in words(
+    assert "spread of Dice nucleus are over 1 of 3 sites, without cellavision (not annotated there, or in " in words(
         made | {"info": made["info"] | {"shown_metrics": ["dice", "dice_nucleus"]}}
     )
     assert "(bccd: cytoplasm, nucleus; cellavision: cytoplasm; jtsc: cytoplasm)" in said
@@ -139,7 +139,7 @@ def test_equal_sets_say_nothing_new() -> None:
     made = run(same)
     assert made["test"] == same
     assert made["footing"] is None
-    assert not any("structures" in line for line in who_is_behind(read(**made)))
+    assert not any("structures" in line for line in on_sites(read(**made)))
 
 
 def test_values_of_different_things_have_no_spread() -> None:
@@ -195,11 +195,16 @@ def test_heads_say_what_comparable_figures_rest_on() -> None:
 
 def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() -> None:
     page = of_one(page_run(read(**run(ABC))))
-    assert answer(page).endswith("C has the worst Dice (adjusted); whether chance explains that is not known.")
+    assert (
+        "In Dice (adjusted), C has the worst value, 0.600; whether chance explains that is not known: how sure an "
+        "adjusted "
+        "figure is is not known."
+    ) in of_run(page)[0]
     sites = next(part for section in build(page).sections for part in section.parts if part.name == "sites")
     assert "interval" not in sites.caption
     apart = of_one(page_run(read(**run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}}))))
-    assert answer(apart).endswith("no structure links all sites, so that none is called the worst.")
-    assert "0.400 on average over 2 sites, each counting once." in of_run(apart)[1]
+    said, figures = of_run(apart)
+    assert "No structure links all sites in Dice (adjusted), so that none is called the worst." in said
+    assert "0.400 on average over 2 sites, each counting once." in figures[1]
     same = of_one(page_run(read(**run({site: {"dice": 0.5, "dice_x": 0.5} for site in "AB"}))))
-    assert "each counting once; all sites have the same value." in of_run(same)[1]
+    assert "each counting once; all sites have the same value." in of_run(same)[1][1]

@@ -14,8 +14,8 @@ from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, 
 from fairflare.core.statistics.group_sums import added, hidden_groups, hidden_parts, impossible, shapes, sums_of
 from fairflare.data.listing.attributes import Attribute, UndeclaredValue, groups_of, read_declared
 from fairflare.reporting.documents import Results
-from fairflare.reporting.groups import by_group, captions, group_notes
-from fairflare.reporting.layout import interval
+from fairflare.reporting.groups import by_group, gap_sentences, group_notes
+from fairflare.reporting.layout import interval, number
 from tests.unit.report_runs import read
 
 BINS, SURE = 40, 7
@@ -208,9 +208,11 @@ def test_what_is_in_no_figure_is_said() -> None:
     missing = f"age of {(groups == 2).sum()} test images is unknown: in no gap."
     assert group_notes(results) == [missing, "No test image at any site is of age 40-60: in no figure."]
     results.groups.kept = {"site-2": ["age=40-60"]}
-    assert [line.partition(" (")[0] for line in group_notes(results)] == [
-        missing, "Groups of people that stay at a site and are in no figure",
-    ]  # fmt: skip
+    told = [missing, "Groups of people that stay at a site and are in no figure: site-2: age=40-60"]
+    assert [line.partition(" (")[0] for line in group_notes(results)] == told
+    assert " (suppressed: fewer cases than its min_cases). Some are kept back only to hide" in group_notes(results)[1]
+    results.info.privacy = {"site-2": {}}
+    assert " (suppressed: differential privacy). Some" in group_notes(results)[1]
     results.groups.kept, results.footing.how = {}, "shared"  # sites annotate different structures
     assert group_notes(results)[-1].startswith("A group's figures at a site are means over its own structures")
     results = read(groups=by_group(alone, {}, BINS, SURE))
@@ -224,17 +226,25 @@ def test_a_caption_says_how_sure_a_gap_is() -> None:
     same = {"s": {f"x={g}": sums(labels, scores, np.ones(400, bool)) for g in "ab"}}
     (told,) = captions(read(groups=by_group(same, {}, BINS, SURE)))
     assert told.startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
-    assert "which may be chance" in told
+    assert told.endswith("No interval of a gap excludes 0, so that all of them may be chance.")
     rounded = read(groups=by_group(same, {}, BINS, SURE))
     rounded.groups.pooled["x"].gaps["auc_gap"] = 1e-17  # of sums in another order
     assert captions(rounded)[0].startswith("Across all sites, the groups of x have the same AUC ([0.000, ")
     worse = {"s": {f"x={g}": sums(labels, scores, groups == g) for g in (0, 1)}}
     found = by_group(worse, {}, BINS, SURE)
-    (told,) = captions(read(groups=found))
+    beyond, told = gap_sentences(read(groups=found).groups, "x")
     low, high = found["pooled"]["x"]["gap_intervals"]["auc_gap"]
     assert low > 0
-    assert told.startswith('Across all sites, x "1" has the lowest AUC: 0.')
+    assert beyond
+    assert told.startswith("The groups of x differ, with 95 % intervals that exclude 0: ")
+    assert f'gap in AUC {number(found["pooled"]["x"]["gaps"]["auc_gap"])} {interval(low, high)} (lowest: "1"); ' in told
+    assert 'Across all sites, x "1" has the lowest AUC: 0.' in told
+    assert "chance" not in told
     assert f'below x "0" ({interval(low, high)}). The largest gap in sensitivity' in told
+
+
+def captions(results: Results) -> list[str]:
+    return [gap_sentences(results.groups, attribute)[1] for attribute in results.groups.attributes]
 
 
 def dice_at(values: dict[str, dict[str, tuple[float, int]]], images: int = 1) -> Results:
@@ -287,12 +297,19 @@ def test_gaps_within_sites_by_hand() -> None:
 def test_what_the_sites_hide_or_turn_round_is_said() -> None:
     turned = {"a": {"F": (0.9, 2), "M": (0.95, 18)}, "b": {"F": (0.2, 18), "M": (0.25, 2)}}
     (told,) = captions(dice_at(turned))
-    assert told.startswith('Across all sites, zone "F" has the lowest Dice')
+    assert told.startswith(
+        'The groups of zone differ, with 95 % intervals that exclude 0: gap in Dice 0.610 [0.47, 0.75] (lowest: "F"). '
+        'Across all sites, zone "F" has the lowest Dice'
+    )
     assert told.endswith("gap is 0.050 (how sure is not known): a part of the difference may be one between the sites.")
     turned = {"a": {"F": (0.9, 2), "M": (0.8, 18)}, "b": {"F": (0.2, 18), "M": (0.1, 2)}}
     assert 'and there zone "M" has the lower value: the sites differ, too.' in captions(dice_at(turned))[0]
     hidden = {"a": {"F": (0.9, 4), "M": (0.7, 6)}, "b": {"F": (0.5, 6), "M": (0.3, 4)}}  # .66 and .54; .2 within
-    assert captions(dice_at(hidden))[0].endswith(": differences between the sites may hide a part of it.")
+    assert captions(dice_at(hidden))[0].endswith(
+        ": differences between the sites may hide a part of it. No interval of a gap excludes 0, so that all of them "
+        "may be "
+        "chance."
+    )
     apart = {"a": {"F": (0.9, 8)}, "b": {"M": (0.5, 8)}}
     assert captions(dice_at(apart))[0].endswith(
         "No site has two of these groups, so this may be a difference between the sites."

@@ -55,9 +55,10 @@ def words(folder: Path) -> str:
     for about, material in pages(folder):
         page = build(material)
         lines += [f"# {about}", page.title, *(f"{word}: {told}" for word, told in page.facts), page.synthetic]
-        lines += [*page.summary, *page.problems]
+        lines += page.first
         for lead in page.leads:
             lines += [f"> {lead.text}", *([lead.picture.caption, lead.picture.alt] if lead.picture else [])]
+        lines += [*page.summary, *page.problems]
         for section in page.sections if about in WHOLE else ():
             lines += [f"## {section.title}", *section.words, *(f"- {note}" for note in section.notes)]
             for part in section.parts:

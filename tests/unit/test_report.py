@@ -255,10 +255,10 @@ def test_words_are_true_to_the_intervals(tmp_path, quick_pictures):
     verdicts = {label: found[label, "average"][-1] for label in "bcd"}
     assert verdicts == {"b": "better", "c": "cannot tell", "d": "worse"}
     assert found["b", "worst"][-1] == "better"
-    for label in "bcd":  # 0 everywhere is no gain
-        assert found[label, "std"][-3:] == ["0.000", "0.000", "within noise"]
+    for label in "bcd":  # 0 everywhere is no gain, and shows nothing of what could have been seen
+        assert found[label, "std"][-3:] == ["-", "0.000", "not known"]
     assert "told after Holm's correction for 9 tests" in read.words
-    assert "a, which the others are compared with, has 0.45 ± 0.08 on average over the sites" in read.words
+    assert "The reference, a, has 0.45 ± 0.08 on average over the sites" in read.words
 
 
 def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path, quick_pictures):
@@ -267,8 +267,8 @@ def test_the_reference_is_the_comparisons_or_the_one_that_is_asked_for(tmp_path,
     (folder / "differences.csv").write_text("method,reference\na,b\nc,b\n")
     read = page_of(folder)
     assert [row[0] for row in read.tables["results"][1:]] == ["c", "b", "a"]
-    assert "b, which the others are compared with" in read.words
-    assert "a, which the others are compared with" in page_of(folder, reference="a", overwrite=True).words
+    assert "The reference, b, has " in read.words
+    assert "The reference, a, has " in page_of(folder, reference="a", overwrite=True).words
     with pytest.raises(ValueError, match="--reference"):
         write_report(folder, folder / "other", reference="x")
 
@@ -306,7 +306,7 @@ def test_sections_of_a_plain_run(tmp_path, quick_pictures):
         "summary", "results", "rounds", "site_weights", "took_part", "settings",
     ]  # fmt: skip
     assert "The run completed after 2 rounds." in read.words
-    assert "how much of it is luck of the seed, it cannot say" in read.words
+    assert "which cannot say how much of it is luck of the seed" in read.words
     assert "Every site was in every round." in read.words
 
 
@@ -379,7 +379,7 @@ def test_numbers_that_are_none(tmp_path):
     text = text.replace('"dice": 0.5', '"dice": NaN', 1)
     read = page_of(write_run(tmp_path, text))
     assert "nan" not in read.words.lower().split()
-    assert "Without a value, and not in these figures: site-1." in read.words
+    assert "Average and spread of Dice are over 2 of 3 sites, without site-1 (undefined there)." in read.words
     assert read.tables["sites"][1] == ["site-1", "-"]
 
 

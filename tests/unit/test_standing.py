@@ -16,14 +16,15 @@ from scipy import stats
 from fairflare.base.cases.sampling import BINS
 from fairflare.core.statistics.inequality import mean_interval
 from fairflare.reporting.documents import as_json
-from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing, who_is_behind
+from fairflare.reporting.layout import interval
+from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import fell
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build, write_report
-from tests.unit.report_runs import document, read, read_all, write_comparison, write_run
+from tests.unit.report_runs import document, on_sites, read, read_all, write_comparison, write_run
 
 INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}
 
@@ -82,7 +83,7 @@ def test_the_lowest_value_of_another_mix_of_classes_is_not_behind() -> None:
     assert found["sites"]["site-2"]["expected"] == pytest.approx(0.85)
     assert found["common_classes"] == ["a", "b"]
     assert [site["common"] for site in found["sites"].values()] == pytest.approx([0.85] * 3)
-    (line,) = (line for line in who_is_behind(read(inequality=found)) if "different classes" in line)
+    (line,) = (line for line in on_sites(read(inequality=found)) if "different classes" in line)
     assert "2 classes that all have (a, b): site-1 0.850" in line
     assert "lowest" not in line, "all are alike"
 
@@ -94,11 +95,16 @@ def test_a_site_alone_is_not_marked_as_worst() -> None:
 
 def test_nobody_is_worst_where_everything_stays_at_home() -> None:
     kept = {site: ["balanced_accuracy"] for site in ("site-1", "site-2")}
-    (line,) = who_is_behind(read(info=INFO, suppressed=kept))
-    assert "balanced_accuracy stays at site-1, site-2, with fewer cases than min_cases" in line
-    assert "mean_of_images" not in line
-    (line,) = who_is_behind(read(info={**INFO, "privacy": {"site-1": {"unit": "patient"}}}))
-    assert "the sites sent no interval (under differential privacy nothing is sent that is not counted)." in line
+    info = {**INFO, "sites": [*kept], "said": {"site-1": {"min_cases": 7}}}
+    assert on_sites(read(info=info, suppressed=kept)) == [
+        "No site has a value of balanced accuracy: balanced accuracy stays at site-1 (suppressed: fewer than 7 "
+        "cases), site-2 (suppressed: fewer cases than its min_cases)."
+    ]
+    test = {"site-1": {"balanced_accuracy": 0.5}, "site-2": {"balanced_accuracy": 0.6}}
+    assert on_sites(read(info={**info, "privacy": {"site-1": {"unit": "patient"}}}, test=test)) == [
+        "In balanced accuracy, site-1 has the worst value, 0.500; whether chance explains that is not known: under "
+        "differential privacy nothing is sent that is not counted."
+    ]
 
 
 def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:
@@ -108,13 +114,13 @@ def test_another_site_may_be_the_lowest_over_the_common_classes() -> None:
         ({"a": 100, "b": 9}, {"a": 0.8, "b": 1}),
     )
     assert min(found["sites"], key=lambda s: found["sites"][s]["value"]) == "site-1"
-    assert "lowest at site-2." in " ".join(who_is_behind(read(inequality=found)))
+    assert "lowest at site-2." in " ".join(on_sites(read(inequality=found)))
 
 
 def test_no_class_in_common_is_said() -> None:
     found = of_classes(({"a": 50}, {"a": 0.9}), ({"b": 50}, {"b": 0.5}))
     assert found["behind"] == []  # nothing can be dealt
-    assert any("no class in common" in line for line in who_is_behind(read(inequality=found)))
+    assert any("no class in common" in line for line in on_sites(read(inequality=found)))
 
 
 def test_a_site_that_does_worse_in_its_classes_is_behind() -> None:
@@ -127,7 +133,11 @@ def test_a_site_that_does_worse_in_its_classes_is_behind() -> None:
     first = found["sites"]["site-1"]
     low = [stats.binomtest(k, n).proportion_ci(method="wilson").low for k, n in ((90, 100), (32, 40))]
     assert first["low"] == pytest.approx(0.85 - 0.5 * ((0.9 - low[0]) ** 2 + (0.8 - low[1]) ** 2) ** 0.5)
-    assert who_is_behind(read(inequality=found))[0].startswith("Behind: site-3, 0.")
+    assert on_sites(read(inequality=found))[0] == (
+        "In balanced accuracy, site-3 (0.625; 0.145 below the 0.770 expected if all sites were equally good; p < "
+        "0.001) is "
+        "behind by more than chance explains."
+    )
 
 
 def test_accuracy_has_wilsons_interval_with_classes_and_without() -> None:
@@ -181,15 +191,15 @@ def test_a_range_of_its_own_scales_the_bins() -> None:
 def test_a_site_of_one_case_has_no_interval_and_a_word() -> None:
     one = {"images": 1, "test_cases": 1, "standard_error": None, "case_scores": scores((10, 1))}
     found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {**NEAR, "site-3": one})
-    told = who_is_behind(read(inequality=found))
+    told = on_sites(read(inequality=found))
     assert "No interval (one test case): site-3." in told
-    assert "Not in the test (fewer than 5 test cases): site-3." in told
+    assert "Not in the test of who is behind (fewer than 5 test cases): site-3." in told
     assert found["behind"] == []
 
 
 def test_sites_that_say_nothing_are_named() -> None:
     found = of_dice({"site-1": 0.85, "site-2": 0.8, "site-3": 0.5}, {k: NEAR[k] for k in ("site-1", "site-2")})
-    told = who_is_behind(read(inequality=found))
+    told = on_sites(read(inequality=found))
     assert "No interval (it sent none): site-3." in told
     assert any(line.startswith("Not in the test") and "site-3" in line for line in told)
     assert found["std"] == pytest.approx(0.025)  # over those that were tested
@@ -213,25 +223,36 @@ def run(said: dict[str, Any] | None, values: tuple[float, ...] = (0.85, 0.8, 0.5
     return json.loads(json.dumps(made | more))
 
 
-def test_the_table_has_intervals_and_names_who_is_behind() -> None:
+def test_the_table_has_intervals_and_names_on_sites() -> None:
     made = run(FAR, (0.85, 0.85, 0.45))
     lines = [line.split() for line in fairness_table(read(**made)).splitlines()]
     low, high = mean_interval(0.45, 0.01, 30, 0, 1)
     assert ["site-3", "0.450", f"[{low:.3f},", f"{high:.3f}]", "30", "0.550"] in lines
     assert ["worst", "site", "site-3", "-", "-", "site-3?"] in lines  # of the loss nobody says it
     assert ["std", "if", "equal", f"{made['inequality']['chance_std']:.3f}", "-", "-", "-"] in lines
-    assert "Behind: site-3, 0.267 below the 0.717 expected if all sites were equal (p < 0.001); " in fairness_table(
-        read(**made)
+    said = fairness_table(read(**made)).splitlines()[1:3]
+    assert said[0] == (
+        "In Dice, site-3 (0.450; 0.267 below the 0.717 expected if all sites were equally good; p < 0.001) is behind "
+        "by "
+        "more than chance explains."
     )
+    assert said[1].startswith(
+        "In Dice, site-1 (0.850; 0.133 above the 0.717 expected if all sites were equally good; p "
+    )
+    assert said[1].endswith(", site-2 (0.850; " + said[1].partition("(0.850; ")[2].partition(")")[0] + ") are ahead by "
+                            "more than chance explains.")  # fmt: skip
 
 
 def test_the_table_does_not_name_a_site_that_chance_put_last() -> None:
     made = run(NEAR, (0.85, 0.8, 0.78))
     text = fairness_table(read(**made))
     assert ["worst", "site", "site-3?", "-", "-", "site-3?"] in [line.split() for line in text.splitlines()]
-    assert "?: has the worst value; that the site is behind the others is not shown." in text
-    assert "No site is shown to be behind. The lowest is site-3, 0.030 below the 0.810 " in text
-    assert "Behind" not in text
+    assert "?: has the worst value of its column; that it is behind in it is not tested, or not shown." in text
+    assert "No site is shown to be behind in Dice. Furthest below is site-3 (0.780; 0.030 below the 0.810 " in text
+    ends = interval(*(made["inequality"]["sites"]["site-3"][end] for end in ("low", "high")))
+    assert f" Its interval {ends} leaves that out, which the test of all sites does not show." in text  # not: chance
+    wide = {site: {**of, "standard_error": 0.05} for site, of in NEAR.items()}
+    assert "). That may be chance.\n" in fairness_table(read(**run(wide, (0.85, 0.8, 0.78))))
     rows = list(csv.DictReader(io.StringIO(fairness_table(read(**made), style="csv"))))
     assert float(rows[2]["high"]) == made["inequality"]["sites"]["site-3"]["high"]
     assert rows[2]["cases"] == "6"
@@ -278,10 +299,13 @@ def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tm
     old = run(None)
     assert "inequality" not in old
     text = fairness_table(read(**old))
-    assert "Whether the worst site is behind or just unlucky is not known" in text
-    assert "interval" not in text.splitlines()[1]
+    said = (
+        "In Dice, site-3 has the worst value, 0.500; whether chance explains that is not known: the task does not say"
+    )
+    assert said in text
+    assert "interval" not in text.splitlines()[4]
     page = write_report(write_run(tmp_path / "run", old), tmp_path / "page").read_text(encoding="utf-8")
-    assert "Whether the worst site is behind or just unlucky is not known" in page
+    assert said in page
     assert "Standard deviation that equal sites" not in compare(read_all([old]))
 
 
@@ -307,11 +331,15 @@ def test_a_damaged_part_is_refused(spoil: Any) -> None:
         read(**made | {"inequality": found})
 
 
-def test_a_comparison_says_what_equal_sites_would_show_and_who_is_behind() -> None:
+def test_a_comparison_says_what_equal_sites_would_show_and_on_sites() -> None:
     runs = [run(FAR, (0.85, 0.85, 0.45), 0), run(NEAR, (0.85, 0.8, 0.78), 1)]
     chance = statistics.fmean(made["inequality"]["chance_std"] for made in runs)
-    assert f"sampling alone: fed_avg {chance:.3f} (behind: site-3 in 1 of 2)." in " ".join(
-        compare(read_all(runs)).split()
+    words = " ".join(compare(read_all(runs)).split())
+    assert f"Standard deviation between equally good sites: fed_avg {chance:.3f} by sampling alone." in words
+    assert words.startswith(
+        "By more than chance explains in Dice: site-3 is behind, site-1 is ahead, site-2 is ahead (in 1 of 2 runs of "
+        "fed_avg). With fed_avg, site-3 is furthest behind in Dice in 2 of 2 runs, "
+        "0.148 behind what is expected if all sites were equally good (on average). "  # (0.267 + 0.030) / 2
     )
     assert "sampling alone" not in compare(read_all(runs), metric="loss")
     assert any("sampling alone" in note for note in comparison_of(read_all(runs)).notes)

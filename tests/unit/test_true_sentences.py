@@ -22,7 +22,7 @@ from fairflare.federation.record.run_info import _what_is_run
 from fairflare.federation.site.site_file import SHELL_SETTINGS
 from fairflare.prediction.saved_model import read_model
 from fairflare.reporting.documents import RoundRecord
-from fairflare.reporting.no_effect import nothing_learnt
+from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
@@ -127,7 +127,7 @@ def test_a_page_says_first_what_was_run() -> None:
         "Sites": "2: site-1, site-2", "Rounds": "1 of 2", "Training images": "20", "Seed": "0",
         "Date": "2026-01-01 to 2026-01-09",
     }  # fmt: skip
-    assert page.summary[0].startswith('FedAvg, run "first": ')
+    assert page.first[0] == "The run has 1 of 2 rounds."
     results = next(section for section in page.sections if section.name == "results")
     assert [part.rows[0][0] for part in results.parts if part.name == "results"] == ['FedAvg, run "first"']  # type: ignore[union-attr]
     (sites,) = (part for part in results.parts if part.name == "sites" and hasattr(part, "columns"))
@@ -163,9 +163,11 @@ def test_a_classifier_that_calls_every_image_the_same_learnt_nothing() -> None:
     made = told(primary_metric="recall", higher_is_better={"recall": True, "recall_b": True}) | {"test": test}
     assert nothing_learnt(read(**made)) == ["Nothing was learnt: every test image at every site is called a."]
     test["site-1"]["recall_c"] = 0.2
-    assert nothing_learnt(read(**made)) == ["Found nowhere, 0 at every site: recall b."]
+    assert nothing_learnt(read(**made)) == []
+    assert undetected_parts(read(**made)) == {"recall_b": "recall b"}
     test["site-2"]["recall_b"] = 0.1
     assert nothing_learnt(read(**made)) == []
+    assert undetected_parts(read(**made)) == {}
 
 
 def test_models_that_find_nothing_anywhere_are_not_praised_for_a_gain() -> None:
@@ -182,6 +184,14 @@ def test_models_that_find_nothing_anywhere_are_not_praised_for_a_gain() -> None:
         "its own images a site has 0.200."
     )
     assert found.notes[0] == "fed_avg learnt nothing: Dice is 0 at every site, trained at or not."
+    better = [
+        (read(**document("a_first", 0, {**dict.fromkeys(run.test, 0.5)})), Unseen(site=un.site, metrics={"dice": 0.4}))
+        for run, un in runs
+    ]
+    assert (
+        unseen_page(unseen_of([*better, *runs]), []).leads[-1].text == lead
+    )  # before the method that learnt something
+    assert "a_first has 0.400" in unseen_page(unseen_of(better), []).leads[-1].text
 
 
 # ------------------------------------------------------------------------------------------------ curves, names, runs

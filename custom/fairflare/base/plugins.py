@@ -1,8 +1,8 @@
 """Find what other packages add to FairFlare by entry points; :mod:`fairflare_lab` uses the same ones.
 
 The groups: ``fairflare.commands`` (typer functions, by the name of the command), ``fairflare.listeners`` (functions
-that are called with the document of what has ended, ``results.json`` or ``stats.json``, and return lines for the log)
-and ``fairflare.sources`` (synthetic images).
+that are called with the document of what has ended, ``results.json`` or ``stats.json``, and return lines for the log),
+``fairflare.python`` (functions behind :mod:`fairflare.api`) and ``fairflare.sources`` (synthetic images).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from fairflare.base.machine.one_run import belonging_to
 
-COMMANDS, LISTENERS = "fairflare.commands", "fairflare.listeners"
+COMMANDS, LISTENERS, PYTHON = "fairflare.commands", "fairflare.listeners", "fairflare.python"
 
 
 def loaded(point: EntryPoint) -> Any:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from fairflare.cli.options import OWN_IMAGES, VALUES, Method, Task
+from fairflare.cli.options import OWN_IMAGES, VALUES, Method, MethodFile, Task
 from fairflare.cli.screen import AsJson, console, one_document, one_form, user_errors
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def describe(
     method: Method,
     settings: Annotated[list[str] | None, typer.Argument(help="Only these settings; default: all.")] = None,
     kind: Task = None,
+    method_file: MethodFile = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Tables in Markdown, with the paper's values.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -87,6 +87,13 @@ TaskFile = Annotated[
         metavar="FILE", help="Python file with a class Task: your own network and data.", rich_help_panel=TRAINING
     ),
 ]
+MethodFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Python file with METHODS: a method of your own.", rich_help_panel=TRAINING,
+        is_eager=True, callback=lambda file: add_methods(file),
+    ),
+]  # fmt: skip
 MonaiBundle = Annotated[
     Path | None,
     typer.Option(
@@ -252,6 +259,16 @@ def which_paper(name: str | None) -> dict[str, Any]:
     return {"small": name is None, "paper": None if name == FIRST_PAPER else name}
 
 
+def add_methods(file: Path | None) -> Path | None:
+    """Add the methods of the file of ``--method-file`` to the catalog, before any method is looked up."""
+    from fairflare.methods.base.catalog import add_file
+
+    with user_errors():
+        if file is not None:
+            add_file(file)
+    return file
+
+
 def which_model(best: bool | None) -> Literal["best", "last"] | None:
     """Return the value of ``--best/--last`` as :func:`fairflare.prediction.saved_model.find_model` takes it."""
     return None if best is None else "best" if best else "last"
@@ -306,6 +323,7 @@ def plan_options(
     ] = None,
     settings: Settings = None,
     task_file: TaskFile = None,
+    method_file: MethodFile = None,
     monai_bundle: MonaiBundle = None,
     timeout: Annotated[
         float, typer.Option(metavar="S", help="Seconds a phase may take.", rich_help_panel=SITES_THAT_FAIL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,11 +47,12 @@ def show(
 
 
 def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
-    """Return a run as plain values: metrics by site and over sites; ``notes`` are the sentences below its table.
+    """Return a run as plain values: what is said first, metrics by site and over sites, and the notes on details.
 
     Raises:
         ValueError: the run does not have the metric.
     """
+    from fairflare.reporting.findings import run_findings
     from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
 
     names = []
@@ -66,5 +68,6 @@ def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "label": label_of(results), "seed": results.info.seed, "status": results.status, "reason": results.reason,
-        "rounds": len(results.rounds), "metrics": metrics, "notes": run_notes(results, metric),
+        "rounds": len(results.rounds), "findings": [asdict(one) for one in run_findings(results, metric)],
+        "metrics": metrics, "notes": run_notes(results, metric),
     }  # fmt: skip

@@ -34,13 +34,13 @@ from fairflare.core.statistics.group_sums import (
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import SUPPRESSED, Groups, OfGroups, Results
 from fairflare.reporting.layout import MISSING, Cell, Shown, Table, counted, interval, listed, number
+from fairflare.reporting.values import in_words, withheld_reason
 
 UNKNOWN = "unknown"  # name of the last group, of images without a value, as in fairflare.data.listing.attributes
 POOLED = "all sites"
 OF_IMAGES, OF_CASES = COUNTS = (IMAGES, CASES)
 IN_ALL = "all"
 APART = 0.01  # least difference at which a sentence says that gaps over all sites and within sites differ
-CALLED: Mapping[str, str] = {"dice": "Dice", "auc": "AUC"}
 MOST_TOLD = 8  # largest number of a site's names in a sentence
 OVER = (
     "In brackets the 95 % interval over the cases (patients, where the data name them), for all groups and classes "
@@ -193,7 +193,7 @@ def _tables(found: Groups, attribute: str) -> list[Table]:
         Table(
             f"gaps_{attribute}", f"Gaps between the groups of {attribute}, {UNKNOWN} in none. {OVER}", ["site", *gaps],
             [[place, *(_gap_cell(of, gap, gap in sure) for gap in gaps)] for place, of in places.items()],
-            csv_columns=heads,
+            folded=True, csv_columns=heads,
         ),
     ]  # fmt: skip
 
@@ -207,25 +207,53 @@ def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
     return Shown(number(value) + ("" if told == MISSING else f" {told}"), [value, *ends])
 
 
-def caption(found: Groups, attribute: str) -> str:
-    """Return sentences on the group of people with the lowest value: its gap, interval, and gap within sites."""
-    pooled = found.pooled[attribute]
+def gap_sentences(found: Groups, attribute: str) -> tuple[bool, str]:
+    """Return whether the interval of any gap between the groups of an attribute excludes 0, and sentences on the gaps.
+
+    The first sentence names every such gap, over all sites and at single sites. Only where there is none may the gaps
+    be chance. The next ones are on the group with the lowest value: its gap, interval, and gap within sites.
+    """
+    pooled, places = found.pooled[attribute], {POOLED: found.pooled[attribute], **_places(found, attribute)}
+    intervals = {
+        (place, gap): ends for place, of in places.items() for gap in of.gap_intervals if (ends := _ends(of, gap))
+    }
+    beyond = [_gap_in_words(place, places[place], gap) for (place, gap), ends in intervals.items() if ends[0] > 0]
+    sentences = [f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {listed(beyond, '; ')}."]
+    sentences = sentences if beyond else []
     metric = next((name for name in reversed(SCALED) if pooled.all.get(name) is not None), "")
     worst, gap = pooled.worst.get(metric), pooled.gaps.get(f"{metric}_gap")
     if not worst or gap is None:
-        return f"Across all sites, fewer than two groups of {attribute} have a value."
+        fewer = f"Across all sites, fewer than two groups of {attribute} have a value."
+        return bool(beyond), " ".join(sentences or [fewer])
     values = {group: of[metric] for group, of in pooled.groups.items() if of.get(metric) is not None}
     best = max((group for group in values if group != UNKNOWN), key=lambda group: values[group], default="")
-    told = f'{attribute} "{worst}" has the lowest {CALLED.get(metric, metric)}: {number(values.get(worst))}, '
+    told = f'{attribute} "{worst}" has the lowest {in_words(metric)}: {number(values.get(worst))}, '
     told += f'{number(gap)} below {attribute} "{best}"'
     if number(gap) == number(0):  # equal as shown: differences by rounding do not count
-        told = f"the groups of {attribute} have the same {CALLED.get(metric, metric)}"
-    sentences = [f"Across all sites, {told}{how_sure(pooled, f'{metric}_gap')}."]
+        told = f"the groups of {attribute} have the same {in_words(metric)}"
+    sentences.append(f"Across all sites, {told}{how_sure(pooled, f'{metric}_gap')}.")
     if len(found.sites) > 1 and "within" in pooled.model_fields_set:
         sentences.append(_within_words(pooled, attribute, f"{metric}_gap", worst))
     if (odds := pooled.gaps.get("equalised_odds")) is not None:
         sentences.append(f"The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}.")
-    return " ".join(sentences)
+    if intervals and not beyond:
+        sentences.append("No interval of a gap excludes 0, so that all of them may be chance.")
+    return bool(beyond), " ".join(sentences)
+
+
+def _gap_in_words(place: str, of: OfGroups, gap: str) -> str:
+    """Return a gap at a place in words: its name, value, interval and, of a metric, the group with the lowest value."""
+    lowest = of.within[gap].lowest if gap in of.within else of.worst.get(gap.removesuffix("_gap"))
+    where = "" if place == POOLED else f"at {place}, "
+    return f"{where}{gap_label(gap)} {number(of.gaps[gap])} {interval(*of.gap_intervals[gap])}" + (
+        f' (lowest: "{lowest}")' if lowest else ""
+    )
+
+
+def gap_label(gap: str) -> str:
+    """Return the name of a gap in words: ``gap in accuracy within the sites``."""
+    metric, _, within = gap.partition("_gap")
+    return LABELS.get(gap) or f"gap in {in_words(metric)}{' within the sites' * bool(within)}"
 
 
 def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> str:
@@ -248,20 +276,15 @@ def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> st
     return f"Within {where}, the gap is {number(inside)}{sure}{ending}."
 
 
-def captions(results: Results) -> list[str]:
-    """Return the :func:`caption` of each attribute; empty if the run has no groups."""
-    return [caption(results.groups, attribute) for attribute in results.groups.attributes]
-
-
 def _ends(pooled: OfGroups, gap: str) -> Ends | None:
     ends = pooled.gap_intervals.get(gap, (None, None))
     return None if None in ends else ends
 
 
 def how_sure(pooled: OfGroups, gap: str) -> str:
-    """Return text about a gap between groups: its interval and whether it may be chance, or why it has no interval."""
+    """Return text about a gap between groups: its interval, or why it has none."""
     if ends := _ends(pooled, gap):
-        return f" ({interval(*ends)}{', which may be chance' if ends[0] == 0 else ''})"
+        return f" ({interval(*ends)})"
     few = [
         f'"{group}" has {counted(int(of[OF_CASES]), "case")}'
         for group, of in pooled.groups.items()
@@ -291,9 +314,13 @@ def group_notes(results: Results) -> list[str]:
         many = sum(1 for count in images.values() if count)
         notes += [_one_rate(attribute, key, groups, many) for key, groups in pooled.undefined_rates.items()]
     own = "A group's figures at a site are means over its own structures or classes: compare groups, not sites."
-    stays = [f"{site}: {few(names, MOST_TOLD)}" for site, names in found.kept.items() if names]
-    why = "fewer cases than min_cases, or needed to hide one with fewer; of secure sums: fewer than three sites"
-    kept_back = f"Groups of people that stay at a site and are in no figure ({why}): {'; '.join(stays)}."
+    home = {site: withheld_reason(site, results.info.privacy, results.info.said) for site in found.kept}
+    home |= {POOLED: "secure sums of fewer than three sites"}
+    stays = [f"{site}: {few(names, MOST_TOLD)} ({home[site]})" for site, names in found.kept.items() if names]
+    kept_back = (
+        f"Groups of people that stay at a site and are in no figure: {'; '.join(stays)}. Some are kept back only to "
+        "hide another one."
+    )
     return notes + [own] * bool(results.footing.how and found.attributes) + [kept_back] * bool(stays)
 
 

@@ -244,8 +244,9 @@ def wrapped(lines: Iterable[str], width: int | None) -> list[str]:
 
 
 def printed(
-    tables: Sequence[Table], notes: Iterable[str], style: str = "text", width: int | None = None, title: str = ""
-) -> str:
+    tables: Sequence[Table], notes: Iterable[str], style: str = "text", width: int | None = None, title: str = "",
+    first: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Return tables and their notes as one text, one below the other, without a newline at the end.
 
     Args:
@@ -254,14 +255,16 @@ def printed(
         style: one of :data:`STYLES`.
         width: largest width of the text.
         title: line above the tables.
+        first: sentences between the title and the tables.
     """
     if style == "csv":
         return tables[0].csv().rstrip("\n")
     head = [title] if title else []
     if style == "markdown":
-        head += [""] if title and tables else []
+        head = [line for part in (*head, *first) for line in (part, "")]
         return "\n".join([*head, *(line for table in tables for line in (*table.markdown(), "")), *notes])
     further = [line for table in tables[1:] for line in ("", table.text(width), "")]
+    head += [*wrapped(first, width), *([""] if first and tables else [])]
     return "\n".join([*head, *(table.text(width) for table in tables[:1]), *further, *wrapped(notes, width)])
 
 

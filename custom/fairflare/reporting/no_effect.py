@@ -5,11 +5,15 @@ The functions are pure: they read a run's results, and return warnings or senten
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterable
 
+from fairflare.base.metric import metric_name
+from fairflare.core.statistics.footing import OF_PART
 from fairflare.reporting.documents import Metrics, Results, RoundRecord, Warned
-from fairflare.reporting.layout import listed
-from fairflare.reporting.values import declared_direction, in_words, metrics_of
+from fairflare.reporting.layout import counted, listed
+from fairflare.reporting.values import by_site_of, declared_direction, in_words, metrics_of, parts_of
 
 LEAST_STEP = 1e-2  # shortest step without a warning, in shares of the sites' mean change
 SHORT, EQUAL = "short step", "same weights"  # kinds of warnings
@@ -65,32 +69,53 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
 
     Args:
         results: results of a run.
-        metric: the only metric that is checked; default: all metrics of the tables.
+        metric: the metric that is checked; default: the primary metric.
     """
-    if not results.test:
-        return []
-    names = [metric] if metric else metrics_of(results)
-    zero = zero_everywhere(results.test, [name for name in names if declared_direction(results, name)])
     first = metric or results.info.primary_metric
-    if first in zero:
+    if declared_direction(results, first) and zero_everywhere(results.test, parts_of(first, results.test)):
         return [f"Nothing was learnt: {in_words(first)} is 0 at every site."]
     recalls = {name: None for of_site in results.test.values() for name in of_site if name.startswith("recall_")}
     missed = zero_everywhere(results.test, recalls)
     called = [name.removeprefix("recall_") for name in recalls if name not in missed]
-    if missed and len(called) == 1:
-        return [f"Nothing was learnt: every test image at every site is called {called[0]}."]
-    return [f"Found nowhere, 0 at every site: {listed(map(in_words, zero), most=8)}."] if zero else []
+    one = bool(missed) and len(called) == 1
+    return [f"Nothing was learnt: every test image at every site is called {called[0]}."] if one else []
 
 
-def faults_of(results: Results, metric: str) -> list[str]:
-    """Return texts on signs that a run's training had no effect (nothing learned, equal weights), for a comparison.
+def undetected_parts(results: Results) -> dict[str, str]:
+    """Return the structures, classes and findings that the model found at no site, and other metrics that are 0.
 
-    Args:
-        results: results of a run.
-        metric: name of the metric that is compared.
+    Returns:
+        ``{metric: words}``, with the number of test images that have the structure or class, and the sites that have
+        a value where not all have.
     """
+    first, sites, words = results.info.primary_metric, results.inequality.sites.values(), dict[str, str]()
+    families = ("recall_", f"{OF_PART.get(first, first)}_")
+    shown = metrics_of(results)
+    images: Counter[str] = Counter()
+    for of in sites:
+        images.update(
+            {metric_name(name): int(n) for name, n in (of.class_support or of.structure_support or {}).items()}
+        )
+    for name in dict.fromkeys(name for of_site in results.test.values() for name in of_site):
+        if name not in shown and not name.startswith(families):
+            continue
+        values = {site: value for site, value in by_site_of(results, name).items() if math.isfinite(value)}
+        if values and {*values.values()} == {0.0} and declared_direction(results, name):
+            count = next((n for part, n in images.items() if name.endswith(f"_{part}") and n), 0)
+            where = "" if len(values) == len(results.test) else f"measured at {listed(values)}"
+            about = ", ".join(filter(None, [f"{counted(count, 'test image')} of it" if count else "", where]))
+            words[name] = in_words(name) + (f" ({about})" if about else "")
+    for part in dict.fromkeys(part for classes in results.clinical.values() for part in classes):  # findings, by counts
+        counts = [of[part] for of in results.clinical.values() if part in of and of[part].get("tp") is not None]
+        tp, fn = (sum(float(str(of[key])) for of in counts) for key in ("tp", "fn"))
+        if not tp and fn and f"recall_{metric_name(part)}" not in words:
+            words[part] = f"{part} ({counted(int(fn), 'test image')} of it)"
+    return words
+
+
+def faults_of(results: Results) -> list[str]:
+    """Return texts on signs that a run's method had no effect (short steps, equal weights), for a comparison."""
     kinds = [{warned.kind for warned in record.warnings} for record in results.rounds]
     short = sum(SHORT in of_round for of_round in kinds)
     faults = [f"a step below {LEAST_STEP:g} of the mean change in {short} of {len(kinds)} rounds"] if short else []
-    faults += ["the same weight for every site in every round"] if any(EQUAL in of_round for of_round in kinds) else []
-    return [*faults, *(text[0].lower() + text[1:].rstrip(".") for text in nothing_learnt(results, metric))]
+    return faults + ["the same weight for every site in every round"] * any(EQUAL in of_round for of_round in kinds)

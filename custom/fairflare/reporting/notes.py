@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from fairflare.base.checks import gathered
-from fairflare.core.statistics.footing import OWN, structure_of
-from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
+from fairflare.reporting.documents import Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
-from fairflare.reporting.no_effect import nothing_learnt
 from fairflare.reporting.sites.own_models import personal_notes
-from fairflare.reporting.standing import who_is_behind
-from fairflare.reporting.values import by_site_of, declared_direction, metrics_of, suppressed_of
+from fairflare.reporting.standing import standing_notes
+from fairflare.reporting.values import by_site_of, declared_direction, in_words, metrics_of, missing_reason
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_HEADING = 32
@@ -24,26 +22,26 @@ MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
 
 def run_notes(results: Results, metric: str | None = None) -> list[str]:
-    """Return the sentences below a run's table, in the order of printing.
+    """Return the sentences below a run's table, which add details to what is said first, in the order of printing.
 
     Args:
         results: results of a run.
         metric: name of the table's only metric; ``None`` if the table has all metrics that the task shows.
     """
     info = results.info
-    tested = ["No test results."]
+    tested = []
     if results.test:
-        of_models = _of_models(results, metrics_of(results) if metric is None else [metric])
-        behind = who_is_behind(results) if metric in (None, info.primary_metric) else []
-        own = personal_notes(results) if metric in (None, info.primary_metric) else []
-        tested = [*nothing_learnt(results), *of_models, *behind, *own]
-    absent = [*attendance(results), *_left_out(results)] or ["No site was left out of a round."] * bool(results.rounds)
+        tested = _of_models(results, metrics_of(results) if metric is None else [metric])
+        if metric in (None, info.primary_metric):
+            tested += [*standing_notes(results), *personal_notes(results)]
+    absent = _left_out(results) or ["No site was left out of a round."] * bool(
+        results.rounds and not attendance(results)
+    )
     warned = [
         f"  {site or 'every site'} in round{'s' * (len(numbers) > 1)} {ranges(numbers)}: {text}"
         for site, _, numbers, text in worst_warnings(results.rounds)
     ]
     return [
-        *private_notes(results),
         *([f"{info.sums}."] if info.sums else []),
         *without_notes(results),
         *(f"{text}." for text in info.in_vain),
@@ -158,9 +156,9 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
     notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
     notes += global_notes(results) + _unlabelled(results)
     notes += [f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []
-    notes += _missing(results, metrics, "", results.test)
+    notes += missing_values(results, metrics[1:])  # of the first metric it is said first
     return notes + [
-        line for name, test in other_models(results) for line in _missing(results, metrics[:1], f", {name}", test)
+        line for name, test in other_models(results) for line in missing_values(results, metrics[:1], f", {name}", test)
     ]
 
 
@@ -175,36 +173,32 @@ def _unlabelled(results: Results) -> list[str]:
     return [f"Unlabelled images were learned from, in the last round by {', '.join(sites)}."] if sites else []
 
 
-def _missing(results: Results, metrics: Sequence[str], heading: str, test: Metrics) -> Iterator[str]:
-    """Yield a sentence for each set of sites without a value, with the metrics that these sites lack."""
+def missing_values(
+    results: Results, metrics: Sequence[str], heading: str = "", test: Metrics | None = None, sites: Iterable[str] = ()
+) -> list[str]:
+    """Return a sentence for each set of sites without a value, with the metrics that these sites lack and the reasons.
+
+    Args:
+        results: results of a run.
+        metrics: names of the metrics.
+        heading: text after a metric's name.
+        test: the test of another model; default: that of the last model.
+        sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
+    """
     lacking: dict[tuple[str, ...], list[str]] = {}
     for name in metrics:
-        values = by_site_of(results, name, test)
-        without = [f"{site} ({_why(results, name, site, test)})" for site, value in values.items() if math.isnan(value)]
+        values = dict.fromkeys(sites, math.nan) | by_site_of(results, name, test)
+        without = [
+            f"{s} ({missing_reason(results, name, s, test)})" for s, value in values.items() if math.isnan(value)
+        ]
         if without:
-            lacking.setdefault(tuple(without), []).append(name[:MAX_HEADING] + heading)
-    count = len({*results.info.sites, *test})
-    for sites, names in lacking.items():
-        yield (
-            f"{_listed(names)}: average and spread over {count - len(sites)} of {counted(count, 'site')}, without "
-            f"{', '.join(sites)}."
-        )
-
-
-def _why(results: Results, metric: str, site: str, test: Metrics) -> str:
-    """Return the reason why a site has no value of a metric."""
-    if site in suppressed_of(results, metric):
-        if site in results.info.privacy:
-            return f"{SUPPRESSED}: differential privacy"
-        min_cases = results.info.said.get(site, {}).get("min_cases") or "its min_cases"
-        return f"{SUPPRESSED}: fewer than {min_cases} cases"
-    of = results.footing.structures
-    if OWN + metric in test.get(site, {}):
-        return "its figures by structure are not known" if of.get(site) else "no image shows what it annotates"
-    names = {name for by_site in (of, results.footing.empty) for own in by_site.values() for name in own}
-    if (name := structure_of(metric, names)) and name not in of.get(site, names):
-        return "not annotated there, or in no image"
-    return "not finite" if metric in test.get(site, {}) else "no value"
+            lacking.setdefault(tuple(without), []).append(in_words(name)[:MAX_HEADING] + heading)
+    count = len({*sites, *results.info.sites, *(results.test if test is None else test)})
+    return [
+        f"Average and spread of {_listed(names)} are over {count - len(lost)} of {counted(count, 'site')}, without "
+        f"{', '.join(lost)}."
+        for lost, names in lacking.items()
+    ]
 
 
 def global_notes(results: Results) -> list[str]:

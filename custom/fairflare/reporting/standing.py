@@ -24,12 +24,13 @@ from fairflare.core.statistics.inequality import (
     share_interval,
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL
-from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
+from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results
 from fairflare.reporting.layout import number, p_value
 from fairflare.reporting.values import compared
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
+MIXED = "their mix of classes and by sampling"
 SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support", "structure_support")
 
 
@@ -208,26 +209,15 @@ def _or(value: Any, otherwise: float) -> float:
 # ------------------------------------------------------------------------------------------------ words
 
 
-def who_is_behind(results: Results) -> list[str]:
-    """Return sentences on which sites have worse test results than chance explains, and how certain that is."""
+def standing_notes(results: Results) -> list[str]:
+    """Return sentences on what the sites' comparison rests on: spread, missing intervals and tests, classes.
+
+    The first sentence of :func:`of_footing` is left out, since it is said first.
+    """
     found = results.inequality
-    if not found:
-        metric = results.info.primary_metric
-        home = sorted(site for site, names in results.suppressed.items() if metric in names)
-        private = any(site in results.info.privacy for site in home)
-        how = "some under differential privacy" if private else "with fewer cases than min_cases"
-        why = (
-            f"{metric} stays at {', '.join(home)}, {how}"
-            if home
-            else "under differential privacy nothing is sent that is not counted"
-            if results.info.privacy
-            else "the task does not say how its metric is made of images: Metric.mean_of_images"
-        )
-        unknown = f"Whether the worst site is behind or just unlucky is not known: the sites sent no interval ({why})."
-        return [unknown, *of_footing(results)]
-    lines = [_of_sites(found), _of_spread(found)] if found.test else []
     adjusted = results.footing.how == ADJUSTED and compared(results, found.metric)
-    return lines + ([] if adjusted else _without(found)) + _of_classes(found) + of_footing(results)
+    spread = [_of_spread(found)] if found.test else []
+    return spread + ([] if adjusted else _without(found)) + _of_classes(found) + of_footing(results)[1:]
 
 
 def of_footing(results: Results) -> list[str]:
@@ -261,38 +251,10 @@ def of_footing(results: Results) -> list[str]:
     return lines
 
 
-def shown_behind(results: Results, metric: str) -> list[str]:
-    """Return the sites that the significance test found worse in ``metric`` than if all sites were equal.
-
-    The list is empty if no test was made for the metric. The tested model is the last one.
-    """
-    return tested(results, metric).behind
-
-
 def tested(results: Results, metric: str) -> Inequality:
     """Return the section ``inequality`` of results if it has a significance test of ``metric``, else an empty one."""
     found = results.inequality
     return found if found.metric == metric and found.test else Inequality()
-
-
-def _of_sites(found: Inequality) -> str:
-    behind, ahead, sites, last = found.behind, found.ahead, found.sites, found.gap_site
-    if found.gap <= 1e-12:
-        return "No site can be told from the others: each has what is expected if all sites were equal."
-    below = "below" if sites[last].value < sites[last].expected else "above"
-    known = [site.value for site in sites.values() if site.expected is not None]
-    furthest = {min(known): "lowest", max(known): "highest"}.get(sites[last].value, "furthest")
-    chance = f"the {furthest} of equal sites would be {number(found.chance_gap)} {below} by chance alone"
-    told = [f"{name}, {_away(sites[name])}" for name in (*behind, *ahead)]
-    if behind:
-        text = f"Behind: {'; '.join(told[: len(behind)])}; {chance}."
-    else:
-        text = f"No site is shown to be behind. The {furthest} is {last}, {_away(sites[last])}; {chance}."
-    if ahead and not behind:  # a site that is behind makes the others seem ahead
-        text += f" Ahead: {'; '.join(told[len(behind) :])}."
-    if more_unequal(found):
-        text += f" Together the sites are more unequal than chance explains (p {p_value(found.p_value)})."
-    return text
 
 
 def more_unequal(found: Inequality) -> bool:
@@ -300,19 +262,20 @@ def more_unequal(found: Inequality) -> bool:
     return not found.behind and not found.ahead and found.p_value <= 1 - found.level
 
 
-def _away(site: SiteStanding) -> str:
-    what = "below" if site.value < site.expected else "above"
-    away = number(abs(site.value - site.expected))
-    expected, p = number(site.expected), p_value(site.p_value)
-    return f"{away} {what} the {expected} expected if all sites were equal (p {p})"
-
-
 def _of_spread(found: Inequality) -> str:
-    std, chance = number(found.std), number(found.chance_std)
+    away = [site.value - site.expected for site in found.sites.values() if site.expected is not None]
+    more = f"; their distances from what is expected of each have {number(statistics.pstdev(away))}"
     return (
-        f"Standard deviation between these sites {std}; equal sites would show {chance} by sampling alone "
-        f"({TESTS[found.test]}: p {p_value(found.p_value)})."
+        f"Standard deviation between these sites {number(found.std)}, between equally good ones "
+        f"{number(found.chance_std)} by {sources(found)} ({TESTS[found.test]}: p {p_value(found.p_value)})"
+        f"{more if sources(found) == MIXED else ''}."
     )
+
+
+def sources(found: Inequality) -> str:
+    """Return in words what makes the values of equally good sites differ: sampling, and the classes that they have."""
+    expected = {number(site.expected) for site in found.sites.values() if site.expected is not None}
+    return MIXED if len(expected) > 1 else "sampling alone"
 
 
 def _without(found: Inequality) -> list[str]:
@@ -339,7 +302,7 @@ def _without(found: Inequality) -> list[str]:
                     f"{found.test} needs more": True,
                 }
             )
-            reasons.setdefault(f"Not in the test ({why})", []).append(name)
+            reasons.setdefault(f"Not in the test of who is behind ({why})", []).append(name)
     return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
 
 

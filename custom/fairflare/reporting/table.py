@@ -12,23 +12,27 @@ from fairflare.base import checks
 from fairflare.base.metric import metric_name
 from fairflare.core.fairness import declared_as, summarize
 from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Results, SiteStanding
-from fairflare.reporting.groups import captions, group_notes, group_tables
-from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, printed
+from fairflare.reporting.findings import run_findings
+from fairflare.reporting.groups import group_notes, group_tables
+from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, listed, printed
 from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
-from fairflare.reporting.sites.clinical import HOW, MOST_ROWS, clinical_table, clinical_words
+from fairflare.reporting.sites.clinical import HOW, MOST_ROWS, clinical_table
 from fairflare.reporting.sites.own_models import personal_tables
-from fairflare.reporting.standing import recall_of, shown_behind
+from fairflare.reporting.standing import recall_of, tested
 from fairflare.reporting.values import (
     MAX_COLUMNS,
     by_site_of,
     declared_direction,
     direction_of,
+    extra_list_metrics,
     global_values,
+    guess_of,
     in_words,
     known_metric,
     label_of,
     linked,
     metrics_of,
+    missing_reason,
     rests_on,
     summary_of,
     suppressed_of,
@@ -65,38 +69,47 @@ def fairness_table(
         ValueError: the style is unknown, or the run does not have the metric; the message names it.
     """
     checks.choice("style", style, STYLES)
-    table = table_of(results, metric)
+    short = style == "text" and metric is None
+    table = table_of(results, metric, short=short)
     classes = class_table(results) if metric in (None, results.info.primary_metric) else None
     marked = any(
         isinstance(cell, Shown) and cell.text.endswith(UNSURE)
         for one in (table, classes) if one for row in one.totals for cell in row
     )  # fmt: skip
-    notes = [f"{UNSURE}: has the worst value; that the site is behind the others is not shown."] if marked else []
+    notes = [
+        f"{UNSURE}: has the worst value of its column; that it is behind in it is not tested, or not shown."
+    ] * marked
     tables = [table, *([classes] if classes else [])] if table.rows or style == "csv" else []
-    if metric is None:
-        clinical = clinical_table(results)
-        few = bool(tables) and 0 < len(clinical.rows) <= MOST_ROWS
-        tables += [*personal_tables(results), *([clinical] if few else []), *group_tables(results)] if tables else []
-        notes += [*([HOW] if few else []), *clinical_words(results), *captions(results), *group_notes(results)]
-    return printed(tables, notes + run_notes(results, metric), style, width, _title(results))
+    if metric is None and tables:
+        clinical, people = clinical_table(results), group_tables(results)
+        few = 0 < len(clinical.rows) <= MOST_ROWS
+        tables += [*personal_tables(results), *([clinical] if few else [])]
+        tables += [one for one in people if not (short and one.folded)]
+        hidden = [*extra_list_metrics(results), *(one.name for one in people if one.folded)] if short else []
+        notes += [f"Not shown: {listed(hidden)} (the page has them, and fairflare show --markdown)."] if hidden else []
+        notes += [*([HOW] if few else []), *group_notes(results)]
+    first = [finding.text for finding in run_findings(results, metric)]
+    return printed(tables, notes + run_notes(results, metric), style, width, _title(results), first)
 
 
 def _title(results: Results) -> str:
-    info, status = results.info, results.status
-    reason = f": {results.reason}" if results.reason else ""
+    info = results.info
     parts = {
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
         f"seed {info.seed}": info.seed is not None and info.get("num_rounds") != 0,
         counted(len(results.rounds), "round"): info.get("num_rounds") != 0,
-        "RUNNING, or cut off": status == "running",
-        status.upper() + reason: status == "failed",
     }
     return ", ".join(part for part, told in parts.items() if told)
 
 
-def table_of(results: Results, metric: str | None = None) -> Table:
+def table_of(results: Results, metric: str | None = None, *, short: bool = False) -> Table:
     """Return a table of test metrics, with a row for each site, average and spread; no rows without test results.
+
+    Args:
+        results: results of a run.
+        metric: the only metric; default: all metrics that the task shows in tables.
+        short: whether to leave out metrics that are :func:`extra_list_metrics`.
 
     Raises:
         ValueError: the run does not have the metric.
@@ -104,6 +117,7 @@ def table_of(results: Results, metric: str | None = None) -> Table:
     if not results.test:
         return Table("run", "", ["site"], [])
     metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
+    metrics = [name for name in metrics if not (short and name in extra_list_metrics(results))]
     columns = [_metric(results, name) for name in metrics]
     columns += [_metric(results, metrics[0], test, f", {heading}") for heading, test in other_models(results)]
     sites = sorted({site for column in columns for site in column.sites})
@@ -120,7 +134,7 @@ def table_of(results: Results, metric: str | None = None) -> Table:
 
 
 #: Titles of the rows below the rows of sites.
-TOTALS = ("average", "std", "std if equal", "worst", "worst site", "range", "global test")
+TOTALS = ("average", "guessing", "std", "std if equal", "worst", "worst site", "range", "global test")
 TOTALS_OF_STRUCTURES = ("average", "std", "worst", "worst site")
 
 
@@ -147,12 +161,14 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
     of = summarize(values, higher_is_better=declared_direction(results, metric), linked=linked(results, metric))
     # If all sites have the same value, none is the worst.
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
-    behind = [] if which else shown_behind(results, metric)  # only the last model is tested for chance
+    behind = [] if which else tested(results, metric).behind  # only the last model is tested for chance
     unsure = UNSURE if worst != MISSING and of.num_sites > 1 and worst not in behind else ""
     totals: dict[str, Cell] = {
         "average": of.mean, "std": of.std, "worst": of.worst, "range": of.range,
         "worst site": Shown(worst + unsure, [worst]),
     }  # fmt: skip
+    if math.isfinite(guess := guess_of(results, metric)):
+        totals["guessing"] = guess
     if results.global_test.metrics:
         of_all = [math.nan] if BEST in which else global_values(results, metric, last=bool(which))
         totals["global test"] = statistics.fmean(of_all)
@@ -208,16 +224,20 @@ def _structures(results: Results) -> Table | None:
         name for of in (support, footing.structures, footing.empty) for own in of.values() for name in own
     ))[:MAX_COLUMNS]  # fmt: skip
     columns = {name: _metric(results, metric_name(f"{metric}_{name}")) for name in names}
+    if len(names) == 1 and not any(columns[names[0]].names[0] in of for of in results.test.values()):
+        columns = {names[0]: _metric(results, metric)}  # a task with one structure has no metrics by structure
+    absent = {
+        missing_reason(results, column.names[0], site): None
+        for column in columns.values() for site in support if results.test[site].get(column.names[0]) is None
+    }  # fmt: skip
     rows = [
         [site, *(_marked(results.test[site].get(column.names[0]), 0 if name in footing.empty.get(site, ())
                          else own.get(name)) for name, column in columns.items())]
         for site, own in support.items()
     ]  # fmt: skip
     totals = [[title, *(column.totals[title] for column in columns.values())] for title in TOTALS_OF_STRUCTURES]
-    caption = (
-        f"{in_words(metric)} of each structure or finding, and number of test images that have it; {MISSING}: not "
-        "annotated there."
-    )
+    caption = f"{in_words(metric)} of each structure or finding, and number of test images that have it"
+    caption += f"; {MISSING}: {' or '.join(absent)}." if absent else "."
     heads = [["site"], *([name, f"{name} test images"] for name in names)]
     shown = [in_words(metric), *(name[:MAX_HEADING] for name in names)]
     return Table("structures", caption, shown, rows, totals=totals, csv_columns=heads) if names else None

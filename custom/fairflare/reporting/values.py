@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from fairflare.base import checks
+from fairflare.base.cases.sampling import MEAN_RECALL, SHARES
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
-from fairflare.core.statistics.footing import OWN, in_brackets, ranks, where_counted
-from fairflare.reporting.documents import Metrics, Results, RoundRecord
+from fairflare.core.statistics.footing import OWN, in_brackets, ranks, structure_of, where_counted
+from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
 
 GLOBAL = "global/"  # prefix of the global test's metrics in lists that have metrics of the sites too
 MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites choose
@@ -35,6 +38,11 @@ def in_words(metric: str) -> str:
     return " ".join(SPELT.get(word, word) for word in metric.split("_"))
 
 
+def sentence(text: str) -> str:
+    """Return a text with a capital at its beginning, where a metric's name may stand."""
+    return text[:1].upper() + text[1:]
+
+
 def metrics_of(results: Results) -> list[str]:
     """Return the test metrics that the task shows in tables (default: all, at most 20), the primary metric first.
 
@@ -47,6 +55,11 @@ def metrics_of(results: Results) -> list[str]:
         raise ValueError(f"{label_of(results)!r} has no test results")
     shown = [metric for metric in known if metric.removeprefix(OWN) in results.info.shown_metrics] or known
     return sorted(shown, key=lambda metric: metric != results.info.primary_metric)[:MAX_COLUMNS]
+
+
+def extra_list_metrics(results: Results) -> list[str]:
+    """Return the shown metrics of further test lists (``clean/``, ``common/``), which a run has without being asked."""
+    return [name for name in metrics_of(results)[1:] if "/" in name and not name.startswith(OWN)]
 
 
 def _known_metrics(results: Results) -> list[str]:
@@ -146,6 +159,54 @@ def suppressed_of(results: Results, metric: str) -> set[str]:
     """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
     parts = {*parts_of(metric, results.test)}
     return {site for site, names in results.suppressed.items() if parts & {*names}}
+
+
+def withheld_reason(site: str, privacy: Collection[str], said: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the reason why a site withholds a value: differential privacy, or too few cases.
+
+    Args:
+        site: name of the site.
+        privacy, said: the run's ``info.privacy`` and ``info.said``, by site.
+    """
+    least = said.get(site, {}).get("min_cases")
+    few = f"fewer than {least} cases" if least else "fewer cases than its min_cases"
+    return f"{SUPPRESSED}: {'differential privacy' if site in privacy else few}"
+
+
+def missing_reason(results: Results, metric: str, site: str, test: Metrics | None = None) -> str:
+    """Return the reason why a site has no value of a metric in the run's test, or in that of another model, ``test``.
+
+    All tables, notes and pages take their reason from here.
+    """
+    info, of = results.info, results.footing.structures
+    given = (results.test if test is None else test).get(site, {})
+    names = {name for by_site in (of, results.footing.empty) for own in by_site.values() for name in own}
+    structure = structure_of(metric, names)
+    left = next((left.reason for left in results.left_out if left.site == site), "")
+    told = {
+        withheld_reason(site, info.privacy, info.said): site in suppressed_of(results, metric),
+        "it never connected": info.connected is not None and site not in info.connected,
+        f"left out: {left}": left and metric not in given,
+        "its figures by structure are not known": OWN + metric in given and of.get(site),
+        "no image shows what it annotates": OWN + metric in given,
+        "not annotated there, or in no image": structure and structure not in of.get(site, names),
+        "undefined there": metric in given,
+        "no site of this run": site not in (*info.sites, *results.test),
+    }
+    return next((text for text, holds in told.items() if holds), "no value")
+
+
+def guess_of(results: Results, metric: str) -> float:
+    """Return what a classifier that knows nothing gets in a metric, on average over the sites; NaN if not known.
+
+    Of the mean recall it is 1 / classes; of an area under the ROC curve 0.5; of the accuracy the share of each site's
+    commonest class, which a model that always names it gets.
+    """
+    supports = [of.class_support for of in results.inequality.sites.values() if of.class_support]
+    classes = {name for own in supports for name in own}
+    shares = [max(own.values()) / sum(own.values()) for own in supports] or [math.nan]
+    known = {MEAN_RECALL: 1 / len(classes) if classes else math.nan, **dict.fromkeys(SHARES, statistics.fmean(shares))}
+    return 0.5 if metric.startswith("auc") else known.get(metric, math.nan)
 
 
 def summary_of(results: Results, metric: str) -> FairnessSummary:

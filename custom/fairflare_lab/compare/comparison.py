@@ -8,9 +8,10 @@ from typing import Literal
 
 from fairflare.base import checks
 from fairflare.reporting.documents import Results
+from fairflare.reporting.findings import Finding
 from fairflare.reporting.layout import STYLES, Cell, Shown, Table, printed, spread
 from fairflare.reporting.values import GLOBAL, direction_of, metrics_of
-from fairflare_lab.compare.comparison_notes import notes_of
+from fairflare_lab.compare.comparison_notes import comparison_findings, notes_of
 from fairflare_lab.compare.differences import Difference, differences_of
 from fairflare_lab.compare.rows import Row, complete_runs, rows_of
 
@@ -25,6 +26,7 @@ class Comparison:
         reference: label of the row that other rows are compared with.
         differences: differences of all rows and measures, and of each site; empty with one row or no common seed.
         problem: reason why differences are missing if the runs are at fault; else empty.
+        findings: what is said first.
         notes: sentences that a reader of the figures must know.
     """
 
@@ -34,6 +36,7 @@ class Comparison:
     reference: str
     differences: list[Difference]
     problem: str
+    findings: list[Finding]
     notes: list[str]
 
     @property
@@ -70,7 +73,8 @@ def comparison_of(runs: Sequence[Results], metric: str | None = None, reference:
             found = differences_of({row.label: row.runs for row in rows}, refers_to, chosen, higher)
         except ValueError as error:
             problem = f"no differences: {error}"
-    return Comparison(rows, chosen, higher, refers_to, found, problem, notes_of(runs, complete, chosen, rows))
+    findings = comparison_findings(runs, complete, rows, chosen, refers_to, found)
+    return Comparison(rows, chosen, higher, refers_to, found, problem, findings, notes_of(complete, chosen, rows))
 
 
 def compare(
@@ -103,7 +107,8 @@ def compare(
 
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
     """Return the table of a comparison's rows as text, in the form of :func:`compare`."""
-    return printed([_table(found, found.sites if per_site else [])], found.notes, style, width)
+    first = [finding.text for finding in found.findings]
+    return printed([_table(found, found.sites if per_site else [])], found.notes, style, width, first=first)
 
 
 # ------------------------------------------------------------------------------------------------ forms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from fairflare.reporting.documents import Results
@@ -23,7 +24,8 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
         "metric": found.metric, "higher_is_better": found.higher, "reference": found.reference,
         "rows": [_row(row, found.sites) for row in found.rows],
         "differences": [{key: getattr(one, key) for key in OF_A_DIFFERENCE} for one in found.differences],
-        "problem": found.problem, "notes": [*found.notes, *notes],
+        "problem": found.problem, "findings": [asdict(one) for one in found.findings],
+        "notes": [*found.notes, *notes],
     }  # fmt: skip
 
 

@@ -1,104 +1,289 @@
-"""Write notes on a comparison's rows: which runs are left out, and whether the rows can be compared at all."""
+"""Decide what is said first of a comparison, and write the notes below its rows."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fairflare.reporting.documents import SUPPRESSED, Results
-from fairflare.reporting.layout import number, printable
-from fairflare.reporting.no_effect import faults_of
-from fairflare.reporting.notes import MEASURED, SYNTHETIC_NOTE, global_notes, private_notes, without_notes
-from fairflare.reporting.standing import of_footing, tested
-from fairflare.reporting.values import label_of
-from fairflare_lab.compare.rows import Row, named, settings_of
+from fairflare.reporting.documents import Inequality, Results
+from fairflare.reporting.findings import (
+    BEYOND,
+    CHANCE,
+    FEWER,
+    NEXT,
+    NOTHING,
+    NOWHERE,
+    Finding,
+    missing_parts,
+    ordered,
+    site_findings,
+)
+from fairflare.reporting.groups import gap_label, gap_sentences
+from fairflare.reporting.layout import MISSING, ROUNDING, counted, interval, listed, number, printable, spread
+from fairflare.reporting.no_effect import faults_of, nothing_learnt, undetected_parts
+from fairflare.reporting.notes import (
+    MEASURED,
+    SYNTHETIC_NOTE,
+    global_notes,
+    without_notes,
+)
+from fairflare.reporting.standing import more_unequal, sources, tested
+from fairflare.reporting.values import guess_of, in_words, label_of, rests_on
+from fairflare_lab.compare.differences import BETTER, MEASURES, ONE_SEED, OTHER_SITES, WORSE, Difference
+from fairflare_lab.compare.group_gaps import EQUITY, judged, named, over_seeds
+from fairflare_lab.compare.rows import Row, settings_of
+from fairflare_lab.compare.rows import named as label_and_start
 
 TASK_SETTINGS, TASK_FILE, COMPARED = "the task's settings", "the task's file", "the structures that are compared"
 MOST = 200  # largest number of characters of a line
 
 
-def notes_of(
-    runs: Sequence[Results], complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]]
-) -> list[str]:
-    """Return notes on a comparison's rows: which runs are left out, and whether the rows can be compared at all.
+def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]]) -> list[str]:
+    """Return notes below a comparison's rows, which add details to what is said first.
 
     Args:
-        runs: all runs that were given.
         complete: the runs that completed.
         metric: as in :func:`rows_of`.
         rows: the rows that :func:`rows_of` returned.
     """
-    unfinished = [run for run in runs if run.status != "completed"]
-    repeats = len(runs) - len(unfinished) - len(complete)
     own = [row.label for row in rows if row.measured == "personal"]
-    conditions = [_conditions(run) for run in complete]
-    values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
-    values[TASK_FILE].discard("null")  # older results do not record the file
-    differing = [what for what, found in values.items() if len(found) > 1]
-    footing = [(label_of(run), note) for run in complete for note in of_footing(run)[:1]]
-    told: dict[str, Any] = {
-        f"Measured: {MEASURED['personal']} of {', '.join(own)}"
-        f"{'' if len(own) == len(rows) else '; of the others the common model'}.": own,
-        f"{len(unfinished)} of {len(runs)} runs did not complete and are left out:": unfinished,
-        **{f"  {named(run)}: {printable(run.reason or run.status, MOST)}": True for run in unfinished},
-        f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
-        f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
-    }
+    others = "" if len(own) == len(rows) else "; of the others the common model"
+    guess = number(guess_of(complete[0], metric))
     return [
-        f"{metric} on the test splits; ± is the population standard deviation over runs.",
-        *dict.fromkeys(note for run in complete for note in (*private_notes(run), *global_notes(run))),
-        *dict.fromkeys(note for run in complete for note in without_notes(run)),
-        *dict.fromkeys(f"{name}: {note}" if COMPARED in differing else note for name, note in footing),
-        *_without_sites(rows),
+        f"Figures are {in_words(metric)} on the test splits; ± is the population standard deviation over runs"
+        f"{'' if guess == MISSING else f'; guessing gives {guess}'}.",
+        *dict.fromkeys(note for run in complete for note in (*global_notes(run), *without_notes(run))),
         *(f"{row.label}: {row.settings}" for row in rows if row.settings),
         *_by_chance(rows, metric),
-        *(text for text, holds in told.items() if holds),
-        *(_by_setting(complete) if TASK_SETTINGS in differing else []),
-        *_faults(complete, metric),
+        *([f"Measured: {MEASURED['personal']} of {', '.join(own)}{others}."] if own else []),
+        *(_by_setting(complete) if TASK_SETTINGS in _differing_conditions(complete) else []),
+        *_faults(complete),
         *([SYNTHETIC_NOTE] if any(run.info.synthetic for run in complete) else []),
     ]
 
 
+# ------------------------------------------------------------------------------------------------ what is said first
+
+
+def comparison_findings(
+    runs: Sequence[Results],
+    complete: Sequence[Results],
+    rows: Sequence[Row[Results]],
+    metric: str,
+    reference: str,
+    differences: Sequence[Difference],
+) -> list[Finding]:
+    """Return what is said first of a comparison, in the order of :data:`fairflare.reporting.findings.ORDER`.
+
+    Args:
+        runs: all runs that were given.
+        complete: the runs that completed.
+        rows: the rows that :func:`rows_of` returned.
+        metric: name of the compared metric.
+        reference: label of the row that other rows are compared with.
+        differences: differences of the other rows to the reference.
+    """
+    name, primary = in_words(metric) + rests_on(complete[0], metric), metric == complete[0].info.primary_metric
+    row = next(row for row in rows if row.label == reference)
+    sites = {site for other in rows for values in other.values for site in values}
+    everywhere = _places(rows, lambda run: [""])[""]
+    parts = _places(rows, lambda run: missing_parts(run, metric, primary, sites))
+    findings = [
+        *_counted(rows, NOTHING, "Nothing was learnt", lambda run: _without_head(nothing_learnt(run, metric))),
+        *_counted(
+            rows, NOWHERE, "Found nowhere, 0 at every site that has it",
+            lambda run: undetected_parts(run).values() if primary and not nothing_learnt(run, metric) else (),
+        ),
+        *(Finding(FEWER, text) for text in _missing_runs(runs, complete, rows, reference, differences)),
+        *(Finding(FEWER, t if place == everywhere else f"In {place}: {t}") for t, place in parts.items()),
+        *_verdicts(differences, reference),
+        *_counted(rows, BEYOND, f"By more than chance explains in {name}", lambda run: _apart(tested(run, metric))),
+        *_people({row.label: row.runs for row in rows}, reference),
+        *_last_site(row, metric, name),
+    ]  # fmt: skip
+    return ordered([*findings, *_next_steps(findings, differences)])
+
+
+def _places(rows: Sequence[Row[Results]], texts_of: Callable[[Results], Iterable[str]]) -> dict[str, str]:
+    """Return texts about runs, and in how many runs of which rows each holds: ``2 of 3 runs of fed_avg``."""
+    counts = {row.label: Counter(text for run in row.runs for text in texts_of(run)) for row in rows}
+    return {
+        text: listed(
+            f"{counts[row.label][text]} of {counted(len(row.runs), 'run')} of {row.label}"
+            for row in rows if counts[row.label][text]
+        )
+        for text in dict.fromkeys(text for count in counts.values() for text in count)
+    }  # fmt: skip
+
+
+def _counted(
+    rows: Sequence[Row[Results]], kind: str, head: str, texts_of: Callable[[Results], Iterable[str]]
+) -> Iterator[Finding]:
+    """Yield a finding with the texts that hold of some runs, those of the same runs together; none for no text."""
+    texts: dict[str, list[str]] = {}
+    for text, place in _places(rows, texts_of).items():
+        texts.setdefault(place, []).append(text)
+    if texts:
+        told = listed((f"{listed(of)} (in {place})" for place, of in texts.items()), "; ")
+        yield Finding(kind, f"{head}: {told}.", {"runs": texts})
+
+
+def _without_head(texts: Iterable[str]) -> list[str]:
+    return [text.partition(": ")[2].rstrip(".") for text in texts]
+
+
+def _apart(test: Inequality) -> list[str]:
+    """Return words on the sites that a run's test shows behind or ahead, or that they differ as a whole."""
+    together = ["the sites differ as a whole"] * bool(test and more_unequal(test))
+    return [f"{site} is {which}" for which in ("behind", "ahead") for site in test[which]] + together
+
+
+def _missing_runs(
+    runs: Sequence[Results],
+    complete: Sequence[Results],
+    rows: Sequence[Row[Results]],
+    reference: str,
+    differences: Sequence[Difference],
+) -> list[str]:
+    """Return sentences on runs that are missing, or that cannot be compared."""
+    unfinished = [run for run in runs if run.status != "completed"]
+    repeats, differing = len(runs) - len(unfinished) - len(complete), _differing_conditions(complete)
+    why = listed((f"{label_and_start(run)}: {printable(run.reason or run.status, MOST)}" for run in unfinished), "; ")
+    compared = {reference, *(d.label for d in differences)}
+    without = [row.label for row in rows if row.label not in compared]
+    told = {
+        f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
+        f"{len(unfinished)} of {len(runs)} runs did not complete and are left out: {why}.": unfinished,
+        f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
+        f"No seed in common with {reference}, so not compared: {named(without)}.": without,
+    }
+    return [text for text, holds in told.items() if holds]
+
+
+def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Finding]:
+    """Yield findings on methods that are fairer, better or worse than the reference, or that none is."""
+    totals = [d for d in differences if d.measure in MEASURES]
+    lost = {d.label for d in totals if d.measure != "std" and d.verdict == WORSE}
+    fairer = [d for d in totals if d.measure == "std" and d.verdict == BETTER]
+    excluded = [d for d in totals if d.verdict not in (BETTER, WORSE) and (d.low > ROUNDING or d.high < -ROUNDING)]
+    every: dict[str, tuple[str, list[Difference]]] = {
+        f"Fairer than {reference} on these data": (BEYOND, [d for d in fairer if d.label not in lost]),
+        f"With a smaller spread than {reference}, but a worse average or worst site": (
+            BEYOND, [d for d in fairer if d.label in lost],
+        ),
+        f"Better than {reference}, beyond noise": (
+            BEYOND, [d for d in differences if d.verdict == BETTER and d not in fairer],
+        ),
+        f"Worse than {reference}, beyond noise": (BEYOND, [d for d in differences if d.verdict == WORSE]),
+        f"The interval of a difference to {reference} excludes 0, but that is not shown (the table says why)": (
+            CHANCE, excluded,
+        ),
+    }  # fmt: skip
+    for head, (kind, of) in every.items():
+        if of:
+            figures = {"differences": [{"label": d.label, "measure": d.measure, "mean": d.mean} for d in of]}
+            yield Finding(kind, f"{head}: {_in_words(of)}.", figures)
+    if totals and not fairer:
+        unknown = f"Whether a method is fairer than {reference} cannot be said of these runs"
+        told = {
+            f"{unknown}: the rows have different sites.": totals[0].verdict == OTHER_SITES,
+            f"{unknown}: there is one seed only, so that nothing can be said of noise.": totals[0].verdict == ONE_SEED,
+            f"{unknown}.": not any(math.isfinite(d.low) for d in totals if d.measure == "std"),
+            f"No method was shown to be fairer than {reference} on these data.": True,
+        }
+        yield Finding(CHANCE, next(text for text, holds in told.items() if holds), {"reference": reference})
+
+
+def _in_words(differences: Iterable[Difference]) -> str:
+    return listed(f"{d.label} ({d.measure} {interval(d.low, d.high, d.mean)})" for d in differences)
+
+
+def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[Finding]:
+    """Yield findings on gaps between groups of people over the seeds, and on methods with smaller or larger ones."""
+    values, differ = judged(rows, reference)
+    for attribute in dict.fromkeys(key[1] for key in values):
+        gaps = {key: (over_seeds([*of.values()]), of) for key, of in values.items()
+                if key[1] == attribute and not key[2].startswith(EQUITY)}  # fmt: skip
+        told = [
+            f"{gap_label(gap)} {number(spread([one.value for one in of.values()]).mean)} {interval(*ends)} with {label}"
+            for (label, _, gap), (ends, of) in gaps.items() if ends[0] > 0
+        ]  # fmt: skip
+        asked = [run for runs in rows.values() for run in runs if attribute in run.groups.pooled]
+        alone = sum(gap_sentences(run.groups, attribute)[0] for run in asked)
+        single = f"; of single runs, {alone} of {len(asked)} have one, over all sites or at one"
+        texts = {
+            f"The groups of {attribute} differ, with 95 % intervals over cases and seeds that exclude 0: "
+            f"{listed(told, '; ')}.": told,
+            f"No gap between groups of {attribute} has an interval over cases and seeds that excludes 0"
+            f"{single if alone else ', so that all may be chance'}.": any(
+                math.isfinite(e[0]) for e, _ in gaps.values()
+            ),
+        }
+        figures = [{"label": key[0], "gap": key[2], "interval": ends} for key, (ends, _) in gaps.items()]
+        for text in [text for text, holds in texts.items() if holds][:1]:
+            yield Finding(BEYOND if told else CHANCE, text, {"attribute": attribute, "gaps": figures})
+    for verdict in (BETTER, WORSE):
+        if of := [d for d in differ.values() if d.verdict == verdict]:
+            text = f"Between groups of people {verdict} than {reference}, beyond noise: {_in_words(of)}."
+            yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in of]})
+
+
+def _last_site(row: Row[Results], metric: str, name: str) -> Iterator[Finding]:
+    """Yield a finding on the reference's last site, and whether chance explains its place."""
+    known = [one for run in row.runs if (one := tested(run, metric))]
+    if known:
+        last, count = Counter(one.gap_site for one in known).most_common(1)[0]
+        gap, many = statistics.fmean(one.gap for one in known if one.gap_site == last), counted(len(known), "run")
+        text = (
+            f"With {row.label}, {last} is furthest behind in {name} in {count} of {many}, {number(gap)} behind what is"
+        )
+        text += f" expected if all sites were equally good{' (on average)' * (count > 1)}."
+        shown = any(last in one.behind or more_unequal(one) for one in known)
+        text += "" if shown else " That may be chance: in no run is the site shown to be behind."
+        yield Finding(CHANCE, text, {"label": row.label, "site": last, "gap": gap, "runs": count})
+    elif not all(nothing_learnt(run, metric) for run in row.runs):
+        texts = Counter(one.text for run in row.runs for one in site_findings(run, metric))
+        yield from (Finding(CHANCE, f"Of {row.label}: {text}") for text, _ in texts.most_common(1))
+
+
+def _next_steps(found: Sequence[Finding], differences: Sequence[Difference]) -> Iterator[Finding]:
+    """Yield what to do next, by what was found."""
+    kinds = {one.kind for one in found}
+    unsure = [d for d in differences if d.measure in MEASURES and d.verdict not in (BETTER, WORSE)]
+    told = {
+        "train the rows that learnt nothing until they learn, before the methods are compared": NOTHING in kinds,
+        "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer": (
+            NOWHERE in kinds
+        ),
+        "look in the table by site at what a method that is fairer costs each site, before it is chosen": any(
+            d.measure == "std" and d.verdict == BETTER for d in differences
+        ),
+        "more seeds (fairflare compare --seeds 5) or more test cases show smaller differences": unsure,
+    }
+    yield from (Finding(NEXT, f"Next: {text}.") for text, holds in told.items() if holds)
+
+
+# ------------------------------------------------------------------------------------------------ notes
+
+
 def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
-    """Return a note with each row's spread that chance alone would give equal sites, and its sites that are behind."""
+    """Return a note with each row's spread that equally good sites would have, and what it comes from."""
     told = []
     for row in rows:
-        if found := [one for run in row.runs if (one := tested(run, metric))]:
-            behind = [site for one in found for site in one["behind"]]
-            counts = [f"{site} in {behind.count(site)} of {len(found)}" for site in sorted(set(behind))]
-            spread = number(statistics.fmean(one["chance_std"] for one in found))
-            told.append(f"{row.label} {spread} (behind: {', '.join(counts) or 'no site'})")
-    return [f"Standard deviation that equal sites show by sampling alone: {'; '.join(told)}."] if told else []
+        if known := [one for run in row.runs if (one := tested(run, metric))]:
+            spread = number(statistics.fmean(one["chance_std"] for one in known))
+            told.append(f"{row.label} {spread} by {sources(known[0])}")
+    return [f"Standard deviation between equally good sites: {'; '.join(told)}."] if told else []
 
 
-def _without_sites(rows: Sequence[Row[Results]]) -> list[str]:
-    """Return notes on rows that lack sites, whose average, spread and worst value are over the remaining sites."""
-    sites = sorted({site for row in rows for values in row.values for site in values})
-    lacking = {row.label: row.lacks(sites) for row in rows}
-    notes = []
-    for row in rows:
-        count, own = len(row.values), lacking[row.label]
-        told = {site: site + f" ({len(of)} of {count} times)" * (len(of) < count) for site, of in own.items()}
-        lost, kept = ([told[site] for site in own if (site in row.suppressed) == home] for home in (False, True))
-        parts = [
-            *[f"NO VALUE of {', '.join(lost)}: its average, std and worst are of the other sites"] * bool(lost),
-            *[f"average, std and worst are without {', '.join(kept)} ({SUPPRESSED}: fewer cases than min_cases)"]
-            * bool(kept),
-        ]
-        if parts:
-            other = any(set(has) != set(own) for has in lacking.values())
-            more = "; do not compare them with a row that has others" if other else ""
-            notes.append(f"{row.label}: {'; '.join(parts)}{more}.")
-    return notes
-
-
-def _faults(runs: Sequence[Results], metric: str) -> list[str]:
+def _faults(runs: Sequence[Results]) -> list[str]:
     """Return a line for each sign that a row's method had no effect, with the number of its runs that show the sign."""
     of_row = Counter(map(label_of, runs))
-    found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run, metric))
+    found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run))
     return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
 
 
@@ -115,6 +300,14 @@ def _by_setting(runs: Sequence[Results]) -> list[str]:
             others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
             found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
     return [printable(line, MOST) for line in found]
+
+
+def _differing_conditions(complete: Sequence[Results]) -> list[str]:
+    """Return the facts that must be equal in runs of different methods, and that differ between these runs."""
+    conditions = [_conditions(run) for run in complete]
+    values = {what: {json.dumps(one[what], sort_keys=True) for one in conditions} for what in conditions[0]}
+    values[TASK_FILE].discard("null")  # older results do not record the file
+    return [what for what, found in values.items() if len(found) > 1]
 
 
 def _conditions(run: Results) -> dict[str, Any]:

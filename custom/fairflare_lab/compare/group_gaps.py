@@ -93,7 +93,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         f"Groups of people over all sites, and the difference to {reference}: of gaps smaller is better, of "
         f"equity-scaled metrics ({EQUITY}...) larger."
     )
-    return Table("group_gaps", caption, HEADS, body, csv_columns=heads, lead=3)
+    return Table("group_gaps", caption, HEADS, body, folded=True, csv_columns=heads, lead=3)
 
 
 def _cells(of: Difference | None) -> list[Cell]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -20,6 +20,7 @@ from fairflare.reporting.values import (
     label_of,
     linked,
     measured,
+    missing_reason,
     suppressed_of,
 )
 
@@ -48,11 +49,6 @@ class Row(Generic[R]):
     settings: str = ""
     measured: str = ""
     of_all: dict[str, list[float]] = field(default_factory=dict)
-
-    def lacks(self, sites: Iterable[str]) -> dict[str, list[int]]:
-        """Return, for each site with a missing value, the positions in ``values`` of the models that lack its value."""
-        found = {site: [k for k, v in enumerate(self.values) if math.isnan(v.get(site, math.nan))] for site in sites}
-        return {site: missing for site, missing in found.items() if missing}
 
     def at(self, site: str) -> Spread:
         """Return mean and standard deviation of a site's values over the row's models."""
@@ -130,8 +126,8 @@ def _check_metric(run: Results, metric: str) -> None:
         return
     if kept := suppressed_of(run, metric):
         raise ValueError(
-            f"the run {named(run)} has no test results for metric {metric!r}: they are {SUPPRESSED} at "
-            f"{', '.join(sorted(kept))} (fewer cases than min_cases)"
+            f"the run {named(run)} has no test results for metric {metric!r}, at "
+            f"{', '.join(f'{site} ({missing_reason(run, metric, site)})' for site in sorted(kept))}"
         )
     known = sorted({name for values in (run.get("test") or {}).values() for name in values})
     raise ValueError(

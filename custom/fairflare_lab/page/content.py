@@ -58,21 +58,23 @@ NOTHING = Section("", "")  # an empty section, which the page leaves out
 #: Terms on the page of a run, with their meanings.
 OF_RUNS = (
     ("Spread", "The standard deviation of the metric between sites: 0 when all sites get the same."),
+    (
+        "Expected if all sites were equally good",
+        "What a site would get of its cases, were the model as good there as "
+        "anywhere: of an average over classes it depends on the classes that the site has.",
+    ),
     ("Worst site", "The site with the worst value; a fair method has none far behind."),
     ("Interval", "Values the data do not rule out, at 95 %. After ± stands half its width."),
-    (
-        "Equal sites' gap",
-        "How far the last site would lie behind by the luck of its test cases alone, were all sites equally well off.",
-    ),
+    ("p", "How often chance alone would put equally good sites this far from what is expected."),
 )
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Store a sentence at the top of a comparison's page, with the picture that shows the finding.
+    """Store a picture at the top of a comparison's page, with the text above it.
 
     Attributes:
-        text: sentence with a finding and its certainty.
+        text: title of the picture, or sentence with a finding and its certainty.
         picture: picture of the finding, which appears nowhere else on the page.
         section: name of the section with more about the finding.
     """
@@ -90,16 +92,18 @@ class Page:
         title: heading of the page.
         facts: facts about the runs, below the title, each as a word and a text.
         synthetic: sentence on which data are synthetic; empty if none is known to be.
-        summary: sentences of the summary.
+        first: sentences that are said first.
+        summary: further sentences of the summary, on figures and on what to do next; below the leads.
         sections: sections of the page, in order.
         problems: lines about problems with the files.
-        leads: sentences at the top, at most three: between sites, between groups of people, at unseen sites.
+        leads: pictures at the top, at most three: between sites, between groups of people, at unseen sites.
         terms: terms with their meanings.
     """
 
     title: str
     facts: Sequence[tuple[str, str]]
     synthetic: str
+    first: Sequence[str]
     summary: Sequence[str]
     sections: Sequence[Section]
     problems: Sequence[str] = ()

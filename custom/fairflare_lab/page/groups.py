@@ -14,12 +14,11 @@ from fairflare.reporting.groups import (
     OF_IMAGES,
     POOLED,
     UNKNOWN,
-    captions,
     group_notes,
     group_tables,
 )
 from fairflare.reporting.layout import number
-from fairflare.reporting.values import in_words
+from fairflare.reporting.values import in_words, sentence
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
 from fairflare_lab.page.material import Material, PageRun
@@ -46,15 +45,14 @@ def groups(material: Material) -> Section:
     found, whose = run.groups, f"Of {run.name}. " if material.reference else ""
     if not found:
         return NOTHING
-    words, notes, gaps = captions(run), group_notes(run), list[Table]()
+    notes, gaps = group_notes(run), list[Table]()
     if whose:
         notes += [f"Tables by site are of {run.name}; each other run's page has its own."]
         rows = material.by_label
-        gaps = [gap_table(rows, material.reference)]
-        words, notes = [], notes + notes_of_gaps(rows, material.reference)  # the page's lead has these sentences
+        gaps, notes = [gap_table(rows, material.reference)], notes + notes_of_gaps(rows, material.reference)
     pictures = [picture_of(found, attribute, material.synthetic, whose) for attribute in found["attributes"]]
     tables = [*gaps, *(replace(table, caption=whose + table.caption) for table in group_tables(run))]
-    return Section("groups", "Groups of people", words=words, notes=notes, parts=[*pictures, *tables])
+    return Section("groups", "Groups of people", notes=notes, parts=[*pictures, *tables])
 
 
 def _metric(pooled: Mapping[str, Any]) -> str:
@@ -70,7 +68,7 @@ def _in_figures(found: Groups, attribute: str) -> str:
         by_site = {site: of[attribute]["groups"].get(group, {}).get(metric) for site, of in found["sites"].items()}
         if group != UNKNOWN and (ends := extremes(by_site)):
             told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
-    return f"{in_words(metric)} by {attribute}: {'; '.join(told) or 'not known of any group'}."
+    return f"{sentence(in_words(metric))} by {attribute}: {'; '.join(told) or 'not known of any group'}."
 
 
 def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str) -> Picture:
@@ -85,7 +83,7 @@ def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str) -> Pi
     places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
     metric, shown = _metric(places[POOLED]), [group for group in found["attributes"][attribute] if group != UNKNOWN]
     draw = partial(
-        chart, partial(_dots, places, metric, shown), 2.6, f"{in_words(metric)} of each group of {attribute}",
+        chart, partial(_dots, places, metric, shown), 2.6, f"{sentence(in_words(metric))} of each group of {attribute}",
         synthetic, count=len(shown), grid="y", ylabel=in_words(metric),
     )  # fmt: skip
     return Picture(f"{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))

@@ -1,20 +1,18 @@
-"""Choose the sentences at the top of a comparison's page: on sites, on groups of people, on unseen hospitals."""
+"""Choose the pictures at the top of a comparison's page: on sites, on groups of people, on unseen hospitals."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fairflare.reporting.groups import captions
 from fairflare_lab.page import unseen
 from fairflare_lab.page.content import Lead, Picture, Section
 from fairflare_lab.page.groups import OF_GROUPS, first_run
 from fairflare_lab.page.material import Material
-from fairflare_lab.page.words import answer
 
 
 def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], list[Section]]:
-    """Return the sentences at a page's top (leads), and the page's sections without the pictures beside the leads.
+    """Return the pictures at a page's top (leads), and the page's sections without these pictures.
 
     A topic without results has no lead.
 
@@ -25,13 +23,10 @@ def leads(material: Material, sections: Sequence[Section]) -> tuple[list[Lead], 
     found: list[Lead] = []
     pictures = {part.name: part for section in sections for part in section.parts if isinstance(part, Picture)}
     if material.reference and "sites" in pictures:
-        text = answer(material)
-        found.append(Lead(f"Between sites: {text[0].lower()}{text[1:]}", pictures["sites"], "results"))
+        found.append(Lead("Between sites.", pictures["sites"], "results"))
     people = [picture for name, picture in pictures.items() if name.startswith(OF_GROUPS)]
     if material.reference and people:
-        run = first_run(material)
-        told = " ".join(captions(run))
-        found.append(Lead(f"Between groups of people, {run.name}: {told}", people[0], "groups"))
+        found.append(Lead(f"Between groups of people, {first_run(material).name}.", people[0], "groups"))
     if material.unseen is not None:
         found.append(unseen.lead(material.unseen))
     taken = [one.picture for one in found]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.findings import Finding
 from fairflare.reporting.layout import in_order
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import RESULTS_FILE, read_results, results_in
-from fairflare.reporting.standing import who_is_behind
 from fairflare.reporting.values import (
     by_site_of,
     direction_of,
@@ -78,6 +78,7 @@ class Material:
         higher: whether more of the metric is better.
         reference: label of the row that others are compared with; empty if a single run is shown.
         notes: sentences that a reader of the figures must know.
+        findings: what is said first of a comparison.
         others: runs of a comparison that did not complete.
         problems: lines about problems with the files.
         differences: differences of rows to the reference.
@@ -89,6 +90,7 @@ class Material:
     higher: bool
     reference: str
     notes: list[str]
+    findings: list[Finding] = field(default_factory=list)
     others: list[PageRun] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -233,9 +235,7 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     if run.test:
         chosen = known_metric(run, metric or metrics_of(run)[0])
         row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
-    told = who_is_behind(run)[:1]  # the page's summary has these sentences
-    notes = [note for note in run_notes(run, chosen if run.test else None) if note not in told]
-    return Material([row], chosen, direction_of(run, chosen), "", notes)
+    return Material([row], chosen, direction_of(run, chosen), "", run_notes(run, chosen if run.test else None))
 
 
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:
@@ -280,6 +280,7 @@ def of_several(
         found.higher,
         found.reference,
         notes=found.notes[1:],  # without the first note, which the tables' captions have
+        findings=found.findings,
         others=[run for run in order if run["status"] != "completed"],
         problems=[*problems, *filter(None, [found.problem])],
         differences=found.differences,

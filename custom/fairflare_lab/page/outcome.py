@@ -6,34 +6,39 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
-from fairflare.reporting.sites.clinical import HOW, clinical_table, clinical_words
-from fairflare.reporting.standing import tested
+from fairflare.reporting.sites.clinical import HOW, clinical_table
+from fairflare.reporting.standing import MIXED, sources, tested
 from fairflare.reporting.table import class_table
 from fairflare.reporting.values import (
     by_site_of,
+    extra_list_metrics,
     global_metrics,
     global_values,
     in_words,
     metrics_of,
     rests_on,
+    sentence,
     suppressed_of,
     title_of,
 )
 from fairflare_lab.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, extremes, listed
-from fairflare_lab.page.material import Material, PageRow, images_of, spelt
+from fairflare_lab.page.material import Material, PageRow, PageRun, images_of, spelt
 from fairflare_lab.page.style import INK, chart, label, look, rows_at
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MAX_BAR_SITES = 10  # with more sites the picture has dots in place of bars
 MAX_BARS = 60
@@ -63,16 +68,16 @@ def results(material: Material) -> Section:
         _sites_picture(material, sites),
         Table(
             "sites",
-            f"{metric} on the test split of every site{over or (more if has_ends(own) else '')}.",
+            f"{sentence(metric)} on the test split of every site{over or (more if has_ends(own) else '')}.",
             ["site", *(["test images"] if counts else []), *heads, *(OF_SITE.values() if own else ())],
             [_of_site(site, rows, counts, own) for site in sites],
         ),
-        _further(material, sites),
+        *_further(material, sites),
         *([clinical_table(material.runs[0])] if one else []),
     ]
     if own and (found := class_table(material.runs[0])):
         parts.append(found)
-    how = [*clinical_words(material.runs[0]), HOW] if one and material.runs[0].clinical else []
+    how = [HOW] if one and material.runs[0].clinical else []
     return Section("results", title, notes=[*material.notes, *how], parts=parts)
 
 
@@ -80,11 +85,13 @@ def _totals(material: Material, over: str) -> Table:
     """Return the table of each row's figures over the sites, such as average and worst site."""
     known = any(math.isfinite(of_row(row, CHANCE, material.metric).mean) for row in material.rows)
     shown = {name: attribute for name, attribute in SUMMARIES if known or attribute != CHANCE}
+    tests = [one for run in material.runs if (one := tested(run, material.metric))]
+    equal = MIXED if MIXED in map(sources, tests) else "sampling alone"
     return Table(
         "results",
-        f"{spelt(material)} on the test splits over the sites, each counting once{over}. Worst decile: mean "
+        f"{sentence(spelt(material))} on the test splits over the sites, each counting once{over}. Worst decile: mean "
         "of the worst tenth of the sites, at least one."
-        + (" Std if equal: what equal sites would show by sampling alone." if known else ""),
+        + (f" Std if equal: what equally good sites would show by {equal}." if known else ""),
         ["method", "runs", *shown, "sites"],
         [
             [row.label if material.reference else title_of(row.runs[0]), len(row.runs),
@@ -95,10 +102,21 @@ def _totals(material: Material, over: str) -> Table:
     )  # fmt: skip
 
 
-def _further(material: Material, sites: Sequence[str]) -> Table:
-    """Return the table of the task's other metrics: by site for a single run, else on average over sites."""
-    one, runs = len(material.runs) == 1, [run for run in material.runs if run["test"]]
+def _further(material: Material, sites: Sequence[str]) -> list[Table]:
+    """Return tables of the task's other metrics, those that nobody asked for behind a fold."""
+    runs = [run for run in material.runs if run["test"]]
     names = [name for name in dict.fromkeys(n for run in runs for n in metrics_of(run)) if name != material.metric]
+    more = {name for run in runs for name in extra_list_metrics(run)}
+    of_lists = replace(
+        _metrics(material, sites, runs, [name for name in names if name in more]), name="metrics_of_lists"
+    )
+    folded = replace(of_lists, caption=f"{of_lists.caption[:-1]}, on further test lists.", folded=True)
+    return [_metrics(material, sites, runs, [name for name in names if name not in more]), folded]
+
+
+def _metrics(material: Material, sites: Sequence[str], runs: Sequence[PageRun], names: Sequence[str]) -> Table:
+    """Return a table of metrics: by site for a single run, else on average over sites; without rows for no metric."""
+    one = len(material.runs) == 1
     head, where, raw = "method", ", on average over the sites", [[f"{name} mean", f"{name} sd"] for name in names]
     if one:
         head, where, raw = "site", " on the test split of every site", [[name] for name in names]
@@ -169,12 +187,27 @@ def test_images(material: Material) -> dict[str, int]:
     return {site: count for site, count in told if times[site] == 1}
 
 
+def plot(folder: Path) -> Figure:
+    """Draw the picture of all sites and methods for the runs in a folder, outside of a page.
+
+    Raises:
+        ValueError: the folder holds no run with test results.
+    """
+    from fairflare_lab.page.material import read_material
+
+    material = read_material(folder)
+    pictures = [part for part in results(material).parts if isinstance(part, Picture)]
+    if not pictures:
+        raise ValueError(f"{folder} holds no run with test results of sites")
+    return pictures[0].draw()
+
+
 def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
     rows, metric, count = material.rows, spelt(material), len(material.rows) * len(sites)
     bars = len(sites) <= MAX_BAR_SITES and count <= MAX_BARS
     worst = [f"{row.label}: {_extremes(row)}" if material.reference else _extremes(row) for row in rows]
     if bars:
-        fill, better, title = _fill_bars, ("Longer", "Shorter"), f"{metric} on the test splits"
+        fill, better, title = _fill_bars, ("Longer", "Shorter"), f"{sentence(metric)} on the test splits"
         how = "A bar for each site" + (" and method." if len(rows) > 1 else "; the dashed line is the average.")
         how += " A thin line is the standard deviation over seeds." if material.over_seeds else ""
         how += (
@@ -185,14 +218,14 @@ def _sites_picture(material: Material, sites: Sequence[str]) -> Picture:
         height = 1.2 + max(0.5, count * 0.13 + len(sites) * 0.12)
     else:
         fill, better = _fill_dots, ("To the right", "To the left")
-        title, height = f"{metric} on the test splits of {len(sites)} sites", 1.1 + 0.34 * len(rows)
+        title, height = f"{sentence(metric)} on the test splits of {len(sites)} sites", 1.1 + 0.34 * len(rows)
         how = "A dot for each site, a row for each method; the vertical stroke is the average."
     return Picture(
         "sites",
         partial(chart, partial(fill, material, sites), height, title, material.synthetic,
                 count=len(rows) if bars else 0, xlabel=metric),
         f"{how} {better[not material.higher]} is better: a fair method has no site far behind.",
-        f"{metric} by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}.",
+        f"{sentence(metric)} by site{' and method. ' if material.reference else ': '}{listed(worst, '; ')}.",
     )  # fmt: skip
 
 
@@ -267,7 +300,7 @@ def differences(material: Material) -> Section:
             chart,
             partial(_forest, material, of),
             0.8 + (0.7 + 0.28 * len({d.label for d in of})) * len(MEASURES),
-            f"{spelt(material)}: differences to {reference}",
+            f"{sentence(spelt(material))}: differences to {reference}",
             material.synthetic,
             panels=len(MEASURES),
         ),

@@ -9,7 +9,7 @@ import pandas as pd
 from fairflare.core.fairness import summarize
 from fairflare.reporting.layout import Cell, number
 from fairflare.reporting.notes import attendance
-from fairflare.reporting.values import linked
+from fairflare.reporting.values import linked, sentence
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
 from fairflare_lab.page.material import Material, PageRow, spelt
@@ -54,18 +54,18 @@ def rounds(material: Material, split: str = "validation") -> Section:
     ]
     parts: list[Picture | Table] = [
         lines(
-            material, key, f"{metric} on the {split} splits", panels,
+            material, key, f"{sentence(metric)} on the {split} splits", panels,
             f"Of {which}{material.over_seeds}.{ends * bool(final)} A flat end says that training has levelled off; "
             "figures of a run that still rises depend on when it was stopped.",
-            f"{metric} over the rounds. {listed(told, '; ')}.", metric, final=final, ranks=labels,
+            f"{sentence(metric)} over the rounds. {listed(told, '; ')}.", metric, final=final, ranks=labels,
         ),
-        Table(key, f"{metric} on the {split} splits, of {which}.", ["method", "round", *MEASURES, "runs"], cells,
-              folded=True),
+        Table(key, f"{sentence(metric)} on the {split} splits, of {which}.",
+              ["method", "round", *MEASURES, "runs"], cells, folded=True),
     ]  # fmt: skip
     if len(labels) == 1 and split == "validation":
         sites = frame(("", site, n, value) for _, n, of in found for site, value in of.items())
         of = panels_of(sites, material.sites)[""]
-        text = f"{metric} on the validation split of every site"
+        text = f"{sentence(metric)} on the validation split of every site"
         told = [f"{site} {number(value)}" for site, value in in_the_end(of).items()]
         parts += [
             lines(material, "rounds_sites", text, {"": of}, "A line for each site.",

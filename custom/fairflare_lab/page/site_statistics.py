@@ -54,6 +54,7 @@ def page_of(document: StatsDocument) -> Page:
         [("Sites", f"{len(document.sites)}: {listed(document.sites)}")],
         f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else "",
         document.sentences,
+        [],
         [section for section in sections if section.parts],
         terms=TERMS,
     )

@@ -23,8 +23,10 @@ def unseen(found: UnseenSites | None) -> Section:
 
 
 def lead(found: UnseenSites) -> Lead:
-    """Return the lead on unseen sites: a sentence on the first method that has a figure there."""
-    first = next((row for row in found.rows if math.isfinite(row.figures["unseen"].mean)), None)
+    """Return the lead on unseen sites: a sentence on the first method that learnt nothing, else that has a figure."""
+    known = [row for row in found.rows if math.isfinite(row.figures["unseen"].mean)]
+    learnt = [bool(nothing_anywhere(row, found.metric, found.higher)) for row in known]
+    first = next((row for row, nothing in zip(known, learnt, strict=True) if nothing or not any(learnt)), None)
     told = "no method has a model to hand over to a hospital that was not there."
     if first is not None:
         told = " ".join(say("at_unseen", first, nothing_anywhere(first, found.metric, found.higher), NOT_SURE))
@@ -41,4 +43,6 @@ def unseen_page(found: UnseenSites, problems: Sequence[str]) -> Page:
     ]
     title = f"{counted(len(found.sites), 'site')} left out{' in turn' * (len(found.sites) > 1)}"
     synthetic = SYNTHETIC_NOTE if found.synthetic else ""
-    return Page(title, facts(found.runs, found.metric), synthetic, summary, [unseen(found)], problems, [lead(found)])
+    return Page(
+        title, facts(found.runs, found.metric), synthetic, [], summary, [unseen(found)], problems, [lead(found)]
+    )

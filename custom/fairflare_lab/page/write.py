@@ -141,13 +141,14 @@ def build(material: Material) -> Page:
     )
     full = [section for section in filled if section.parts or section.words or section.notes]
     heads, rest = leads.leads(material, full)
-    summary = words.of_comparison(material) if material.reference else words.of_run(material)
+    first, summary = words.of_comparison(material) if material.reference else words.of_run(material)
     title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
     return Page(
         title if material.reference else title_of(material.runs[0]),
         provenance.facts(material.runs, material.metric),
         words.synthetic(material),
-        summary if heads else [words.answer(material), *summary],
+        first,
+        summary,
         rest,
         material.problems,
         heads,

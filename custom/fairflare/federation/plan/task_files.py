@@ -35,7 +35,8 @@ class TaskFileError(ValueError):
 def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
     """Return kind, file and class of a task that is given as an object.
 
-    The file is the one that a job carries for the task; the class is the class ``Task`` in this file.
+    The file is the one that a job carries for the task, and the class is the class ``Task`` in this file. A class that
+    no job can carry has no file (``Path()``): it can be learned in this process alone.
     """
     if task_file is not None:
         raise ValueError("a task as an object and task_file exclude each other: give one of them")
@@ -46,11 +47,22 @@ def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
         if cls is template.__mro__[1] or (again and cls.__module__ == TASK_MODULE):
             return kind, file, template
     if cls.__name__ != "Task" or cls.__module__ in ("__main__", TASK_MODULE):
+        return "this task", Path(), cls
+    return "this task", Path(inspect.getfile(cls)), cls
+
+
+def check_carried(task: Task, file: Path) -> None:
+    """Refuse a task that no job can carry, since it has no file of its own.
+
+    Raises:
+        ValueError: the task is an object of a class that is not called Task, or not in a module of its own.
+    """
+    if not file.is_file():
+        cls = type(task)
         raise ValueError(
             "a job carries the file of your own task as task.py, and looks for a class named Task in it. Yours is "
             f"{cls.__name__} of the module {cls.__module__}: name it Task, in a module of its own, or give task_file"
         )
-    return "this task", Path(inspect.getfile(cls)), cls
 
 
 def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:

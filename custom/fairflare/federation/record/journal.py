@@ -22,7 +22,7 @@ from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.run_info import directions_of
 from fairflare.federation.site.facts import OTHER_IMAGES
 from fairflare.federation.site.replies import AT_HOME, RESAMPLED, printable
-from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
+from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
 from fairflare.privacy.policy import EPSILON, LAST_LINE, PRIVACY
@@ -32,6 +32,7 @@ from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, Rou
 from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.standing import NOWHERE, standing
 from fairflare.reporting.table import fairness_table
+from fairflare.reporting.values import withheld_reason
 
 #: Texts on the values that a site reports about its differential privacy.
 PRIVATE = {
@@ -100,9 +101,6 @@ class Journal:
             self.say(f"check: site {site!r} is not ready: {reason}", warning=True)
         if any(found["synthetic"] for found in facts.values()):
             self._note_synthetic()
-
-    def _why(self, site: str) -> str:
-        return "differential privacy" if site in self.info.get(PRIVACY, {}) else TOO_FEW
 
     def _note_synthetic(self) -> None:
         if not self.synthetic:
@@ -217,12 +215,16 @@ class Journal:
         number, self._footing = last.phase.current_round, last.footing
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
         by_best = of_best.left_out if of_best is not None else ()
+        private, said = (self.info.get(key, {}) for key in (PRIVACY, "said"))
         for text in (
             *(f": site {left.site!r} left out: {left.reason}" for left in last.left_out),
             *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
             *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.without(self.metric)),
             *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
-            *(f": site {s!r}: {len(of)} metric(s) {SUPPRESSED}: {self._why(s)}" for s, of in last.suppressed.items()),
+            *(
+                f": site {s!r}: {len(of)} metric(s) {withheld_reason(s, private, said)}"
+                for s, of in last.suppressed.items()
+            ),
         ):
             self.say(f"validate{text}", warning=True)
         self._note_classes_at_home(last.phase)

@@ -25,7 +25,7 @@ from fairflare.flare.controller import RoundsController
 from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.persistor import RunModels
 from fairflare.flare.tracking import TensorBoard
-from fairflare.methods.base.catalog import plugin_of
+from fairflare.methods.base.catalog import file_of, plugin_of
 from fairflare.tasks import scripts
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
@@ -157,6 +157,8 @@ class JobConfig(FedJobConfig):
             shutil.copyfile(SCRIPT_TASK, custom / SCRIPT_TASK.name)
         else:
             shutil.copyfile(self.plan.task_file, custom / "task.py")
+        if (method_file := file_of(self.plan.method)) is not None:
+            shutil.copyfile(method_file, custom / method_file.name)
         if self.plan.monai_bundle is not None:
             copy_bundle(self.plan.monai_bundle, custom.with_name(BUNDLE_FOLDER))  # for YAML as in carry_package
         if self.packaging == "bundle":

@@ -13,11 +13,11 @@ from fairflare.base.task import Task
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
-from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND
+from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, check_carried
 from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, JobRecipe, make_job
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.flare.tracking import TensorBoard
-from fairflare.methods.base.catalog import get_method, method_of
+from fairflare.methods.base.catalog import file_of, get_method, method_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.bundle import sealed_settings
@@ -128,6 +128,9 @@ class FairRecipe(JobRecipe):
             monai_bundle=monai_bundle,
             **{"label": name, "num_rounds": num_rounds, **options},
         )
+        check_carried(self.plan.task, self.plan.task_file)
+        if packaging == "preinstalled" and file_of(self.plan.method) is not None:
+            raise ValueError("a method file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
         if packaging == "preinstalled" and self.plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
             raise ValueError("your own task is custom code; packaging 'preinstalled' carries none: use 'task_file'")
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))

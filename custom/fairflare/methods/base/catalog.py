@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import logging
+import os
 import pkgutil
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args
 
 import fairflare.methods
 from fairflare.base.checks import listed, unknown
+from fairflare.base.machine.one_run import belonging_to
 from fairflare.base.plugins import loaded
 from fairflare.base.settings import build, field_names, hints_of
 from fairflare.methods.base.reports import Field
@@ -121,6 +125,10 @@ class Method:
                 )
 
 
+#: Methods that :func:`add_file` added, by their file.
+_FILES: dict[Path, list[Method]] = {}
+
+
 def sums_of(method: Method) -> str:
     """Return how many secure sums a method's round takes by default: ``"one sum"``, ``"two sums"``, ``"no: REASON"``.
 
@@ -172,7 +180,7 @@ def _listed() -> dict[str, tuple[Method, str | None]]:
             if method.name in found:
                 raise ValueError(f"two methods are called {method.name!r}")
             found[method.name] = method, info.name
-    for method, package in _plugins():
+    for method, package in (*_plugins(), *((method, str(file)) for file, of in _FILES.items() for method in of)):
         if method.name not in found:
             found[method.name] = method, None
         elif found[method.name][0] is not method:
@@ -186,18 +194,67 @@ def _plugins() -> list[tuple[Method, str]]:
     found: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
-            brought = loaded(point)
-            several = brought.METHODS if isinstance(brought, ModuleType) else brought
-            for method in [several] if isinstance(several, Method) else several:
-                if not isinstance(method, Method):
-                    raise TypeError(f"{method!r:.80} is no fairflare.methods.base.catalog.Method")
-                if not (issubclass(method.rule, Rule) and issubclass(method.training, LocalTraining)):
-                    raise TypeError(f"{method.name}: rule and training must be subclasses of Rule and LocalTraining")
-                build(method.rule, method.server), build(method.training, method.site)
-                found.append((method, point.module.partition(".")[0]))
+            found += [(method, point.module.partition(".")[0]) for method in _checked(loaded(point))]
         except (Exception, SystemExit) as error:  # importing another package may raise any exception
             _tell(f"plugin {point.name} = {point.value} is left out: {type(error).__name__}: {error}")
     return found
+
+
+def _checked(brought: Any) -> list[Method]:
+    """Return the methods of a module with ``METHODS``, of a list of methods, or of a single one.
+
+    Raises:
+        AttributeError, TypeError, ValueError: there is none, or one cannot be used.
+    """
+    several = brought.METHODS if isinstance(brought, ModuleType) else brought
+    methods = [several] if isinstance(several, Method) else [*several]
+    for method in methods:
+        if not isinstance(method, Method):
+            raise TypeError(f"{method!r:.80} is no fairflare.Method")
+        if not (issubclass(method.rule, Rule) and issubclass(method.training, LocalTraining)):
+            raise TypeError(f"{method.name}: rule and training must be subclasses of Rule and LocalTraining")
+        build(method.rule, method.server), build(method.training, method.site)
+    return methods
+
+
+def add_file(path: str | os.PathLike[str]) -> list[str]:
+    """Add the methods of a Python file to the catalog of this process, and return their names.
+
+    The file has ``METHODS``, a list of methods, as a module of :mod:`fairflare.methods` has; a job carries it.
+
+    Raises:
+        ValueError: the file does not exist, cannot be run, has the name of another module, or has no usable method, or
+            one with the name of another method.
+    """
+    file = Path(path).resolve()
+    if file.suffix != ".py" or not file.is_file():
+        raise ValueError(f"method file {path} does not exist, or is no Python file (.py)")
+    spec = importlib.util.find_spec(file.stem) if file not in _FILES else None
+    if spec is not None and spec.origin != str(file):
+        raise ValueError(f"method file {path}: a module is called {file.stem!r} already; give the file another name")
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # also of processes that are given objects of the file's classes
+    importlib.invalidate_caches()
+    with belonging_to(f"method file {file}"):
+        try:
+            methods = _checked(importlib.import_module(file.stem))
+        except Exception as error:
+            sys.modules.pop(file.stem, None)
+            raise ValueError(f"method file {path} cannot be used: {type(error).__name__}: {error}") from error
+    if taken := sorted({method.name for method in methods if file not in _FILES} & {*all_methods()}):
+        raise ValueError(f"method file {path}: another method is called {taken[0]!r}; give yours another name")
+    _FILES[file] = methods
+    return [method.name for method in methods]
+
+
+def added_files() -> list[Path]:
+    """Return the files whose methods were added to the catalog of this process."""
+    return [*_FILES]
+
+
+def file_of(method: Method) -> Path | None:
+    """Return the file from which :func:`add_file` added a method; ``None`` for any other method."""
+    return next((file for file, methods in _FILES.items() if any(method is one for one in methods)), None)
 
 
 @cache

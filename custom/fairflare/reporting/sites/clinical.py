@@ -26,7 +26,8 @@ HOW = (
     "Of two classes the second is looked for, of findings each. Intervals of AUC are DeLong's. Behind PR-AUC stands "
     "the share of the class, which is what guessing gets. Thresholds of the operating points are each site's own, from "
     "its validation split; behind the semicolon stands what the test split attains of what was asked for. Brier and "
-    "ECE, in a site's first row, are over all of its classes or findings."
+    "ECE, in a site's first row, are over all of its classes or findings. A dash: withheld, or too few test cases with "
+    "or without the class."
 )
 ENDS = ("", "_low", "_high")
 
@@ -107,18 +108,24 @@ def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
     return Shown(text, [value, *ends, *([more] if attained else [])])
 
 
-def clinical_words(results: Results) -> list[str]:
-    """Return a sentence on the class whose AUC differs most between sites, its lowest site, and the role of chance."""
+def clinical_words(results: Results) -> tuple[str, float]:
+    """Return a sentence on the class whose AUC differs most between sites, and the p-value that belongs to it.
+
+    The sentence is empty and the p-value NaN if no class has an AUC at two sites.
+    """
     every: list[tuple[str, str, Mapping[str, Any]]] = [
         (name, site, of) for site, found in results.clinical.items() for name, of in found.items()
     ]
     own = [one for one in every if None not in (one[2].get("auc_p_value"), one[2].get("auc"))]
     if not own:
-        return []
+        return "", math.nan
     name, site, of = min(own, key=lambda one: (one[2]["auc_p_value"], one[0], one[2]["auc"]))
     classes = len({name for name, _, _ in own})
-    many = f", times {classes} AUCs" if classes > 1 else ""
-    return [
-        f"AUC of {name} is lowest at {site}: {_sure(of, 'auc').text}; that all sites have the same "
-        f"one: p {p_value(min(1.0, of['auc_p_value'] * classes))} (Cochran's Q on DeLong's variances{many})."
-    ]
+    p = min(1.0, of["auc_p_value"] * classes)
+    sure = "differ by more than chance explains" if p <= 1 - LEVEL else "may differ by chance"
+    many = f", corrected for {classes} classes" if classes > 1 else ""
+    return (
+        f"The sites' AUCs of {name} {sure} (p {p_value(p)}, Cochran's Q on DeLong's variances{many}); the lowest is "
+        f"that of {site}: {_sure(of, 'auc').text}.",
+        p,
+    )

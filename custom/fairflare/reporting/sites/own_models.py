@@ -74,24 +74,34 @@ def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
     return max(cases + 1, math.ceil(cases * (NormalDist().inv_cdf((1 + LEVEL) / 2) * error / gain) ** 2))
 
 
-def personal_notes(results: Results) -> list[str]:
-    """Return sentences on which sites should use their own model, which should not, and which have too few cases."""
-    groups: dict[str, list[str]] = {}
-    notes = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
-    for site, of in results.personal.get("sites", {}).items():
+def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
+    """Return, for each advice in :data:`WORDS`, a sentence that names the sites with their gains, and these sites."""
+    groups: dict[str, dict[str, str]] = {}
+    every = results.personal.get("sites", {})
+    tests = sum(of["own"] is not None for of in every.values())
+    for site, of in every.items():
         ends, tested = interval(of["low"], of["high"]), of["own"] is not None
         sure = "no interval" if ends == MISSING else f"95 % {ends}"
         more = f"; about {of['enough']} test cases would" if of["enough"] else ""
+        if of["advice"] == UNSURE and ends != MISSING and (of["low"] > 0 or of["high"] < 0):
+            more = f", which excludes 0, but not after the correction for {tests} sites{more}"
         told = f" ({number(of['gain'], sign='+')}, {sure}{more})" if tested else ""
-        groups.setdefault(of["advice"], []).append(site + told)
+        groups.setdefault(of["advice"], {})[site] = site + told
+    return {advice: (WORDS[advice].format(", ".join(of.values())), [*of]) for advice, of in groups.items()}
+
+
+def personal_notes(results: Results) -> list[str]:
+    """Return sentences on sites without an own model, and on each own model at the other sites."""
+    notes = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
+    for site, of in results.personal.get("sites", {}).items():
         lost = [value for value in of["others"].values() if value is not None]
         elsewhere = (
             f"{number(statistics.fmean(lost), sign='+')} on average, {number(min(lost), sign='+')} at worst"
             if lost
             else "not tested, as submit_model is not true in its file"
         )
-        notes += [f"The own model of {site} at the other sites: {elsewhere}."] if tested else []
-    return [*(text.format(", ".join(groups[told])) for told, text in WORDS.items() if told in groups), *notes]
+        notes += [f"The own model of {site} at the other sites: {elsewhere}."] if of["own"] is not None else []
+    return notes
 
 
 def personal_tables(results: Results) -> list[Table]:

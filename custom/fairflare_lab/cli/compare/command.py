@@ -14,6 +14,7 @@ from fairflare.cli.data.sites import parse_sites, run_sites
 from fairflare.cli.options import (
     TABLES,
     Data,
+    MethodFile,
     MonaiBundle,
     Paper,
     Rounds,
@@ -73,6 +74,7 @@ def compare(
     data: Data = None,
     task: Task = None,
     task_file: TaskFile = None,
+    method_file: MethodFile = None,
     monai_bundle: MonaiBundle = None,
     train_like: Annotated[
         str | None,
@@ -170,7 +172,7 @@ def compare(
             raise ValueError("--plan and --preset exclude each other")
         table = None if preset is None else table_of(preset)
         told = {k: v for k, v in told.items() if v is not None}
-        series, local = _series(
+        series, local = series_of(
             methods or [], plan_file if table is None else table.as_plan(small=told.get("small", True)), told
         )
         if hold_out is not None:
@@ -230,7 +232,7 @@ def _check_metric(metric: str, task: LearnedTask) -> None:
             choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
 
 
-def _series(
+def series_of(
     rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
 ) -> tuple[Series, dict[str, Any]]:
     """Return the series of runs to compare, and the sites' private settings; the command line overrides the plan.

@@ -14,10 +14,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.disk.files import write_whole
+from fairflare.base.disk.files import sha256_of, write_whole
 from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.settings import by_name
 from fairflare.cli.run.folder import refused
+from fairflare.methods.base.catalog import added_files
 from fairflare.reporting.documents import Results
 from fairflare.reporting.results import find_results, read_results, results_in
 from fairflare_lab.cli.compare import worker
@@ -154,7 +155,8 @@ class Runner:
 
     def _wanted(self, run: Run) -> dict[str, Any]:
         left_out = {"held_out": run.held_out} if run.held_out else {}
-        wanted = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator), **left_out}
+        files = {"method_files": {str(file): sha256_of(file) for file in added_files()}} if added_files() else {}
+        wanted = {"plan": dict(run.plan), "local": self.local, "simulator": bool(self.simulator), **left_out, **files}
         return json.loads(json.dumps(wanted))
 
     def _start(self, progress: Progress) -> tuple[Progress, BaseProcess, Connection]:
@@ -173,6 +175,7 @@ class Runner:
             "output": str(place / "output.log"),
             "simulator": self.simulator,
             "held_out": progress.run.held_out,
+            "method_files": [*map(str, added_files())],
         }
         theirs, alive = multiprocessing.Pipe(duplex=False)
         process = self._processes().Process(target=worker.work, args=(given, theirs), name=progress.run.name)

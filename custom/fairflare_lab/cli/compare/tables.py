@@ -72,10 +72,11 @@ def report(
             rows = {row.label: row.runs for row in made.rows}
             against, how = made.reference, list[str]()
         if has_groups(rows):
-            put("group_gaps", partial(gaps_in_words, rows, against, *how), "\n")
+            _put(runner.folder, False, "group_gaps", partial(gaps_in_words, rows, against, *how))
         if paper is not None:
             put("paper_table", partial(paper_table, paper.title, paper.columns, runs), "\n", ("md",))
-    say(f"tables: {runner.folder}; as a page: fairflare report {runner.folder}", console)
+    gaps = ", with gaps between groups of people in group_gaps.md" * has_groups(rows)
+    say(f"tables: {runner.folder}{gaps}; as a page: fairflare report {runner.folder}", console)
     if not find_spec("tensorboard"):
         say(NO_CURVES, console)
     return int(any(progress.state != DONE for progress in runner.all)), made

@@ -50,8 +50,11 @@ def work(given: Mapping[str, Any], parent: Connection) -> None:
 
 
 def _run(given: Mapping[str, Any], place: Path, view: Console, stop: Stop) -> int:
+    from fairflare.methods.base.catalog import add_file
     from fairflare_lab.compare.at_left_out import completed, without
 
+    for file in given["method_files"]:
+        add_file(file)
     local, log = given["local"], Path(given["log"])
     if given["held_out"] and completed(place):  # the run is complete; only the test at the left-out site is missing
         return 0

@@ -1,0 +1,260 @@
+"""Decide what is said first of a run: an ordered list of findings, which console, page and ``--json`` print.
+
+A finding says "may be chance" of a thing only if no interval of it that is shown excludes 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fairflare.core.statistics.footing import ADJUSTED
+from fairflare.core.statistics.intervals import FEW, LEVEL
+from fairflare.reporting.documents import Inequality, Results
+from fairflare.reporting.groups import gap_sentences
+from fairflare.reporting.layout import counted, interval, listed, number, p_value
+from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
+from fairflare.reporting.notes import attendance, missing_values, private_notes
+from fairflare.reporting.sites.clinical import clinical_words
+from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, WORDS, advice_sentences
+from fairflare.reporting.standing import more_unequal, of_footing, tested
+from fairflare.reporting.values import (
+    by_site_of,
+    compared,
+    declared_direction,
+    in_words,
+    metrics_of,
+    missing_reason,
+    rests_on,
+    summary_of,
+    suppressed_of,
+)
+
+#: Kinds of findings, in the order in which they are said.
+ENDED, NOTHING, NOWHERE, FEWER, BEYOND, CHANCE, NEXT = ORDER = (
+    "no end", "nothing learnt", "found nowhere", "rests on fewer", "beyond chance", "may be chance", "next",
+)  # fmt: skip
+SAME = 1e-12  # largest distance that is rounding
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Store a sentence about a run or a comparison.
+
+    Attributes:
+        kind: one of :data:`ORDER`.
+        text: the finding in whole sentences.
+        figures: figures of the finding, unrounded, for programs.
+    """
+
+    kind: str
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings sorted by kind, in the order of :data:`ORDER`; findings of one kind keep their order."""
+    return sorted(findings, key=lambda finding: ORDER.index(finding.kind))
+
+
+def run_findings(results: Results, metric: str | None = None) -> list[Finding]:
+    """Return what is said first of a run, in the order of saying.
+
+    Args:
+        results: results of a run.
+        metric: name of the metric that is spoken of; default: the first of the tables. Groups of people, own models and
+            clinical figures are spoken of with the primary metric only.
+    """
+    findings = _status(results)
+    if results.test or results.suppressed:
+        chosen = metric or metrics_of(results)[0]
+        primary, nothing = chosen == results.info.primary_metric, nothing_learnt(results, chosen)
+        findings += [Finding(NOTHING, text, {"metric": chosen}) for text in nothing]
+        if primary and not nothing and (parts := undetected_parts(results)):
+            text = f"Found nowhere, 0 at every site that has it: {listed(parts.values())}."
+            findings.append(Finding(NOWHERE, text, {"metrics": [*parts]}))
+        findings += [Finding(FEWER, text) for text in missing_parts(results, chosen, primary)]
+        findings += [one for one in site_findings(results, chosen) if one.kind != CHANCE or not nothing]
+        findings += _people(results) if primary else []
+    return ordered([*findings, *_next_steps(results, findings)])
+
+
+def _status(results: Results) -> list[Finding]:
+    """Return a finding if a run did not complete, or has no test; else an empty list."""
+    rounds = counted(len(results.rounds), "round")
+    told = {
+        f"The run FAILED after {rounds}: {(results.reason or 'no reason is recorded').rstrip('.')}.": (
+            results.status == "failed"
+        ),
+        f"The run goes on, or was cut off, after {rounds}: nothing here is final.": results.status == "running",
+        "There are no test results, so nothing is said of fairness.": not (results.test or results.suppressed),
+    }
+    text = " ".join(text for text, holds in told.items() if holds)
+    return [Finding(ENDED, text, {"status": results.status, "rounds": len(results.rounds)})] if text else []
+
+
+def missing_parts(results: Results, metric: str, primary: bool, sites: Collection[str] = ()) -> list[str]:
+    """Return sentences on sites, rounds and labels that a run lacks, and on noise that privacy adds.
+
+    Args:
+        results: results of a run.
+        metric: name of the metric.
+        primary: whether it is the primary metric.
+        sites: names of the sites of all runs that are compared with this one.
+    """
+    asked, done = results.info.get("num_rounds"), len(results.rounds)
+    short = results.status == "completed" and 0 < done < (asked or 0)
+    return [
+        *attendance(results),
+        *([f"The run has {done} of {asked} rounds."] if short else []),
+        *missing_values(results, [metric], sites=sites),
+        *(of_footing(results)[:1] if primary else []),
+        *private_notes(results),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------ sites
+
+
+def site_findings(results: Results, metric: str) -> Iterator[Finding]:
+    """Yield findings on sites behind and ahead, then on the last site and whether chance explains its place."""
+    test, name = tested(results, metric), in_words(metric) + rests_on(results, metric)
+    if not test:
+        yield from _untested(results, metric, name)
+        return
+    for which in ("behind", "ahead"):
+        if sites := test[which]:
+            places = f"{listed(place_in_words(test, site) for site in sites)} {'are' if sites[1:] else 'is'}"
+            figures = {"metric": metric, which: {site: _figures(test, site) for site in sites}}
+            yield Finding(BEYOND, f"In {name}, {places} {which} by more than chance explains.", figures)
+    if more_unequal(test):
+        text = f"Together the sites differ in {name} by more than chance explains (p {p_value(test.p_value)})."
+        yield Finding(BEYOND, text, {"metric": metric, "p_value": test.p_value})
+    if text := _last_site(test, name, lower_is_better=declared_direction(results, metric) is False):
+        yield Finding(CHANCE, text, {"metric": metric, "site": test.gap_site, **_figures(test, test.gap_site)})
+
+
+def _last_site(test: Inequality, name: str, *, lower_is_better: bool) -> str:
+    """Return sentences on the site furthest behind and on that with the worst value; empty if they are shown behind."""
+    site = test.sites[test.gap_site]
+    values = {site: of.value for site, of in test.sites.items() if of.expected is not None}
+    worst = (max if lower_is_better else min)(values, key=values.__getitem__)
+    side, shown = "below" if site.value < site.expected else "above", test.gap_site in test.behind
+    inside = site.low is None or site.low <= site.expected <= site.high
+    usual = f": of equally good sites the last is about {number(test.chance_gap)} {side} it"
+    usual = (
+        usual if test.chance_gap >= test.gap else ""
+    )  # sites of few cases are farther off by chance than the last one
+    texts = {
+        f"No site can be told from the others in {name}: each has what is expected if all were equally good.": (
+            test.gap <= SAME
+        ),
+        f"No{' more' * bool(test.behind)} site is shown to be behind in {name}. Furthest {side} is "
+        f"{place_in_words(test, test.gap_site)}.": test.gap > SAME and not shown,
+        f"Its interval {interval(site.low, site.high)} leaves that out, which the test of all sites does not show.": (
+            not inside and not shown and not more_unequal(test)
+        ),
+        f"That may be chance{usual}.": (inside and test.gap > SAME and not shown and not more_unequal(test)),
+        f"The worst value is that of {place_in_words(test, worst)}.": (
+            test.gap > SAME and worst not in (test.gap_site, *test.behind) and values[worst] != site.value
+        ),
+    }
+    return " ".join(text for text, holds in texts.items() if holds)
+
+
+def place_in_words(test: Inequality, site: str) -> str:
+    """Return a tested site with its value, its distance from what is expected of equally good sites, and p."""
+    of = test.sites[site]
+    side = "below" if of.value < of.expected else "above"
+    return (
+        f"{site} ({number(of.value)}; {number(abs(of.value - of.expected))} {side} the {number(of.expected)} expected "
+        f"if all sites were equally good; p {p_value(of.p_value)})"
+    )
+
+
+def _figures(test: Inequality, site: str) -> dict[str, Any]:
+    return {key: test.sites[site][key] for key in ("value", "expected", "low", "high", "p_value")}
+
+
+def _untested(results: Results, metric: str, name: str) -> Iterator[Finding]:
+    """Yield a finding on the site with the worst value where no test says whether it is behind."""
+    if declared_direction(results, metric) is None or not by_site_of(results, metric):
+        return
+    of, why = summary_of(results, metric), _why_untested(results, metric)
+    unknown = f"whether chance explains that is not known: {why}"
+    told = {
+        f"No site has a value of {name}: {why}.": not of.num_sites,
+        f"A single site has a value of {name}, so that none is called the worst.": of.num_sites == 1,
+        f"No structure links all sites in {name}, so that none is called the worst.": not math.isfinite(of.range),
+        f"All sites have the same {name}, {number(of.mean)}.": of.range == 0,
+        f"In {name}, {of.worst_site} has the worst value, {number(of.worst)}; {unknown}.": True,
+    }
+    figures = {"metric": metric, "site": of.worst_site, "value": of.worst}
+    yield Finding(CHANCE, next(text for text, holds in told.items() if holds), figures)
+
+
+def _why_untested(results: Results, metric: str) -> str:
+    """Return the reason why no test says which site is behind in a metric."""
+    info, found = results.info, results.inequality
+    home = [f"{site} ({missing_reason(results, metric, site)})" for site in sorted(suppressed_of(results, metric))]
+    told = {
+        f"only {in_words(info.primary_metric)} is tested": metric != info.primary_metric,
+        f"{in_words(metric)} stays at {listed(home)}": not found and home,
+        "under differential privacy nothing is sent that is not counted": not found and info.privacy,
+        "the task does not say how its metric is made of images (Metric.mean_of_images)": not found,
+        "how sure an adjusted figure is is not known": results.footing.how == ADJUSTED and compared(results, metric),
+        f"fewer than two sites have what a test needs, {FEW} test cases among it": True,
+    }
+    return next(text for text, holds in told.items() if holds)
+
+
+# ------------------------------------------------------------------------------------------------ people, models
+
+
+def _people(results: Results) -> Iterator[Finding]:
+    """Yield findings on groups of people, on the sites' own models, and on the AUC of a class between sites."""
+    for attribute in results.groups.attributes:
+        beyond, text = gap_sentences(results.groups, attribute)
+        of = results.groups.pooled[attribute]
+        figures = {"attribute": attribute, "gaps": of.gaps, "intervals": of.gap_intervals}
+        yield Finding(BEYOND if beyond else CHANCE, text, figures)
+    advised = advice_sentences(results)
+    for advice, (text, sites) in ((advice, advised[advice]) for advice in WORDS if advice in advised):
+        kind = BEYOND if advice in (SHOULD, SHOULD_NOT) else CHANCE
+        yield Finding(
+            kind, text, {"advice": advice, "sites": {site: results.personal["sites"][site] for site in sites}}
+        )
+    text, p = clinical_words(results)
+    if text:
+        yield Finding(BEYOND if p <= 1 - LEVEL else CHANCE, text, {"metric": "auc", "p_value": p})
+
+
+# ------------------------------------------------------------------------------------------------ what to do
+
+
+def _next_steps(results: Results, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield what to do next, by what was found."""
+    kinds = {one.kind for one in found}
+    beyond = {key: of for one in found if one.kind == BEYOND for key, of in one.figures.items()}
+    own = next((one.figures["sites"] for one in found if one.figures.get("advice") == SHOULD), ())
+    told = {
+        "mend what the reason names, and run it again": results.status == "failed",
+        "wait for its end or, if it was cut off, run it again": results.status == "running",
+        "train longer or with another learning rate, and look for wrong labels (fairflare check-data), before anything "
+        "is compared": NOTHING in kinds,
+        "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer; averages "
+        "do not show that it is missing": NOWHERE in kinds,
+        f"use the own model at {listed(own)}, and the common one elsewhere": own,
+        "see over several seeds whether another method has smaller gaps between these groups (fairflare compare, with "
+        "the same groups)": "gaps" in beyond,
+        f"see over several seeds whether another method serves {listed(beyond.get('behind', ()))} "
+        "better (docs/which_method.md, fairflare compare)": "behind" in beyond,
+        "this is one run, which cannot say how much of it is luck of the seed (fairflare compare --seeds 3)": (
+            results.status == "completed" and results.info.get("num_rounds") != 0
+        ),
+    }
+    for text, holds in told.items():
+        if holds:
+            yield Finding(NEXT, f"Next: {text}.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fairflare.base.checks import first_of
-from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused
+from fairflare.privacy.sums.keys import FEWEST, MAGIC, Pairs, SumRefused, fields
 from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
@@ -38,12 +39,16 @@ def exposure(tables: Sequence[Table]) -> Floats:
     and have the same norm. 1: the site's numbers can be solved for.
 
     Args:
-        tables: the weights of each sum, of the same sites; one with a single layer holds for all layers.
+        tables: the weights of each sum; one with a single layer holds for all layers.
 
     Returns:
-        (layers, sites), sites sorted.
+        (layers, sites), all tables' sites, sorted.
     """
-    rows = [np.array([table[site] for site in sorted(tables[0])]).T for table in tables]
+    sites, widths = sorted({site for table in tables for site in table}), [len(min(of.values())) for of in tables]
+    rows = [
+        np.array([table.get(site, (0.0,) * width) for site in sites]).T
+        for table, width in zip(tables, widths, strict=True)
+    ]
     stacked = np.stack(np.broadcast_arrays(*rows), axis=1)  # (layers, sums, sites)
     # A server can subtract one sum from another and read the difference, however little the weights differ.
     stacked[:, 1:] -= stacked[:, :1].copy()
@@ -71,7 +76,23 @@ def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[s
     return rows, np.flatnonzero(above).tolist()
 
 
-def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = ()) -> None:
+def drawn(experiment: str, sites: Iterable[str]) -> list[list[str]]:
+    """Return groups of at least three sites, drawn from names alone, so that everybody can repeat the draw.
+
+    The sites, sorted by the SHA-256 of experiment and name, are dealt to as many groups as there can be.
+
+    Args:
+        experiment: name of the experiment, else the id of the run.
+        sites: names of at least three sites.
+    """
+    asked = {site: fields(MAGIC, b"group", experiment.encode(), site.encode()) for site in sites}
+    order = sorted(asked, key=lambda site: hashlib.sha256(asked[site]).digest())
+    return sorted(sorted(order[first :: len(order) // FEWEST]) for first in range(len(order) // FEWEST))
+
+
+def check_table(
+    site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = (), whole: int = 0
+) -> None:
     """Refuse a secure sum whose members or weights would reveal too much of one site.
 
     Args:
@@ -80,6 +101,7 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         limits: the limits that the site sets.
         pairs: the keys that the site shares with the sites with which it has agreed on keys.
         opened: tables of the sums of the same vectors of the same model that this site has released.
+        whole: number of sites in all groups, if the sum is of one group of sites.
 
     Raises:
         SumRefused: the text names the rule, the value and what to do.
@@ -92,7 +114,8 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         f"{sorted(set(members) - known)} have no key in this run; agree on keys again": not known >= set(members),
         f"it has {count} members and needs {least}; wait for more sites": count < least,
         f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites": count > MOST_SITES,
-        f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more": 3 * count < 2 * pairs.first,
+        f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more":
+            3 * (whole or count) < 2 * pairs.first,
         f"another sum of these numbers is not of {members}": any(set(table) != set(members) for table in opened),
         # In a ring with more bits of fraction, the difference of two sums with nearly equal weights would reveal more.
         f"its numbers are to be integers of {question.ring}; use the same version at server and sites":

@@ -41,14 +41,12 @@ from fairflare.privacy.sums.exposure import Limits, drawn, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE, hello_of, need
 from fairflare.privacy.sums.masks import (
     CLASS_GRADIENTS,
-    FIRST_OF_TWO,
     GROUPS,
     MEANS,
     NORMS,
     Addition,
     Question,
     SumSpoiled,
-    Table,
     digest,
 )
 from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
@@ -91,6 +89,7 @@ class SecureSums:
         self.kept: dict[str, Any] = {"lost": 0, "model": "", "weights": {}, "parts": []}
         self.out: dict[str, str] = {}
         self.attempt = 0
+        self._asked: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[bytes, str], dict[tuple[str, ...], dict[str, State]]] = {}
         self._anchor: tuple[list[str], State] | None = None
         self.renew()
@@ -134,7 +133,8 @@ class SecureSums:
             hellos[site] = told
             return {}
 
-        timeout, least = self.run.check_timeout, max(FEWEST + (two and not dealt), self.run.min_sites)
+        timeout, own, two = self.run.check_timeout, self.run.min_sites, two and not dealt
+        least = max(FEWEST + two, own)
         first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said)
         if len(first.good) >= least:
             told = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
@@ -144,15 +144,13 @@ class SecureSums:
         (worst, count), *_ = [*Counter(about.values()).most_common(1), ("", 0)]
         if count > 1 and worst in hellos:
             self.renew()  # the others have agreed with it already, and would miss it
-            out = {**out, worst: next(why for why, site in about.items() if site == worst)}
-            return self.agree(current_round, [site for site in live if site != worst], two=two, out=out)
+            rest, why = [site for site in live if site != worst], next(w for w, site in about.items() if site == worst)
+            return self.agree(current_round, rest, two=two, out={**out, worst: why})
         if len(second.good) < least:
-            why = f"{len(second.good)} site(s) agreed on keys, needed are {least}"
-            if second is first:  # too few sites sent keys, so none was asked to agree
-                why = (
-                    f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
-                    f"{'; fed_avg needs one less' * (two and least > self.run.min_sites)}"
-                )
+            why = (
+                f"{len(second.good)} site(s) {'sent' if second is first else 'agreed on'} keys, secure sums"
+                f"{' of this method' * two} need {least} sites{'; fed_avg needs one less' * (two and least > own)}"
+            )
             raise RoundFailed(
                 f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second
             )
@@ -181,10 +179,8 @@ class SecureSums:
         """
         self.record, self.received, self.kinds = record, received, kinds(received, trained)
         self.model = digest({name: received[name] for name in (*self.kinds.params, *self.kinds.buffers)})
-        self.attempt, self._anchor, self._begun = 0, None, self.model.hex()
+        self.attempt, self._anchor, self._begun, self._asked, self._done = 0, None, self.model.hex(), {}, {}
         self._before = self.kept["weights"] if self.kept["model"] == self._begun else {}
-        self._asked: dict[str, dict[str, Any]] = {}
-        self._done.clear()
 
     def anchor(self, sites: Sequence[str], steps: Mapping[str, int | None]) -> State:
         """Return the plain mean of the sites' models.
@@ -308,8 +304,8 @@ class SecureSums:
         """
         members, before = _sites(vars(weighing)), {} if self.kept["parts"] else self._before.get(labels[0], {})
         if before:  # other members or weights beside the lost sum of this model would show single sites
-            gone = listed(sorted({*_sites(before)} - {*members}))
-            need(not gone, SumLost(f"round {self.record.current_round}: {gone} is gone since the sum that was lost"))
+            why = f"{listed(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
+            need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
             weighing = replace(weighing, **before)
         self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         layers = weighing.layers
@@ -347,12 +343,11 @@ class SecureSums:
         """Return the question for a mean, and its layout; add to ``even`` the layers that must have equal weights."""
         layout = Layout.of(like, None if by_layer.keys() == {""} else layers_of(like))
         table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
-        if label == GROUPS or not self.kept["parts"]:
-            opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None)
-            table, columns = softened(table, opened, Limits().max_exposure)
-            even |= {layout.layers[column] for column in columns}
-        elif label in FIRST_OF_TWO:  # both sums of a group's numbers have its fixed weights, so that one is enough
-            label = MEANS[label]
+        in_parts = bool(self.kept["parts"]) and label != GROUPS  # a group's weights are fixed, and so one sum is enough
+        opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None and not in_parts)
+        table, columns = softened(table, opened, Limits().max_exposure)
+        even |= {layout.layers[column] for column in columns}
+        label = MEANS[label] if in_parts else label
         return Question(self.record.current_round, self.attempt, label, ring, self.model, table), layout
 
     def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
@@ -396,9 +391,9 @@ class SecureSums:
         totals, plain, own = dict[str, dict[str, Addition]](), list[Any](), dict[str, dict[str, bytes]]()
         for part in parts:
             if tuple(part) not in done:
-                of = [(replace(q, table=_rows(part, q.table)) if dealt else q, layout) for q, layout in asked]
-                totals |= dict.fromkeys(part, {question.label: Addition(question, like) for question, like in of})
-                plain += [question.plain() for question, _ in of]
+                of_part = {q.label: Addition(_of_part(q, part) if dealt else q, layout) for q, layout in asked}
+                totals |= dict.fromkeys(part, of_part)
+                plain += [total.question.plain() for total in of_part.values()]
         told = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
         def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
@@ -431,19 +426,16 @@ class SecureSums:
         if masked.left_out and not dealt:
             raise SitesLost({site: masked.left_out[site] for site in members if site in masked.left_out})
         told[PRESENT] = missing = sorted(s for part in parts if masked.good.keys() >= part.keys() for s in part)
-        pause, end = PAUSE, time.monotonic() + timeout
-        while missing:  # a site that released its mask joins no other attempt: exactly these sites are needed
+        pause, end, over = PAUSE, time.monotonic() + timeout, False
+        while missing and not over:  # a site that released its mask joins no other attempt: exactly these are needed
             phase = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
-            missing = [site for site in missing if site not in own]
-            over = time.monotonic() + pause > end
+            missing, over = [site for site in missing if site not in own], time.monotonic() + pause > end
             if pause == PAUSE or over or not missing:
                 self.journal.left_out(phase, self.record)
             if missing and over and not dealt:
                 why = f"{reasons(phase.left_out.items())}. Without all of {listed(members)} the sum cannot be read"
                 raise SumLost(f"round {number}, release of the masks: {why}", phase)
-            if over:
-                break
-            time.sleep(pause * bool(missing))
+            time.sleep(pause * bool(missing and not over))
             pause *= 2
         for part in parts:
             try:
@@ -454,27 +446,30 @@ class SecureSums:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
         if lost := {site: "" for site in members if not any(site in part for part in done)}:
-            raise SitesLost(self._left(lost, told[PRESENT]))
+            raise SitesLost(self._left(lost, told[PRESENT], masked.left_out))
         return [_joined(done, *one) for one in asked]
 
-    def _left(self, lost: Mapping[str, str], released: Sequence[str]) -> dict[str, str]:
+    def _left(self, lost: Mapping[str, str], released: Sequence[str], gone: Mapping[str, str]) -> dict[str, str]:
         """Record sites whose group has no sum, and return why; leave the group out for good if all its sites sent.
 
         Args:
             lost: the sites.
             released: sites of groups all of which have sent their numbers.
+            gone: reasons why sites have sent none.
         """
-        for part in self.kept["parts"]:
-            wrong, text = part.keys() <= {*released}, f"the sum of its group, {listed(part)}, lacks sites in this round"
-            if wrong:
-                text = f"the sum of its group, {listed(part)}, is wrong by one of them, nobody can say which; it is out"
-            of_part = {site: text for site in part if site in lost}
-            self.record.left_out += [LeftOut(site, TASK_MASK, text) for site in of_part]
-            self.journal.say(
-                f"round {self.record.current_round}: {listed(sorted(of_part))} left out: {text}", warning=True
+        for part in (part for part in self.kept["parts"] if part.keys() & lost.keys()):
+            wrong, lacks = (
+                part.keys() <= {*released},
+                reasons((site, why) for site, why in gone.items() if site in part),
             )
-            self.out |= of_part if wrong else {}
-            lost = {**lost, **of_part}
+            why = (
+                "is wrong by one of them, nobody can say which; the group is out" if wrong else f"lacks a site. {lacks}"
+            )
+            text = f"the sum of its group, {listed(part)}, {why}"
+            self.record.left_out += [LeftOut(site, TASK_MASK, text) for site in part if site in lost]
+            self.journal.say(f"round {self.record.current_round}: {text}", warning=True)
+            lost = {**lost, **dict.fromkeys(lost.keys() & part.keys(), text)}
+            self.out |= {site: text for site in part if wrong}
         return dict(lost)
 
     def lose(self, lost: SumLost, *, last: bool) -> None:
@@ -490,49 +485,45 @@ class SecureSums:
         self.kept |= {"lost": self.kept["lost"] + 1, "model": self._begun, "weights": {**self._before, **self._asked}}
         self.renew()
         *_, asked = self.kept["weights"].values()
-        weights, run = asked["sites"] or dict.fromkeys(_sites(asked), 1.0), self.run.experiment or self.ask.form["run"]
-        parts = drawn(run, weights) if self.kept["lost"] >= PATIENCE and not self.kept["parts"] else []
+        weights, due = asked["sites"] or dict.fromkeys(_sites(asked), 1.0), self.kept["lost"] >= PATIENCE
+        name = self.run.experiment or self.ask.form["run"]
+        parts = drawn(name, weights) if due and not self.kept["parts"] else []
         few = (
-            f". {PATIENCE} rounds are lost, and {len(weights)} sites make no two groups of {FEWEST}, one of which could "
-            "go on without the other. To find the site at fault, leave out one at a time, each time in a new experiment"
-        )
-        over = self.kept["lost"] >= self.run.rounds_in_all or (len(parts) == 1 and not last)
-        need(not over, RoundFailed(f"{lost}{few * (len(parts) == 1)}"))
-        if len(parts) > 1:
-            self.kept["parts"] = [_fixed({site: weights[site] for site in part}) for part in parts]
-        text = f"the round is lost, and the model stays as it was: {lost}"
-        text += f". From now on sums are opened in groups: {'; '.join(map(listed, parts))}" * bool(parts[1:])
-        self.journal.tell("note", text=f"round {self.record.current_round}: {text}")
-        self.journal.warned([Warned("", "secure", 1.0, 0.0, text)], self.record)
+            f". {PATIENCE} rounds are lost, and {len(weights)} sites make no two groups of {FEWEST}, one of which "
+            "could go on without the other. To find the site at fault, begin other experiments, each without another "
+            f"site ({FEWEST} are needed)"
+        ) * (len(parts) == 1)
+        need(self.kept["lost"] < self.run.rounds_in_all and (last or not few), RoundFailed(f"{lost}{few}"))
+        self.kept["parts"] = self.kept["parts"] or [
+            {site: weights[site] / (sum(map(weights.get, part)) or 1.0) for site in part}
+            for part in parts
+            if len(parts) > 1
+        ]
+        groups = f". From now on sums are opened in groups: {'; '.join(map(listed, parts))}" * (len(parts) > 1)
+        text = f"the round is lost, and the model stays as it was: {lost}{groups}"
+        self.journal.note(f"round {self.record.current_round}: {text}", warning=True)
+        self.record.warnings = [*self.record.warnings, Warned("", "secure", 1.0, 0.0, text)]
 
 
 def _sites(weights: Mapping[str, Any]) -> list[str]:
     return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
 
 
-def _fixed(weights: Mapping[str, float]) -> dict[str, float]:
-    """Return weights of a group's sites: those in the sum of all sites if the group may have them, else equal ones."""
-    limits, total = Limits(), sum(weights.values()) or 1.0
-    table, uneven = softened({site: (weight / total,) for site, weight in weights.items()}, [], limits.max_exposure)
-    fair = not uneven and 0 < max(weights.values()) <= limits.max_weight * total
-    return {site: row[0] if fair else 1 / len(table) for site, row in table.items()}
-
-
-def _rows(part: Mapping[str, float], table: Table) -> Table:
-    """Return the table of one group of sites: its fixed weights, in as many layers as the table of all sites has."""
-    return {site: (weight,) * len(table[site]) for site, weight in part.items()}
+def _of_part(question: Question, part: Mapping[str, float]) -> Question:
+    """Return the question for the sum of one group of sites, whose weights are fixed."""
+    return replace(question, table={site: (weight,) * len(question.table[site]) for site, weight in part.items()})
 
 
 def _joined(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
     """Return the mean over all sites from the opened sums of one or several groups of sites."""
     sums = [of[question.label] for of in done.values()]
-    shares = np.array([np.array([question.table[site] for site in part]).sum(0) for part in done])  # (groups, layers)
-    shares /= np.where((total := shares.sum(0)) > 0, total, 1)
+    shares = [np.array([question.table[site] for site in part]).sum(0) for part in done]  # by group and layer
+    of_name = layout.columns
 
     def make(name: str) -> torch.Tensor:
-        column = layout.columns[name]
-        of_parts = [float(share[column]) * of[name] for share, of in zip(shares, sums, strict=True)]
-        return torch.stack(of_parts).sum(0)
+        return torch.stack(
+            [float(share[of_name[name]]) * of[name] for share, of in zip(shares, sums, strict=True)]
+        ).sum(0)
 
     return sums[0] if len(sums) == 1 else Made(layout.shapes, make)
 

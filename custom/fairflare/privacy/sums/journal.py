@@ -143,10 +143,10 @@ class SumLog:
             # What a group's sum shows beside that of all sites is the matter of :meth:`_check_parts`.
             if this or not line["opened"] or other or bool(line.get("parts")) != bool(self.parts):
                 continue
+            gone = sorted({*line["members"]} - {*question.members})
             if line["label"] != question.label:
                 rows.append(line["table"])
                 continue
-            gone = sorted({*line["members"]} - {*question.members})
             why = (
                 f"{'the same model was' if same else 'groups were'} summed with other members or weights in round "
                 f"{line['round']}; ask with these{', or go on from a newer model' * (question.label != GROUPS)}"

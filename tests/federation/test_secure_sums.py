@@ -821,7 +821,7 @@ NAMED = [
 ]  # fmt: skip
 
 
-def lying(folder: Path, task: str, lie: Any, **options: Any) -> Run:
+def lying(folder: Path, exchange: str, lie: Any, **options: Any) -> Run:
     """Return a run of six sites, one of which gives this answer whenever it is asked the task."""
     run, answer, gone = (
         Run(folder, **{"sites": 6, "min_sites": 3, "anchor_timeout": 0.3, **options}),
@@ -830,12 +830,12 @@ def lying(folder: Path, task: str, lie: Any, **options: Any) -> Run:
     )
 
     def lies(wire: Wire, site: str, name: str, asked: Message) -> Any:
-        if site == LIAR and lie is None and name != "check" and (gone or name == task):
+        if site == LIAR and lie is None and name != "check" and (gone or name == exchange):
             gone.append(name)
             return "its process died"
         found = answer(wire, site, name, asked)
         found = found if isinstance(found, str) else as_sent(found)
-        return lie(run, found) if (site, name) == (LIAR, task) and not isinstance(found, str) else found
+        return lie(run, found) if (site, name) == (LIAR, exchange) and not isinstance(found, str) else found
 
     run.wire._answer = lies.__get__(run.wire)  # type: ignore[method-assign]
     return run
@@ -866,7 +866,7 @@ def test_a_lie_that_spoils_sums_is_confined_to_a_group(task: str, lie: Any, tmp_
     """Hold two rounds at most to be lost, and each model from then on to the sum of the other group without masks."""
     run = lying(tmp_path, task, lie, num_rounds=4)()
     assert lost_rounds(run) == [0, 1]
-    (group, other) = drawn(run.rounds.asking.form["run"], [f"site-{k}" for k in range(1, 7)])
+    group, other = map(sorted, drawn(run.rounds.asking.form["run"], run.rounds.sums.kept["weights"]["params"]["sites"]))
     liars, rest = (group, other) if LIAR in group else (other, group)
     *lost, third, fourth = run.results["rounds"]
     for record in (third, fourth):
@@ -914,7 +914,7 @@ def test_groups_go_with_what_sums_go_with(method: str, of: dict[str, Any], tmp_p
     if "task" in of:
         options |= {"task": Classes(dict.fromkeys([f"site-{k}" for k in range(1, 7)], (0, 1))), **CREFF}
     run = lying(tmp_path, "release", own_keys(lambda key: bytes(32)), method=method, num_rounds=5, **options)()
-    parts = drawn(run.rounds.asking.form["run"], [f"site-{k + 1}" for k in range(options["sites"])])
+    parts = run.rounds.sums.kept["parts"]
     honest = sorted(site for part in parts if LIAR not in part for site in part)
     assert lost_rounds(run) == [0, 1]
     assert [record["accepted"] for record in run.results["rounds"][2:]] == [honest] * 3
@@ -951,7 +951,7 @@ def test_a_resumed_run_has_the_same_groups(tmp_path: Path, monkeypatch: Any) -> 
 def test_with_fewer_than_six_sites_the_run_ends_after_two_lost_rounds(tmp_path: Path) -> None:
     """Hold the sentence, and what it advises."""
     lie = own_keys(lambda key: bytes(32))
-    why = r"5 sites make no two groups of 3, .* begin other experiments, each without another site \(3 are needed\)"
+    why = r"5 sites make no two groups of 3 .* begin other experiments, each without another site \(3 are needed\)"
     with pytest.raises(RoundFailed, match=why):
         lying(tmp_path / "a", "release", lie, sites=5, num_rounds=4, experiment="a")()
     without = Run(tmp_path / "b", twist=lost(LIAR, "keys", 99), sites=5, experiment="b")()
@@ -964,7 +964,7 @@ def test_with_fewer_than_six_sites_the_run_ends_after_two_lost_rounds(tmp_path: 
 def test_a_site_whose_file_forbids_groups_stays_out_of_them(tmp_path: Path) -> None:
     local = {"sites": {"site-1": {"secure": "sums_of_all"}}}
     run = lying(tmp_path, "release", own_keys(lambda key: bytes(32)), num_rounds=3, local=local, experiment="e")
-    (left,) = [part for part in drawn("e", [f"site-{k}" for k in range(1, 7)]) if "site-1" in part]
+    (left,) = [part for part in drawn("e", {f"site-{k}": 8.0 + 4 * k for k in range(1, 7)}) if "site-1" in part]
     if LIAR in left:
         run()
     else:  # the other group has the liar

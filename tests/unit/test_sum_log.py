@@ -353,8 +353,8 @@ def test_norms_are_summed_once_for_each_model_of_a_round(net: Network) -> None:
 # ------------------------------------------------------------------------------------------------ groups of sites
 
 SIX = "abcdef"
-PARTS = [dict.fromkeys(part, 1 / 3) for part in drawn("e", SIX)]
-OTHER = [dict.fromkeys(part, 1 / 3) for part in ("abd", "cef") if list(part) not in drawn("e", SIX)]
+PARTS = drawn("e", dict.fromkeys(SIX, 1 / 6))
+OTHER = [dict.fromkeys(part, 1 / 3) for part in ("abd", "cef") if dict.fromkeys(part, 1 / 3) not in PARTS]
 
 
 def dealt(net: Network, parts: Sequence[Mapping[str, float]]) -> None:
@@ -370,16 +370,24 @@ def of_group(site: str, parts: Sequence[Mapping[str, float]] = PARTS, **changes:
 
 def test_the_draw_is_that_of_the_names() -> None:
     """Hold the draw to one made by hand: sorted by SHA-256 of length-prefixed texts, dealt like cards."""
-    parts = [b"fairflare-sum-1", b"group", b"e"]
-    order = sorted(
-        "abcdefgh",
-        key=lambda s: hashlib.sha256(b"".join(struct.pack("<I", len(x)) + x for x in (*parts, s.encode()))).hexdigest(),
-    )
-    assert drawn("e", "hgfedcba") == sorted([sorted(order[::2]), sorted(order[1::2])])
-    assert [sorted(map(len, drawn("e", map(str, range(n))))) for n in (3, 5, 6, 8, 11)] == [
-        [3], [5], [3, 3], [4, 4], [3, 4, 4]
-    ]  # fmt: skip
-    assert drawn("e", map(str, range(9))) != drawn("f", map(str, range(9)))
+
+    def order(turn: bytes) -> list[str]:
+        texts = {s: (b"fairflare-sum-1", b"group", b"e", turn, s.encode()) for s in "abcdefgh"}
+        joined = {s: b"".join(struct.pack("<I", len(x)) + x for x in of) for s, of in texts.items()}
+        return sorted(joined, key=lambda s: hashlib.sha256(joined[s]).hexdigest())
+
+    even = dict.fromkeys("hgfedcba", 1 / 8)
+    first = order(b"0")
+    assert [*map(sorted, drawn("e", even))] == sorted([sorted(first[::2]), sorted(first[1::2])])
+    assert all(weight == 1 / 4 for part in drawn("e", even) for weight in part.values())
+    many = [dict.fromkeys(map(str, range(n)), 1.0) for n in (3, 5, 6, 8, 11)]
+    assert [sorted(map(len, drawn("e", of))) for of in many] == [[], [], [3, 3], [4, 4], [3, 4, 4]]
+    assert drawn("e", many[4]) != drawn("f", many[4])
+    # Two large sites: a group of both has a site with at most half of the weight, the first turn in which they are one.
+    large = even | {first[0]: 1.0, first[1]: 1.0}
+    (turn, *_) = (k for k in range(99) if (of := order(b"%d" % k)).index(first[0]) % 2 == of.index(first[1]) % 2)
+    assert [*map(sorted, drawn("e", large))] == sorted([sorted(order(b"%d" % turn)[k::2]) for k in (0, 1)])
+    assert drawn("e", even | {"a": 5.0}) == []  # no group in which a has but half of the weight
 
 
 def test_the_sum_of_a_group_after_a_lost_round(tmp_path: Path) -> None:
@@ -399,6 +407,7 @@ def test_the_sum_of_a_group_after_a_lost_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "question", "why"),
     [
+        (PARTS[::-1], of_group("a"), "not drawn from the members of a sum of this model"),
         (PARTS, of_group("a", round=0), "are not drawn from the members of a sum of this model in an earlier round"),
         (PARTS, of_group("a", model=b"\x07" * 32), "not drawn from the members of a sum of this model"),
         (OTHER, of_group("a", OTHER), "not drawn from the members of a sum of this model"),
@@ -424,9 +433,8 @@ def test_sums_of_two_partitions_would_give_single_sites_away(tmp_path: Path) -> 
     seven, draws = "abcdefg", torch.Generator().manual_seed(1)
     net = Network(tmp_path, seven)
     net.sum_of(ask([1 / 7] * 7))
-    small, large = sorted(drawn("e", seven), key=len)
-    first = [{site: 1 / len(part) for site in part} for part in (small, large)]
-    first.sort(key=sorted)
+    first = drawn("e", dict.fromkeys(seven, 1 / 7))
+    small, large = sorted(map(list, first), key=len)
     dealt(net, first)
     opened = {part: net.sum_of(of_group(part[0], first)) for part in (tuple(small), tuple(large))}
     later = {site: of["w"].double() + torch.randn(2, 3, generator=draws) / 80 for site, of in net.updates.items()}
@@ -464,11 +472,10 @@ def test_a_lost_round_is_no_way_to_a_second_sum(tmp_path: Path) -> None:
 
 
 def test_a_group_in_which_one_site_would_show_is_refused_by_it(tmp_path: Path) -> None:
-    """Check a group's equal weights beside those of all: with the sum of the others the large site's is known."""
-    net, weights = Network(tmp_path, SIX), dict(zip(SIX, [1.0] * 6, strict=True))
+    """Ask for equal weights beside a sum of all with others: less the other group's sum it gives the large site's."""
+    net = Network(tmp_path, SIX)
     large = min(PARTS[0])
-    weights[large] = 4.0
-    net.sum_of(ask([weights[site] / 9 for site in SIX]))
+    net.sum_of(ask([4 / 9 if site == large else 1 / 9 for site in SIX]))
     dealt(net, PARTS)
     with pytest.raises(SumRefused, match=r"beside that of all sites would show its numbers to 1.0000, .* allows 0.95"):
         net.sends(of_group(large), large)

@@ -307,7 +307,6 @@ class SecureSums:
             why = f"{listed(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
             need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
             weighing = replace(weighing, **before)
-        self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         layers = weighing.layers
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
         asked, even = list[tuple[Question, Layout]](), (set[str](), set[str]())
@@ -317,6 +316,7 @@ class SecureSums:
                 like = {name: self.received[name] for name in names}
                 asked.append(self._question(label, ring, like, layers or {"": of_sites}, members, of_part))
         weighing = self._evened(weighing, even, members)
+        self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         # In groups, classes that not all sites have would give single sites away beside earlier sums of all.
         if by_class := None if self.kept["parts"] else weighing.by_class:
             few = [label for label, of in by_class.items() if sum(map(bool, of.values())) < FEWEST]
@@ -486,20 +486,15 @@ class SecureSums:
         self.renew()
         *_, asked = self.kept["weights"].values()
         weights, due = asked["sites"] or dict.fromkeys(_sites(asked), 1.0), self.kept["lost"] >= PATIENCE
-        name = self.run.experiment or self.ask.form["run"]
-        parts = drawn(name, weights) if due and not self.kept["parts"] else []
+        parts = self.kept["parts"] or (drawn(self.run.experiment or self.ask.form["run"], weights) if due else [])
         few = (
-            f". {PATIENCE} rounds are lost, and {len(weights)} sites make no two groups of {FEWEST}, one of which "
-            "could go on without the other. To find the site at fault, begin other experiments, each without another "
-            f"site ({FEWEST} are needed)"
-        ) * (len(parts) == 1)
+            f". {PATIENCE} rounds are lost, and {len(weights)} sites make no two groups of {FEWEST} in which "
+            "each has at most half of the weight, and of which one could go on alone. To find the site at fault, begin "
+            f"other experiments, each without another site ({FEWEST} are needed)"
+        ) * (due and not parts)
         need(self.kept["lost"] < self.run.rounds_in_all and (last or not few), RoundFailed(f"{lost}{few}"))
-        self.kept["parts"] = self.kept["parts"] or [
-            {site: weights[site] / (sum(map(weights.get, part)) or 1.0) for site in part}
-            for part in parts
-            if len(parts) > 1
-        ]
-        groups = f". From now on sums are opened in groups: {'; '.join(map(listed, parts))}" * (len(parts) > 1)
+        self.kept["parts"] = parts
+        groups = f". From now on sums are opened in groups: {'; '.join(map(listed, parts))}" * bool(parts)
         text = f"the round is lost, and the model stays as it was: {lost}{groups}"
         self.journal.note(f"round {self.record.current_round}: {text}", warning=True)
         self.record.warnings = [*self.record.warnings, Warned("", "secure", 1.0, 0.0, text)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
 MOST_SITES = 100  # each site generates a stream of masks for each other site
+TURNS = 200  # with six sites there are ten ways to make two groups
 SAME = 1e-12  # relative size below which a direction of weights adds nothing to the others
 RINGS = {"params": TRAINED, GROUPS: SUMS}  # ring of the vectors of this name; all others have BUFFERS
 
@@ -76,18 +78,29 @@ def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[s
     return rows, np.flatnonzero(above).tolist()
 
 
-def drawn(experiment: str, sites: Iterable[str]) -> list[list[str]]:
-    """Return groups of at least three sites, drawn from names alone, so that everybody can repeat the draw.
+def drawn(experiment: str, weights: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return groups of sites, with each site's weight in its own; who knows the weights can repeat the draw.
 
-    The sites, sorted by the SHA-256 of experiment and name, are dealt to as many groups as there can be.
+    The sites, sorted by the SHA-256 of experiment, turn and name, are dealt to as many groups of at least three as can
+    be; the first turn counts in which every group may be summed by the usual :class:`Limits`.
 
     Args:
         experiment: name of the experiment, else the id of the run.
-        sites: names of at least three sites.
+        weights: the sites' weights in a sum of all.
+
+    Returns:
+        At least two groups, or none if no turn gives such groups.
     """
-    asked = {site: fields(MAGIC, b"group", experiment.encode(), site.encode()) for site in sites}
-    order = sorted(asked, key=lambda site: hashlib.sha256(asked[site]).digest())
-    return sorted(sorted(order[first :: len(order) // FEWEST]) for first in range(len(order) // FEWEST))
+    for count, turn in itertools.product(range(len(weights) // FEWEST, 1, -1), range(TURNS)):
+        texts = {s: fields(MAGIC, b"group", experiment.encode(), b"%d" % turn, s.encode()) for s in weights}
+        order = sorted((hashlib.sha256(text).digest(), site) for site, text in texts.items())
+        dealt = sorted(sorted(site for _, site in order[first::count]) for first in range(count))
+        parts = [{s: weights[s] / (sum(weights[one] for one in part) or 1.0) for s in part} for part in dealt]
+        tables: list[Table] = [{site: (weight,) for site, weight in part.items()} for part in parts]
+        fair = all(0 < max(part.values()) <= Limits().max_weight for part in parts)
+        if fair and all(exposure([table]).max() <= Limits().max_exposure for table in tables):
+            return parts
+    return []
 
 
 def check_table(

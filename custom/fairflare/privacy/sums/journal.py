@@ -183,8 +183,10 @@ class SumLog:
             "would show single sites, so ask for these, or begin another experiment": bool(told) and parts != told[0],
             "its groups are not drawn from the members of a sum of this model in an earlier round, so that they would "
             "show single sites": not told and not any(
-                line["round"] < question.round and drawn(self.experiment, line["members"]) == sorted(map(sorted, parts))
+                line["round"] < question.round and drawn(self.experiment, weights) == parts
                 for line in all_sites
+                # Weights by layer are not those of a site; all are then equal.
+                for weights in ({s: row[0] for s, row in line["table"].items()}, dict.fromkeys(line["members"], 1.0))
             ),
             "a sum of all sites with these numbers is open; train anew before": any(
                 line["opened"] and line["round"] == question.round for line in all_sites

@@ -39,7 +39,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.local import run_local
-from fairflare.privacy.sums.exposure import drawn
+from fairflare.privacy.sums.exposure import draw_groups
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import SiteKeys
 from fairflare.privacy.sums.masks import Addition, Question, digest
@@ -162,7 +162,7 @@ def with_a_liar(sites: int, rounds: int = 6) -> str:
     def correlation(part: Sequence[int]) -> float:
         return max(float(torch.corrcoef(torch.stack([draws[list(part)].mean(0), draws[k]]))[0, 1]) for k in part)
 
-    parts = drawn("bench", dict.fromkeys(map(str, range(sites)), 1.0))
+    parts = draw_groups("bench", dict.fromkeys(map(str, range(sites)), 1.0))
     largest = max(correlation([int(k) for k in part]) for part in parts)
     sizes = " + ".join(str(len(part)) for part in parts) if len(parts) > 1 else "-"
     shown = f"{largest:.2f}" if len(parts) > 1 else "-"

@@ -39,7 +39,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.privacy.sums import keys as keys_module
-from fairflare.privacy.sums.exposure import drawn
+from fairflare.privacy.sums.exposure import draw_groups
 from fairflare.privacy.sums.keys import SiteKeys, hello_of
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
 from fairflare.privacy.sums.ring import Layout
@@ -83,7 +83,8 @@ def quantised_mean(
             change = start[name].double() + torch.from_numpy(total / 2**fraction)
             change = change.clamp(min=0) if name.endswith("running_var") else change
             found[name] = change.to(start[name].dtype)
-    steps = max(of["num_steps"] for of in run.results["rounds"][current_round]["train"].values())
+    trained = run.results["rounds"][current_round]["train"].items()
+    steps = max(told["num_steps"] for site, told in trained if not of or site in of)
     return found | {name: start[name] + steps for name in start if name.endswith("num_batches_tracked")}
 
 
@@ -866,7 +867,9 @@ def test_a_lie_that_spoils_sums_is_confined_to_a_group(task: str, lie: Any, tmp_
     """Hold two rounds at most to be lost, and each model from then on to the sum of the other group without masks."""
     run = lying(tmp_path, task, lie, num_rounds=4)()
     assert lost_rounds(run) == [0, 1]
-    group, other = map(sorted, drawn(run.rounds.asking.form["run"], run.rounds.sums.kept["weights"]["params"]["sites"]))
+    group, other = map(
+        sorted, draw_groups(run.rounds.asking.form["run"], run.rounds.sums.kept["weights"]["params"]["sites"])
+    )
     liars, rest = (group, other) if LIAR in group else (other, group)
     *lost, third, fourth = run.results["rounds"]
     for record in (third, fourth):
@@ -964,7 +967,7 @@ def test_with_fewer_than_six_sites_the_run_ends_after_two_lost_rounds(tmp_path: 
 def test_a_site_whose_file_forbids_groups_stays_out_of_them(tmp_path: Path) -> None:
     local = {"sites": {"site-1": {"secure": "sums_of_all"}}}
     run = lying(tmp_path, "release", own_keys(lambda key: bytes(32)), num_rounds=3, local=local, experiment="e")
-    (left,) = [part for part in drawn("e", {f"site-{k}": 8.0 + 4 * k for k in range(1, 7)}) if "site-1" in part]
+    (left,) = [part for part in draw_groups("e", {f"site-{k}": 8.0 + 4 * k for k in range(1, 7)}) if "site-1" in part]
     if LIAR in left:
         run()
     else:  # the other group has the liar

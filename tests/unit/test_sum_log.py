@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairflare.core.states import layerwise_average
-from fairflare.privacy.sums.exposure import Limits, drawn, exposure
+from fairflare.privacy.sums.exposure import Limits, draw_groups, exposure
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Pairs, SiteKeys, SumRefused
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
@@ -353,7 +353,7 @@ def test_norms_are_summed_once_for_each_model_of_a_round(net: Network) -> None:
 # ------------------------------------------------------------------------------------------------ groups of sites
 
 SIX = "abcdef"
-PARTS = drawn("e", dict.fromkeys(SIX, 1 / 6))
+PARTS = draw_groups("e", dict.fromkeys(SIX, 1 / 6))
 OTHER = [dict.fromkeys(part, 1 / 3) for part in ("abd", "cef") if dict.fromkeys(part, 1 / 3) not in PARTS]
 
 
@@ -378,16 +378,16 @@ def test_the_draw_is_that_of_the_names() -> None:
 
     even = dict.fromkeys("hgfedcba", 1 / 8)
     first = order(b"0")
-    assert [*map(sorted, drawn("e", even))] == sorted([sorted(first[::2]), sorted(first[1::2])])
-    assert all(weight == 1 / 4 for part in drawn("e", even) for weight in part.values())
+    assert [*map(sorted, draw_groups("e", even))] == sorted([sorted(first[::2]), sorted(first[1::2])])
+    assert all(weight == 1 / 4 for part in draw_groups("e", even) for weight in part.values())
     many = [dict.fromkeys(map(str, range(n)), 1.0) for n in (3, 5, 6, 8, 11)]
-    assert [sorted(map(len, drawn("e", of))) for of in many] == [[], [], [3, 3], [4, 4], [3, 4, 4]]
-    assert drawn("e", many[4]) != drawn("f", many[4])
+    assert [sorted(map(len, draw_groups("e", of))) for of in many] == [[], [], [3, 3], [4, 4], [3, 4, 4]]
+    assert draw_groups("e", many[4]) != draw_groups("f", many[4])
     # Two large sites: a group of both has a site with at most half of the weight, the first turn in which they are one.
     large = even | {first[0]: 1.0, first[1]: 1.0}
     (turn, *_) = (k for k in range(99) if (of := order(b"%d" % k)).index(first[0]) % 2 == of.index(first[1]) % 2)
-    assert [*map(sorted, drawn("e", large))] == sorted([sorted(order(b"%d" % turn)[k::2]) for k in (0, 1)])
-    assert drawn("e", even | {"a": 5.0}) == []  # no group in which a has but half of the weight
+    assert [*map(sorted, draw_groups("e", large))] == sorted([sorted(order(b"%d" % turn)[k::2]) for k in (0, 1)])
+    assert draw_groups("e", even | {"a": 5.0}) == []  # no group in which a has but half of the weight
 
 
 def test_the_sum_of_a_group_after_a_lost_round(tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_sums_of_two_partitions_would_give_single_sites_away(tmp_path: Path) -> 
     seven, draws = "abcdefg", torch.Generator().manual_seed(1)
     net = Network(tmp_path, seven)
     net.sum_of(ask([1 / 7] * 7))
-    first = drawn("e", dict.fromkeys(seven, 1 / 7))
+    first = draw_groups("e", dict.fromkeys(seven, 1 / 7))
     small, large = sorted(map(list, first), key=len)
     dealt(net, first)
     opened = {part: net.sum_of(of_group(part[0], first)) for part in (tuple(small), tuple(large))}

@@ -37,7 +37,7 @@ from fairflare.federation.site.sampling import refuse_if
 from fairflare.federation.site.sums import HELLOS, PARTS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.base.rule import LayerWeights, State, Weighing
-from fairflare.privacy.sums.exposure import Limits, drawn, softened
+from fairflare.privacy.sums.exposure import Limits, draw_groups, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE, hello_of, need
 from fairflare.privacy.sums.masks import (
     CLASS_GRADIENTS,
@@ -391,7 +391,7 @@ class SecureSums:
         totals, plain, own = dict[str, dict[str, Addition]](), list[Any](), dict[str, dict[str, bytes]]()
         for part in parts:
             if tuple(part) not in done:
-                of_part = {q.label: Addition(_of_part(q, part) if dealt else q, layout) for q, layout in asked}
+                of_part = {q.label: Addition(_group_question(q, part) if dealt else q, layout) for q, layout in asked}
                 totals |= dict.fromkeys(part, of_part)
                 plain += [total.question.plain() for total in of_part.values()]
         told = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
@@ -440,16 +440,16 @@ class SecureSums:
         for part in parts:
             try:
                 if own.keys() >= part.keys():
-                    keys = {name: {site: own[site][name] for site in part} for name in totals[min(part)]}
-                    done[tuple(part)] = {name: of.opened(keys[name]) for name, of in totals[min(part)].items()}
+                    sums = totals[min(part)].items()
+                    done[tuple(part)] = {name: of.opened({s: own[s][name] for s in part}) for name, of in sums}
             except SumSpoiled as error:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
         if lost := {site: "" for site in members if not any(site in part for part in done)}:
-            raise SitesLost(self._left(lost, told[PRESENT], masked.left_out))
-        return [_joined(done, *one) for one in asked]
+            raise SitesLost(self._leave(lost, told[PRESENT], masked.left_out))
+        return [_join_groups(done, *one) for one in asked]
 
-    def _left(self, lost: Mapping[str, str], released: Sequence[str], gone: Mapping[str, str]) -> dict[str, str]:
+    def _leave(self, lost: Mapping[str, str], released: Sequence[str], gone: Mapping[str, str]) -> dict[str, str]:
         """Record sites whose group has no sum, and return why; leave the group out for good if all its sites sent.
 
         Args:
@@ -458,14 +458,9 @@ class SecureSums:
             gone: reasons why sites have sent none.
         """
         for part in (part for part in self.kept["parts"] if part.keys() & lost.keys()):
-            wrong, lacks = (
-                part.keys() <= {*released},
-                reasons((site, why) for site, why in gone.items() if site in part),
-            )
-            why = (
-                "is wrong by one of them, nobody can say which; the group is out" if wrong else f"lacks a site. {lacks}"
-            )
-            text = f"the sum of its group, {listed(part)}, {why}"
+            wrong, lacks = part.keys() <= {*released}, [(site, why) for site, why in gone.items() if site in part]
+            why = "is wrong by one of them, nobody can say which; the group is out" if wrong else "lacks a site"
+            text = f"the sum of its group, {listed(part)}, {why}{f'. {reasons(lacks)}' if lacks else ''}"
             self.record.left_out += [LeftOut(site, TASK_MASK, text) for site in part if site in lost]
             self.journal.say(f"round {self.record.current_round}: {text}", warning=True)
             lost = {**lost, **dict.fromkeys(lost.keys() & part.keys(), text)}
@@ -486,7 +481,7 @@ class SecureSums:
         self.renew()
         *_, asked = self.kept["weights"].values()
         weights, due = asked["sites"] or dict.fromkeys(_sites(asked), 1.0), self.kept["lost"] >= PATIENCE
-        parts = self.kept["parts"] or (drawn(self.run.experiment or self.ask.form["run"], weights) if due else [])
+        parts = self.kept["parts"] or (draw_groups(self.run.experiment or self.ask.form["run"], weights) if due else [])
         few = (
             f". {PATIENCE} rounds are lost, and {len(weights)} sites make no two groups of {FEWEST} in which "
             "each has at most half of the weight, and of which one could go on alone. To find the site at fault, begin "
@@ -504,21 +499,19 @@ def _sites(weights: Mapping[str, Any]) -> list[str]:
     return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
 
 
-def _of_part(question: Question, part: Mapping[str, float]) -> Question:
+def _group_question(question: Question, part: Mapping[str, float]) -> Question:
     """Return the question for the sum of one group of sites, whose weights are fixed."""
     return replace(question, table={site: (weight,) * len(question.table[site]) for site, weight in part.items()})
 
 
-def _joined(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
+def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
     """Return the mean over all sites from the opened sums of one or several groups of sites."""
     sums = [of[question.label] for of in done.values()]
     shares = [np.array([question.table[site] for site in part]).sum(0) for part in done]  # by group and layer
-    of_name = layout.columns
 
     def make(name: str) -> torch.Tensor:
-        return torch.stack(
-            [float(share[of_name[name]]) * of[name] for share, of in zip(shares, sums, strict=True)]
-        ).sum(0)
+        means = zip((share[layout.columns[name]] for share in shares), sums, strict=True)
+        return torch.stack([float(share) * of[name] for share, of in means]).sum(0)
 
     return sums[0] if len(sums) == 1 else Made(layout.shapes, make)
 

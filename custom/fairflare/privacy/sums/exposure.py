@@ -78,7 +78,7 @@ def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[s
     return rows, np.flatnonzero(above).tolist()
 
 
-def drawn(experiment: str, weights: Mapping[str, float]) -> list[dict[str, float]]:
+def draw_groups(experiment: str, weights: Mapping[str, float]) -> list[dict[str, float]]:
     """Return groups of sites, with each site's weight in its own; who knows the weights can repeat the draw.
 
     The sites, sorted by the SHA-256 of experiment, turn and name, are dealt to as many groups of at least three as can
@@ -96,9 +96,9 @@ def drawn(experiment: str, weights: Mapping[str, float]) -> list[dict[str, float
         order = sorted((hashlib.sha256(text).digest(), site) for site, text in texts.items())
         dealt = sorted(sorted(site for _, site in order[first::count]) for first in range(count))
         parts = [{s: weights[s] / (sum(weights[one] for one in part) or 1.0) for s in part} for part in dealt]
-        tables: list[Table] = [{site: (weight,) for site, weight in part.items()} for part in parts]
-        fair = all(0 < max(part.values()) <= Limits().max_weight for part in parts)
-        if fair and all(exposure([table]).max() <= Limits().max_exposure for table in tables):
+        shown = [exposure([{site: (weight,) for site, weight in part.items()}]).max() for part in parts]
+        largest = [max(part.values()) for part in parts]
+        if min(largest) > 0 and max(largest) <= Limits().max_weight and max(shown) <= Limits().max_exposure:
             return parts
     return []
 

@@ -15,7 +15,7 @@ import torch
 
 from fairflare.base.checks import first_of
 from fairflare.base.disk.files import append, write_whole
-from fairflare.privacy.sums.exposure import Limits, check_table, drawn, exposure
+from fairflare.privacy.sums.exposure import Limits, check_table, draw_groups, exposure
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
 from fairflare.privacy.sums.masks import BY_PART, GROUPS, NORMS, Question, masks_of, own_key
 from fairflare.privacy.sums.ring import Layout
@@ -183,7 +183,7 @@ class SumLog:
             "would show single sites, so ask for these, or begin another experiment": bool(told) and parts != told[0],
             "its groups are not drawn from the members of a sum of this model in an earlier round, so that they would "
             "show single sites": not told and not any(
-                line["round"] < question.round and drawn(self.experiment, weights) == parts
+                line["round"] < question.round and draw_groups(self.experiment, weights) == parts
                 for line in all_sites
                 # Weights by layer are not those of a site; all are then equal.
                 for weights in ({s: row[0] for s, row in line["table"].items()}, dict.fromkeys(line["members"], 1.0))

@@ -384,7 +384,7 @@ def test_the_draw_is_that_of_the_names() -> None:
     assert [sorted(map(len, draw_groups("e", of))) for of in many] == [[], [], [3, 3], [4, 4], [3, 4, 4]]
     assert draw_groups("e", many[4]) != draw_groups("f", many[4])
     # Two large sites: a group of both has a site with at most half of the weight, the first turn in which they are one.
-    large = even | {first[0]: 1.0, first[1]: 1.0}
+    large = even | {first[0]: 0.5, first[1]: 0.5}
     (turn, *_) = (k for k in range(99) if (of := order(b"%d" % k)).index(first[0]) % 2 == of.index(first[1]) % 2)
     assert [*map(sorted, draw_groups("e", large))] == sorted([sorted(order(b"%d" % turn)[k::2]) for k in (0, 1)])
     assert draw_groups("e", even | {"a": 5.0}) == []  # no group in which a has but half of the weight

@@ -928,6 +928,21 @@ def test_groups_go_with_what_sums_go_with(method: str, of: dict[str, Any], tmp_p
         assert run.results["rounds"][4]["details"]["norms"]["images"].keys() == {*honest}
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("_fast")
+def test_groups_of_sites_whose_certificates_are_pinned(tmp_path: Path) -> None:
+    pins: dict[str, str] = {}
+    local = {"sites": {"site-1": {"secure_pins": pins}}}
+    run = lying(tmp_path, "release", own_keys(lambda key: bytes(32)), num_rounds=4, local=local)
+    provisioned(run, tmp_path / "kits")
+    for site in (f"site-{k}" for k in range(1, 7)):
+        run.wire._arguments(site, "")  # writes the kit
+        shown = (tmp_path / "kits" / site / "client.crt").read_bytes()
+        pins[site] = load_pem_x509_certificate(shown).fingerprint(SHA256()).hex()
+    assert [len(record["accepted"]) for record in run().results["rounds"]] == [0, 0, 3, 3]
+    assert run.results["info"]["sums"].startswith("Secure sums of 3 sites, keys signed with certificates.")
+
+
 @pytest.mark.usefixtures("_fast")
 def test_a_resumed_run_has_the_same_groups(tmp_path: Path, monkeypatch: Any) -> None:
     """Kill the server before the first checkpoint of a sum of groups; hold the whole to a run that is not killed."""

@@ -8,19 +8,24 @@ message travels. Processor seconds of one thread, the best of the runs.
 With ``--run`` a second table instead: a round of runs with and without ``secure=sums`` in one process, in which nearly
 nothing is trained: bytes of tensors and of all else in the messages, and processor seconds of all sites and the server.
 
+With ``--liar`` a third table: runs in which one site opens its mask with a wrong key in every round. Rounds that are
+lost, sites that go on, and the correlation of the opened sums with a single site's update, which is drawn at random.
+
     python benchmarks/bench_sums.py [--sites 6 20] [--megabytes 12] [--repeat 3]
     python benchmarks/bench_sums.py --run --sites 6 100
+    python benchmarks/bench_sums.py --liar --sites 5 6 9 20
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,12 +36,15 @@ from fairflare.core.states import weighted_average
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.local import run_local
+from fairflare.privacy.sums.exposure import draw_groups
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import SiteKeys
 from fairflare.privacy.sums.masks import Addition, Question, digest
 from fairflare.privacy.sums.ring import Layout, Ring
+from fairflare.reporting.results import read_results
 
 LAYERS = 40  # tensors of the model
 TASK = Path(__file__).with_name("numbers_task.py")
@@ -131,6 +139,38 @@ def in_a_run(method: str, sites: int, megabytes: float) -> str:
     return f"| {method} | {sites} | {' | '.join(cells)} | {sums.seconds / sites:.2f} |"
 
 
+def with_a_liar(sites: int, rounds: int = 6) -> str:
+    """Return a row of the table of runs in which the last site lies."""
+    answer, liar = LocalTransport._answer, f"site-{sites}"
+
+    def lies(transport: LocalTransport, site: str, name: str, task: Message) -> Message:
+        found = answer(transport, site, name, task)
+        if (site, name) == (liar, "release"):
+            found.meta["report"] = {label: bytes(32) for label in found.meta["report"]}
+        return found
+
+    settings = {"local_epochs": 1, "max_weight": 0.5, "secure": "sums", "width": 1000}
+    plan = make_plan("fed_avg", task_file=TASK, sites=sites, num_rounds=rounds, settings=settings)
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(LocalTransport, "_answer", lies):
+        with contextlib.suppress(RoundFailed):
+            run_local(plan, Path(folder))
+        (results,) = Path(folder).rglob("results.json")
+        done = [len(record.accepted) for record in read_results(results.parent).rounds]
+    ends = "the run ends" if len(done) < rounds else str(done[-1])
+    draws = torch.randn(sites, 100_000, generator=torch.Generator().manual_seed(0))
+
+    def correlation(part: Sequence[int]) -> float:
+        return max(float(torch.corrcoef(torch.stack([draws[list(part)].mean(0), draws[k]]))[0, 1]) for k in part)
+
+    parts = draw_groups("bench", dict.fromkeys(map(str, range(sites)), 1.0))
+    largest = max(correlation([int(k) for k in part]) for part in parts)
+    sizes = " + ".join(str(len(part)) for part in parts) if len(parts) > 1 else "-"
+    shown = f"{largest:.2f}" if len(parts) > 1 else "-"
+    return f"| {sites} | {2 if ends == 'the run ends' else done.count(0)} | {sizes} | {ends} | " + (
+        f"{correlation(range(sites)):.2f} | {shown} |"
+    )
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description="secure sums: processor seconds and bytes beside a plain mean")
@@ -138,12 +178,20 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=12, help="of the model in float32")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--run", action="store_true", help="a round of runs in one process")
+    parser.add_argument("--liar", action="store_true", help="runs in one process, in which one site lies")
     parser.add_argument("--methods", nargs="+", default=["fed_avg", "fed_lwr"], help="of these runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.run:
-        logging.disable(logging.WARNING)
+    if args.run or args.liar:
+        logging.disable(logging.ERROR if args.liar else logging.WARNING)
         os.environ["FAIRFLARE_REPORT"] = "0"
+    if args.liar:
+        print("| sites | rounds lost | groups | sites that go on | a site in the sum of all | in that of a group |")
+        print("| --- " * 6 + "|")
+        for num_sites in args.sites:
+            print(with_a_liar(num_sites), flush=True)
+        return
+    if args.run:
         print("| method | sites | MB up | sums | tensors | MB down | sums | KB beside | sums | all | s a site | sums |")
         print("| --- " * 12 + "|")
         of_a_round("fed_avg", 3, 0.01, "sums")  # loads what a first run loads

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairflare.core.states import layerwise_average
-from fairflare.privacy.sums.exposure import Limits
+from fairflare.privacy.sums.exposure import Limits, draw_groups, exposure
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Pairs, SiteKeys, SumRefused
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
@@ -346,6 +348,137 @@ def test_norms_are_summed_once_for_each_model_of_a_round(net: Network) -> None:
     net.sum_of(ask(EVEN, "class_gradients", ring=BUFFERS))
     with pytest.raises(SumRefused, match="attempt 0 is open already"):
         net.sends(ask(fewer, "class_gradients", ring=BUFFERS, attempt=1, model=bytes([3]) * 32), "a")
+
+
+# ------------------------------------------------------------------------------------------------ groups of sites
+
+SIX = "abcdef"
+PARTS = draw_groups("e", dict.fromkeys(SIX, 1 / 6))
+OTHER = [dict.fromkeys(part, 1 / 3) for part in ("abd", "cef") if dict.fromkeys(part, 1 / 3) not in PARTS]
+
+
+def dealt(net: Network, parts: Sequence[Mapping[str, float]]) -> None:
+    """Let the server ask for sums of these groups from now on."""
+    net.logs = {site: SumLog(site, net.root / site, "e", parts=parts) for site in net.sites}
+
+
+def of_group(site: str, parts: Sequence[Mapping[str, float]] = PARTS, **changes: Any) -> Question:
+    """Return the question for the sum of a site's group."""
+    part = next(part for part in parts if site in part)
+    return replace(ask(), table={name: (weight,) for name, weight in part.items()}, **{"round": 1, **changes})
+
+
+def test_the_draw_is_that_of_the_names() -> None:
+    """Hold the draw to one made by hand: sorted by SHA-256 of length-prefixed texts, dealt like cards."""
+
+    def order(turn: bytes) -> list[str]:
+        texts = {s: (b"fairflare-sum-1", b"group", b"e", turn, s.encode()) for s in "abcdefgh"}
+        joined = {s: b"".join(struct.pack("<I", len(x)) + x for x in of) for s, of in texts.items()}
+        return sorted(joined, key=lambda s: hashlib.sha256(joined[s]).hexdigest())
+
+    even = dict.fromkeys("hgfedcba", 1 / 8)
+    first = order(b"0")
+    assert [*map(sorted, draw_groups("e", even))] == sorted([sorted(first[::2]), sorted(first[1::2])])
+    assert all(weight == 1 / 4 for part in draw_groups("e", even) for weight in part.values())
+    many = [dict.fromkeys(map(str, range(n)), 1.0) for n in (3, 5, 6, 8, 11)]
+    assert [sorted(map(len, draw_groups("e", of))) for of in many] == [[], [], [3, 3], [4, 4], [3, 4, 4]]
+    assert draw_groups("e", many[4]) != draw_groups("f", many[4])
+    # Two large sites: a group of both has a site with at most half of the weight, the first turn in which they are one.
+    large = even | {first[0]: 0.5, first[1]: 0.5}
+    (turn, *_) = (k for k in range(99) if (of := order(b"%d" % k)).index(first[0]) % 2 == of.index(first[1]) % 2)
+    assert [*map(sorted, draw_groups("e", large))] == sorted([sorted(order(b"%d" % turn)[k::2]) for k in (0, 1)])
+    assert draw_groups("e", even | {"a": 5.0}) == []  # no group in which a has but half of the weight
+
+
+def test_the_sum_of_a_group_after_a_lost_round(tmp_path: Path) -> None:
+    net = Network(tmp_path, SIX)
+    net.sum_of(ask([1 / 6] * 6))
+    net.start(b"\x02" * 32)
+    dealt(net, PARTS)
+    for part in PARTS:
+        question, site = of_group(min(part)), min(part)
+        opened = net.sum_of(question)
+        assert float((opened["w"] - net.mean(question, "w")).abs().max()) <= 3 * 2.0**-31
+        assert lines(net, site)[-1]["what"] == "released"
+        assert net.opens(question, site, SIX)  # sites of other groups may be there too
+    net.sum_of(of_group("a", round=2, model=b"\x05" * 32))  # and in the rounds to come
+
+
+@pytest.mark.parametrize(
+    ("parts", "question", "why"),
+    [
+        (PARTS[::-1], of_group("a"), "not drawn from the members of a sum of this model"),
+        (PARTS, of_group("a", round=0), "are not drawn from the members of a sum of this model in an earlier round"),
+        (PARTS, of_group("a", model=b"\x07" * 32), "not drawn from the members of a sum of this model"),
+        (OTHER, of_group("a", OTHER), "not drawn from the members of a sum of this model"),
+        ([dict.fromkeys("abcdef", 1 / 6)], replace(ask([1 / 6] * 6), round=1), "not drawn from"),
+        (PARTS, replace(of_group("a"), table=dict.fromkeys("abf", (1 / 3,))), r"its members are .*, its group is \["),
+        (PARTS, replace(of_group("a"), table=dict.fromkeys(of_group("a").table, (0.4,))), "not those of its group"),
+        (PARTS, replace(of_group("a"), label="class_gradients", ring=BUFFERS), "by class are not summed in groups"),
+    ],
+)
+def test_groups_that_a_lying_server_asks_for(parts: Any, question: Question, why: str, tmp_path: Path) -> None:
+    net = Network(tmp_path, SIX)
+    net.sum_of(ask([1 / 6] * 6))
+    dealt(net, parts)
+    with pytest.raises(SumRefused, match=why):
+        net.sends(question, "a")
+
+
+def test_sums_of_two_partitions_would_give_single_sites_away(tmp_path: Path) -> None:
+    """Take sums of {a, b, c} and, a round later, of {a, b, c, d}: d's update; hold all sites to their first groups.
+
+    Updates of neighbouring rounds are nearly equal: here they differ by a tenth of their size.
+    """
+    seven, draws = "abcdefg", torch.Generator().manual_seed(1)
+    net = Network(tmp_path, seven)
+    net.sum_of(ask([1 / 7] * 7))
+    first = draw_groups("e", dict.fromkeys(seven, 1 / 7))
+    small, large = sorted(map(list, first), key=len)
+    dealt(net, first)
+    opened = {part: net.sum_of(of_group(part[0], first)) for part in (tuple(small), tuple(large))}
+    later = {site: of["w"].double() + torch.randn(2, 3, generator=draws) / 80 for site, of in net.updates.items()}
+    victim, joined = large[0], sorted([*small, large[0]])
+    difference = sum(later[site] for site in joined) - 3 * opened[tuple(small)]["w"]
+    pair = torch.stack([difference.flatten(), later[victim].flatten()])
+    assert float(torch.corrcoef(pair)[0, 1]) > 0.95
+    rows = [dict.fromkeys(small, (1 / 3,)), dict.fromkeys(joined, (1 / 4,))]
+    assert float(exposure(rows)[0, joined.index(victim)]) == pytest.approx(1, abs=1e-12)
+    same = [{**part, min(part): part[min(part)] / 2, max(part): part[max(part)] * 1.5} for part in first]
+    swapped = [dict.fromkeys(joined, 1 / 4), dict.fromkeys(sorted(set(large) - {victim}), 1 / 3)]
+    for parts in (swapped, same, []):  # another partition, other weights in the same groups, all sites again
+        dealt(net, parts)
+        for site in seven:
+            question = of_group(site, parts or [dict.fromkeys(seven, 1 / 7)], round=2, model=b"\x05" * 32)
+            with pytest.raises(SumRefused, match="with fixed weights; others would show single sites"):
+                net.sends(question, site)
+
+
+def test_a_lost_round_is_no_way_to_a_second_sum(tmp_path: Path) -> None:
+    """Let a server that has opened a sum say that it was lost, and ask for the same updates, or for fewer sites."""
+    net = Network(tmp_path, SIX)
+    net.sum_of(ask([1 / 6] * 6))
+    net.start(b"\x02" * 32)
+    with pytest.raises(SumRefused, match="summed with other members or weights in round 0"):
+        net.sends(ask([0.2] * 5), "a")  # the same updates
+    with pytest.raises(SumRefused, match=r"summed with other members .* If \['f'\] cannot come back, only another exp"):
+        net.sends(ask([0.2] * 5, round=1), "a")  # trained anew from the same model, so nearly the same updates
+    with pytest.raises(SumRefused, match="another sum of these numbers is not of"):
+        net.sends(ask([0.2] * 5, "anchor", round=1), "a")
+    net.updates["a"]["w"] += 0.01
+    with pytest.raises(SumRefused, match="its numbers are others than before"):
+        net.sends(ask([1 / 6] * 6), "a")
+    net.sends(ask([1 / 6] * 6, round=1), "a")  # the same sites and weights, trained anew: nothing about one of them
+
+
+def test_a_group_in_which_one_site_would_show_is_refused_by_it(tmp_path: Path) -> None:
+    """Ask for equal weights beside a sum of all with others: less the other group's sum it gives the large site's."""
+    net = Network(tmp_path, SIX)
+    large = min(PARTS[0])
+    net.sum_of(ask([4 / 9 if site == large else 1 / 9 for site in SIX]))
+    dealt(net, PARTS)
+    with pytest.raises(SumRefused, match=r"beside that of all sites would show its numbers to 1.0000, .* allows 0.95"):
+        net.sends(of_group(large), large)
 
 
 QUESTIONS = st.tuples(

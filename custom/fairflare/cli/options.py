@@ -215,7 +215,7 @@ def _spelled(command: str, words: Sequence[str], wrong: str, options: Collection
         value = rest.pop(0)
     for other, _, form in (spelling.rpartition(": ") for spelling in spellings):
         if other or not form.startswith("--") or form.partition(" ")[0] in options:
-            shown = form.format(shlex.quote(value) if value else "VALUE")
+            shown = form.replace("{}", shlex.quote(value) if value else "VALUE")
             line = ["fairflare", other or command, shlex.join(words[:place]), shown, shlex.join(rest)]
             return f". Meant is probably: {' '.join(filter(None, line))}"
     return ""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fairflare.base.checks import first_of
 from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
-from fairflare.data.dicom_files import dicom_files, files_of_series, has_dicom_mark
+from fairflare.data.dicom_files import content_of, dicom_files, files_of_series, has_dicom_mark
 from fairflare.data.dicom_values import (
     FLOATS,
     HEADER_TAGS,
@@ -37,7 +37,6 @@ from fairflare.data.dicom_values import (
     stored_values,
 )
 from fairflare.data.geometry import Misfit, Plane, Stack, stack
-from fairflare.data.image_file import misnamed
 from fairflare.data.intensity import Window
 
 DEFLATED = "1.2.840.10008.1.2.1.99"  # transfer syntax of files that are compressed as a whole, of unknown size
@@ -192,10 +191,10 @@ def _header(path: Path, stamp: int) -> Picture:
 
     check_stop()
     if not has_dicom_mark(path):
-        raise ValueError(
-            misnamed(path)
-            or "it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
-        )
+        what = content_of(path)
+        kind = f"by its first bytes it is a {what.removeprefix('.nii')} file" if what[:1] == "." else f"it is {what}"
+        missing = "it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
+        raise ValueError(kind if what else missing)
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     if syntax == DEFLATED:

@@ -466,10 +466,7 @@ def _image_file(path: Path, is_folder: bool, stamp: int, size: int) -> ImageFile
 
 @lru_cache
 def load_readers(kind: type[ImageFile]) -> None:
-    """Import everything that reads and rotates a kind of file, in one thread at a time.
-
-    Threads that import parts of one package at the same time can see modules that are half imported.
-    """
+    """Import all that reads a kind of file, in one thread: others could see modules that are half imported."""
     with IMPORTING, suppress(ModuleNotFoundError):  # reading names a package that is missing, where a file needs it
         import nibabel  # noqa: F401
 

@@ -72,7 +72,8 @@ TOLD = {
     "group_bins": "beside it: bins of the histograms of probabilities",
     "calibration_bins": "beside it: bins of the told class's probability",
     "sums": "in a run with `secure=sums`: the run's random number; in `keys` all sites' public keys with their "
-    "certificates; in `mask` and `release` which sums are asked, with all sites' weights (by class or group)",
+    "certificates; in `mask` and `release` which sums are asked, with all sites' weights (by class or group), and "
+    "after lost rounds the groups of sites in which they are opened",
     "directives": "what the method tells the sites, see below; whether validation is on fixed patches of volumes "
     "(`patchwise`); in `validate`, where sites annotate different "
     "structures: those that the site's figure is over (`compared`); in `norms`: which norms are done (`done`), the "

@@ -67,6 +67,7 @@ class Experiment:
         self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
         self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
         self.memory = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
+        self.sums: dict[str, Any] = {}  # what secure sums keep from round to round
         self._config: dict[str, Any] = {}
         self._sites: list[str] = []
 
@@ -142,6 +143,7 @@ class Experiment:
         info["resumed_at_round"] = found.next_round
         info["said"] = found.extra.get("said", {})  # used in model files until the sites report again
         info[PRIVACY] = found.extra.get(PRIVACY, {})
+        self.sums |= found.extra.get("sums", {})
         differences = [*found.passed_over, *self._differences(found, info)]
         if differences:
             info["resumed_with"] = differences
@@ -207,6 +209,7 @@ class Experiment:
             "synthetic": self.journal.synthetic,
             "said": self.journal.info.get("said", {}),
             PRIVACY: self.journal.info.get(PRIVACY, {}),
+            "sums": self.sums,
             "best": best.state_dict(),
             "best_round": None if best.made is None else best.made + 1,  # the round that began with the best model
         }

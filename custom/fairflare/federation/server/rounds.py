@@ -53,7 +53,7 @@ from fairflare.federation.server.first_model import first_model
 from fairflare.federation.server.personalisation import own_models
 from fairflare.federation.server.recalibration import Recalibration
 from fairflare.federation.server.retraining import Retraining
-from fairflare.federation.server.sums import SecureSums, SitesLost
+from fairflare.federation.server.sums import SecureSums, SitesLost, SumLost
 from fairflare.federation.site.replies import reasons
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
 from fairflare.methods.fed_avg import WithoutReports
@@ -108,6 +108,7 @@ class Rounds:
         )
         self.check = Check(task, run, self.asking, self.journal, self.retraining, self.metrics)
         self.sums = self.collector.sums = SecureSums(run, self.asking, self.journal) if run.secure else None
+        self.experiment.sums = self.sums.kept if self.sums is not None else {}
         self.at_home, self.network = AtHome(), dict[str, Any]()
         self.recalibration = Recalibration(task, bounds, self.asking, self.journal, self.sums)
         self._went_back_from: set[int] = set()
@@ -286,9 +287,16 @@ class Rounds:
         self.journal.training(train, record)
         if len(record.accepted) < self.settings.min_sites:
             raise self.asking.too_few(train)
-        if asks_again and len(self.collector.labelled) > 1:
-            self._ask_about_anchor(record)
-        next_state = self._aggregate(record, state, train)
+        before = {} if self.sums is None else self.retraining.state_dict()
+        try:
+            if asks_again and len(self.collector.labelled) > 1:
+                self._ask_about_anchor(record)
+            next_state = self._aggregate(record, state, train)
+        except SumLost as lost:
+            assert self.sums is not None
+            self.retraining.load_state_dict(before)
+            next_state, record.accepted, record.site_weights, record.layers = state, [], None, None
+            self.sums.lose(lost, last=current_round + 1 == run.rounds_in_all)
         if self.settings.tests(current_round):
             tested = self.test(next_state, current_round + 1)  # a site that fails is left out of the test alone
             record.test = tested.test

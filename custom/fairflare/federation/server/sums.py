@@ -3,15 +3,21 @@
 The sites agree on keys that the server does not know. In each round the sites train and report, and the rule weighs.
 Every site then receives the whole table of weights and sends its weighted update under masks, which cancel only in the
 sum over all sites. If a site is lost before the sum is opened, a new attempt is made with fewer sites; a site that is
-lost while the sum is opened is asked again. ``docs/secure_sums.md`` says what the server learns all the same.
+lost while the sum is opened is asked again. A sum that cannot be opened costs its round, and new keys follow; after two
+such rounds sums are opened in groups of sites, so that what is wrong is confined to a group.
+``docs/secure_sums.md`` says what the server learns all the same.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,17 +33,31 @@ from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.site.groups import blank, pieces
 from fairflare.federation.site.replies import named, printable, read_head, reasons
-from fairflare.federation.site.sums import HELLOS, PRESENT, QUESTIONS, RUN, SATURATED
+from fairflare.federation.site.sampling import refuse_if
+from fairflare.federation.site.sums import HELLOS, PARTS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.base.rule import LayerWeights, State, Weighing
-from fairflare.privacy.sums.exposure import Limits, softened
-from fairflare.privacy.sums.keys import FEWEST, SIZE
-from fairflare.privacy.sums.masks import CLASS_GRADIENTS, GROUPS, NORMS, Addition, Question, SumSpoiled, digest
+from fairflare.privacy.sums.exposure import Limits, draw_groups, softened
+from fairflare.privacy.sums.keys import FEWEST, SIZE, hello_of, need
+from fairflare.privacy.sums.masks import (
+    CLASS_GRADIENTS,
+    GROUPS,
+    MEANS,
+    NORMS,
+    Addition,
+    Question,
+    SumSpoiled,
+    digest,
+)
 from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
 from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
 
 MOST_OF_HELLO = 2**14  # bytes of one part of a hello
 PAUSE = 1.0  # seconds until sites are asked again for their own masks; doubled each time
+PATIENCE = 2  # lost rounds after which sums are opened in groups of sites
+REFUSES = re.compile(r"^site '[^']*' says: .*?site '([^']*)'")  # a site's reason that is about another site
+NOBODY: Mapping[str, str] = MappingProxyType({})
+LATE = "not in the sums that were lost before the sites were dealt to groups; another experiment has it in again"
 MASKED = (
     Field(SATURATED, "whole", low=0, of=NO_IMAGES, doc="how many numbers of the update the bound of the sum cut"),
 )
@@ -47,54 +67,90 @@ class SitesLost(Exception):
     """Signal that a sum cannot be opened, as some of its sites are lost; the argument: reasons by lost site."""
 
 
+class SumLost(RoundFailed):
+    """Signal that the sum of all sites is none, which costs the round."""
+
+
 class SecureSums:
     """Lead the exchanges with the sites that secure sums need, at the server.
 
     Args:
         run: settings of the run.
         ask, journal: the run's exchange with the sites, and its journal.
+
+    Attributes:
+        kept: what a resumed job must know: number of lost rounds, the model and the weights of the last one, and the
+            groups in which sums are opened, with each site's weight in its own.
+        out: reason for each site whose group is left out for the rest of the job.
     """
 
     def __init__(self, run: RunSettings, ask: Exchange, journal: Journal) -> None:
         self.run, self.ask, self.journal = run, ask, journal
-        self.id = os.urandom(SIZE)  # a resumed job is a new run with new keys
-        self.agreed: list[str] = []
+        self.kept: dict[str, Any] = {"lost": 0, "model": "", "weights": {}, "parts": []}
+        self.out: dict[str, str] = {}
         self.attempt = 0
-        ask.form["sums"] = {RUN: self.id}
+        self._asked: dict[str, dict[str, Any]] = {}
+        self._done: dict[tuple[bytes, str], dict[tuple[str, ...], dict[str, State]]] = {}
         self._anchor: tuple[list[str], State] | None = None
+        self.renew()
 
-    def agree(self, current_round: int, live: Sequence[str], *, two: bool = False) -> dict[str, str]:
+    def renew(self) -> None:
+        """Have the sites agree on new keys before the next sum; a resumed job has new keys too."""
+        self.id, self.agreed, self._owners = os.urandom(SIZE), list[str](), dict[bytes, str]()
+        self.ask.form["sums"] = {RUN: self.id}
+
+    def agree(
+        self, current_round: int, live: Sequence[str], *, two: bool = False, out: Mapping[str, str] = NOBODY
+    ) -> dict[str, str]:
         """Let the live sites agree on keys unless they have done so; return the reason for each site without a key.
+
+        A site whose key two others refuse is left out; if only one does, that one is.
 
         Args:
             current_round, live: number of the round, and its sites.
             two: whether the round opens two sums of the same numbers; the sites then demand one more member.
+            out: reasons for sites that are left out already.
 
         Raises:
-            RoundFailed: a site refuses another site's key, or too few sites have keys.
+            RoundFailed: too few sites have keys.
         """
+        dealt = {site for part in self.kept["parts"] for site in part}
+        out = {**out, **{s: self.out.get(s, LATE) for s in live if s in self.out or (dealt and s not in dealt)}}
+        live = [site for site in live if site not in out]
+        if {*self.agreed} & {*self.out}:  # a site counts all with whom it has agreed as members to come
+            self.renew()
         if set(live) <= set(self.agreed):
-            return {}
+            return out
         hellos: dict[str, dict[str, bytes]] = {}
 
         def said(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            hellos[site] = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
+            told = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
+            owner = self._owners.setdefault((hello := told.get("hello", b""))[-SIZE:], site)
+            refuse_if(site, {
+                "its hello is of another run, site or version": hello != hello_of(self.id, site, hello),
+                f"it shows the key of site {owner!r}, which sent it first": owner != site,
+            })  # fmt: skip
+            hellos[site] = told
             return {}
 
-        timeout, least = self.run.check_timeout, max(FEWEST + two, self.run.min_sites)
+        timeout, own, two = self.run.check_timeout, self.run.min_sites, two and not dealt
+        least = max(FEWEST + two, own)
         first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said)
         if len(first.good) >= least:
             told = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
             second = self.ask(TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only, sums=told)
-        left = {**first.left_out, **second.left_out}
-        refused = second is not first and len(second.left_out) > len(second.unheard)
-        if refused or len(second.good) < least:
-            why = f"{len(second.good)} site(s) agreed on keys, needed are {least} sites, none of which refuses"
-            if second is first:  # too few sites sent keys, so none was asked to agree
-                why = (
-                    f"{len(first.good)} site(s) sent keys, secure sums{' of this method' * two} need {least} sites"
-                    f"{'; fed_avg needs one less' * (two and least > self.run.min_sites)}"
-                )
+        left = {**out, **first.left_out, **second.left_out}
+        about = {why: found[1] for why in second.left_out.values() if (found := REFUSES.search(why))}
+        (worst, count), *_ = [*Counter(about.values()).most_common(1), ("", 0)]
+        if count > 1 and worst in hellos:
+            self.renew()  # the others have agreed with it already, and would miss it
+            rest, why = [site for site in live if site != worst], next(w for w, site in about.items() if site == worst)
+            return self.agree(current_round, rest, two=two, out={**out, worst: why})
+        if len(second.good) < least:
+            why = (
+                f"{len(second.good)} site(s) {'sent' if second is first else 'agreed on'} keys, secure sums"
+                f"{' of this method' * two} need {least} sites{'; fed_avg needs one less' * (two and least > own)}"
+            )
             raise RoundFailed(
                 f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second
             )
@@ -123,7 +179,8 @@ class SecureSums:
         """
         self.record, self.received, self.kinds = record, received, kinds(received, trained)
         self.model = digest({name: received[name] for name in (*self.kinds.params, *self.kinds.buffers)})
-        self.attempt, self._anchor = 0, None
+        self.attempt, self._anchor, self._begun, self._asked, self._done = 0, None, self.model.hex(), {}, {}
+        self._before = self.kept["weights"] if self.kept["model"] == self._begun else {}
 
     def anchor(self, sites: Sequence[str], steps: Mapping[str, int | None]) -> State:
         """Return the plain mean of the sites' models.
@@ -203,6 +260,8 @@ class SecureSums:
             RoundFailed: a site is lost while the sum is opened.
         """
         self.record, self.model, self._anchor = record, digest(asked), None
+        record.left_out += [LeftOut(site, TASK_MASK, why) for site, why in self.out.items() if site in has]
+        has = {site: of for site, of in has.items() if site not in self.out}
         names, members = next((names for names, _ in has.values()), []), sorted(has)
         if len(has) < FEWEST:
             self.journal.say(f"groups: {len(has)} site(s) have sums, needed are {FEWEST}: none is opened", warning=True)
@@ -238,9 +297,17 @@ class SecureSums:
     def _sum(
         self, labels: tuple[str, str], weighing: Weighing, steps: Mapping[str, int | None]
     ) -> tuple[Weighing, State]:
-        """Return the weights that were used, and the received model with the mean update."""
+        """Return the weights that were used, and the received model with the mean update.
+
+        Raises:
+            SitesLost, SumLost: as :meth:`_opened`.
+        """
+        members, before = _sites(vars(weighing)), {} if self.kept["parts"] else self._before.get(labels[0], {})
+        if before:  # other members or weights beside the lost sum of this model would show single sites
+            why = f"{listed(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
+            need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
+            weighing = replace(weighing, **before)
         layers = weighing.layers
-        members = sorted(weighing.sites or next(iter((layers or {}).values())))
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
         asked, even = list[tuple[Question, Layout]](), (set[str](), set[str]())
         parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, even, strict=True)
@@ -249,7 +316,9 @@ class SecureSums:
                 like = {name: self.received[name] for name in names}
                 asked.append(self._question(label, ring, like, layers or {"": of_sites}, members, of_part))
         weighing = self._evened(weighing, even, members)
-        if by_class := weighing.by_class:
+        self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
+        # In groups, classes that not all sites have would give single sites away beside earlier sums of all.
+        if by_class := None if self.kept["parts"] else weighing.by_class:
             few = [label for label, of in by_class.items() if sum(map(bool, of.values())) < FEWEST]
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
             asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
@@ -274,9 +343,11 @@ class SecureSums:
         """Return the question for a mean, and its layout; add to ``even`` the layers that must have equal weights."""
         layout = Layout.of(like, None if by_layer.keys() == {""} else layers_of(like))
         table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
-        opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None)
+        in_parts = bool(self.kept["parts"]) and label != GROUPS  # a group's weights are fixed, and so one sum is enough
+        opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None and not in_parts)
         table, columns = softened(table, opened, Limits().max_exposure)
         even |= {layout.layers[column] for column in columns}
+        label = MEANS[label] if in_parts else label
         return Question(self.record.current_round, self.attempt, label, ring, self.model, table), layout
 
     def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
@@ -305,58 +376,144 @@ class SecureSums:
         return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
 
     def _opened(self, asked: Sequence[tuple[Question, Layout]], members: list[str]) -> list[State]:
-        """Ask all members for masked vectors, then for the keys of their own masks, and return the opened sums."""
-        self.attempt, number = self.attempt + 1, self.record.current_round
-        totals = {question.label: Addition(question, layout) for question, layout in asked}
-        own: dict[str, dict[str, bytes]] = {}
-        told = {RUN: self.id, QUESTIONS: [question.plain() for question, _ in asked]}
+        """Ask all members for masked vectors, then for the keys of their own masks, and return the opened sums.
+
+        A sum that a group of sites has opened in this round is not asked for again.
+
+        Raises:
+            SitesLost: sites were lost before any mask was opened, or groups have no sum.
+            SumLost: the sites have opened their masks, and the sum of all is none.
+        """
+        self.attempt, number, label = self.attempt + 1, self.record.current_round, asked[0][0].label
+        dealt: list[dict[str, float]] = self.kept["parts"] if label != GROUPS else []
+        parts = [part for part in dealt if part.keys() <= {*members}] if dealt else [dict.fromkeys(members, 1.0)]
+        done = self._done.setdefault((self.model, label), {})
+        totals, plain, own = dict[str, dict[str, Addition]](), list[Any](), dict[str, dict[str, bytes]]()
+        for part in parts:
+            if tuple(part) not in done:
+                of_part = {q.label: Addition(_group_question(q, part) if dealt else q, layout) for q, layout in asked}
+                totals |= dict.fromkeys(part, of_part)
+                plain += [total.question.plain() for total in of_part.values()]
+        told = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
         def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
             clipped = read_report(read_head(site, message, number).get("report"), MASKED, site)[SATURATED]
             sent = message.params if isinstance(message.params, Mapping) else {}
-            if sent.keys() != totals.keys():
-                had = listed([str(name)[:40] for name in sent], 5)
-                raise ReportError(f"site {site!r}: asked for the sums {listed(totals)}, it sent {had or 'none'}")
+            had, numbers = listed([str(name)[:40] for name in sent], 5), sum(layout.numbers for _, layout in asked)
+            refuse_if(site, {
+                f"asked for the sums {listed(totals[site])}, it sent {had or 'none'}":
+                    sent.keys() != totals[site].keys(),
+                f"field {SATURATED!r} is {clipped}, its update has {numbers} numbers": clipped > numbers,
+            })  # fmt: skip
             try:
-                for label, total in totals.items():
+                for label, total in totals[site].items():
                     total.add(site, clean_tensor(label, sent[label]))
             except (TypeError, ValueError) as error:
                 raise ReportError(named(site, printable(str(error)))) from error
-            if clipped > 1e-6 * (numbers := sum(layout.numbers for _, layout in asked)):
+            if clipped > 1e-6 * numbers:
                 text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
                 self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
             return {}
 
         def open_own(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            own[site] = _bytes_of(site, message, number, set(totals), SIZE, all_of=True)
+            own[site] = _bytes_of(site, message, number, set(totals[site]), SIZE, all_of=True)
             return {}
 
         timeout = self.run.anchor_timeout
-        masked = self.ask(TASK_MASK, number, {}, members, timeout, add, sums=told)
+        masked = self.ask(TASK_MASK, number, {}, sorted(totals), timeout, add, sums=told)
         self.journal.left_out(masked, self.record)
-        if lost := {site: masked.left_out[site] for site in members if site not in masked.good}:
-            self.agreed = [site for site in self.agreed if site not in lost]  # it may have lost its key
-            raise SitesLost(lost)
-        told[PRESENT], missing, pause = members, members, PAUSE
-        end = time.monotonic() + timeout
-        while missing:  # a site that released its mask joins no other attempt: exactly these sites are needed
+        self.agreed = [site for site in self.agreed if site not in masked.left_out]  # it may have lost its key
+        if masked.left_out and not dealt:
+            raise SitesLost({site: masked.left_out[site] for site in members if site in masked.left_out})
+        told[PRESENT] = missing = sorted(s for part in parts if masked.good.keys() >= part.keys() for s in part)
+        pause, end, over = PAUSE, time.monotonic() + timeout, False
+        while missing and not over:  # a site that released its mask joins no other attempt: exactly these are needed
             phase = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
-            missing = [site for site in members if site not in own]
-            if pause == PAUSE or not missing:
+            missing, over = [site for site in missing if site not in own], time.monotonic() + pause > end
+            if pause == PAUSE or over or not missing:
                 self.journal.left_out(phase, self.record)
-            if missing and time.monotonic() + pause > end:
-                raise RoundFailed(
-                    f"round {number}, release of the masks: {reasons(phase.left_out.items())}. Without all of "
-                    f"{listed(members)} the sum cannot be read. With an experiment id, start the same run again when "
-                    "they are back: it goes on from its checkpoint",
-                    phase,
-                )
-            time.sleep(pause * bool(missing))
+            if missing and over and not dealt:
+                why = f"{reasons(phase.left_out.items())}. Without all of {listed(members)} the sum cannot be read"
+                raise SumLost(f"round {number}, release of the masks: {why}", phase)
+            time.sleep(pause * bool(missing and not over))
             pause *= 2
-        try:
-            return [total.opened({site: own[site][label] for site in members}) for label, total in totals.items()]
-        except SumSpoiled as error:
-            raise RoundFailed(f"round {number}: {error}") from error
+        for part in parts:
+            try:
+                if own.keys() >= part.keys():
+                    sums = totals[min(part)].items()
+                    done[tuple(part)] = {name: of.opened({s: own[s][name] for s in part}) for name, of in sums}
+            except SumSpoiled as error:
+                if not dealt:
+                    raise SumLost(f"round {number}: {error}") from error
+        if lost := {site: "" for site in members if not any(site in part for part in done)}:
+            raise SitesLost(self._leave(lost, told[PRESENT], masked.left_out))
+        return [_join_groups(done, *one) for one in asked]
+
+    def _leave(self, lost: Mapping[str, str], released: Sequence[str], gone: Mapping[str, str]) -> dict[str, str]:
+        """Record sites whose group has no sum, and return why; leave the group out for good if all its sites sent.
+
+        Args:
+            lost: the sites.
+            released: sites of groups all of which have sent their numbers.
+            gone: reasons why sites have sent none.
+        """
+        for part in (part for part in self.kept["parts"] if part.keys() & lost.keys()):
+            wrong, lacks = part.keys() <= {*released}, [(site, why) for site, why in gone.items() if site in part]
+            why = "is wrong by one of them, nobody can say which; the group is out" if wrong else "lacks a site"
+            text = f"the sum of its group, {listed(part)}, {why}{f'. {reasons(lacks)}' if lacks else ''}"
+            self.record.left_out += [LeftOut(site, TASK_MASK, text) for site in part if site in lost]
+            self.journal.say(f"round {self.record.current_round}: {text}", warning=True)
+            lost = {**lost, **dict.fromkeys(lost.keys() & part.keys(), text)}
+            self.out |= {site: text for site in part if wrong}
+        return dict(lost)
+
+    def lose(self, lost: SumLost, *, last: bool) -> None:
+        """Count a lost round; deal the sites to groups after :data:`PATIENCE` of them.
+
+        Args:
+            lost: why the sum is none.
+            last: whether no round follows.
+
+        Raises:
+            RoundFailed: no round has got a sum, or the sites are too few for two groups.
+        """
+        self.kept |= {"lost": self.kept["lost"] + 1, "model": self._begun, "weights": {**self._before, **self._asked}}
+        self.renew()
+        *_, asked = self.kept["weights"].values()
+        weights, due = asked["sites"] or dict.fromkeys(_sites(asked), 1.0), self.kept["lost"] >= PATIENCE
+        parts = self.kept["parts"] or (draw_groups(self.run.experiment or self.ask.form["run"], weights) if due else [])
+        few = (
+            f". {PATIENCE} rounds are lost, and {len(weights)} sites make no two groups of {FEWEST} in which "
+            "each has at most half of the weight, and of which one could go on alone. To find the site at fault, begin "
+            f"other experiments, each without another site ({FEWEST} are needed)"
+        ) * (due and not parts)
+        need(self.kept["lost"] < self.run.rounds_in_all and (last or not few), RoundFailed(f"{lost}{few}"))
+        self.kept["parts"] = parts
+        groups = f". From now on sums are opened in groups: {'; '.join(map(listed, parts))}" * bool(parts)
+        text = f"the round is lost, and the model stays as it was: {lost}{groups}"
+        self.journal.note(f"round {self.record.current_round}: {text}", warning=True)
+        self.record.warnings = [*self.record.warnings, Warned("", "secure", 1.0, 0.0, text)]
+
+
+def _sites(weights: Mapping[str, Any]) -> list[str]:
+    return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
+
+
+def _group_question(question: Question, part: Mapping[str, float]) -> Question:
+    """Return the question for the sum of one group of sites, whose weights are fixed."""
+    return replace(question, table={site: (weight,) * len(question.table[site]) for site, weight in part.items()})
+
+
+def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
+    """Return the mean over all sites from the opened sums of one or several groups of sites."""
+    sums = [of[question.label] for of in done.values()]
+    shares = [np.array([question.table[site] for site in part]).sum(0) for part in done]  # by group and layer
+
+    def make(name: str) -> torch.Tensor:
+        means = zip((share[layout.columns[name]] for share in shares), sums, strict=True)
+        return torch.stack([float(share) * of[name] for share, of in means]).sum(0)
+
+    return sums[0] if len(sums) == 1 else Made(layout.shapes, make)
 
 
 def _head_only(phase: Phase, site: str, message: Message) -> dict[str, float]:

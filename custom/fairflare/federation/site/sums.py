@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 SHOWN = "shown"  # key beside stored numbers: names of the parts (classes, groups) of which the site has numbers
 KEPT = "sum_update"  # name under which a site stores the update of a round, with the rest of its answer
 KIT = ("client.crt", "client.key", "rootCA.pem")  # files of a startup kit
-RUN, HELLOS, QUESTIONS, PRESENT = "run", "hellos", "questions", "present"  # keys in a task's ``sums``
+RUN, HELLOS, QUESTIONS, PRESENT, PARTS = "run", "hellos", "questions", "present", "parts"  # keys in a task's ``sums``
+OF_ALL = "sums_of_all"  # value of the site's setting ``secure``: it takes part in no sum of a group of sites
 SATURATED = "saturated"  # key in the report
 Most = Annotated[float, Field(strict=True, gt=0, le=1)]
 
@@ -54,13 +55,13 @@ def check_asked(worker: SiteWorker, request: SiteTask) -> None:
     Raises:
         SumRefused: the run does not use secure sums.
     """
-    sums_only = _own(worker, "secure", "", Literal["", "sums"])
+    sums_only = _secure(worker)
     sends = request.num_rounds if request.name == TASK_CHECK else request.name != TASK_VALIDATE
     if sums_only and (sends or request.groups) and not request.sums:
         remedy = (
             "set secure=sums for the run (--set secure=sums)" if request.num_rounds else "leave groups out of the test"
         )
-        raise SumRefused(worker.site, f"its own file has secure=sums, the run has not; {remedy}")
+        raise SumRefused(worker.site, f"its own file has secure={sums_only}, the run has not; {remedy}")
 
 
 def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply | None:
@@ -204,10 +205,13 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Ques
         _own(worker, "secure_max_weight", Limits().max_weight, Most),
         _own(worker, "secure_max_exposure", Limits().max_exposure, Most),
     )
-    log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits)
+    parts = _listed(worker, request, PARTS, dict) if PARTS in request.sums else []
+    why = f"its own file has secure={OF_ALL}, and sums are opened in groups of sites now"
+    need(not parts or _secure(worker) != OF_ALL, SumRefused(worker.site, why))
+    log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits, parts)
     pairs = _keys(worker).pairs(request.sums.get(RUN))
-    for plain in _listed(worker, request, QUESTIONS, Mapping):
-        question = Question.read(worker.site, plain)
+    questions = [Question.read(worker.site, plain) for plain in _listed(worker, request, QUESTIONS, Mapping)]
+    for question in (of for of in questions if not parts or worker.site in of.table):
         why = f"field 'round' is {question.round} in round {request.current_round}"
         need(question.round == request.current_round, SumRefused(worker.site, why))
         yield log, question, pairs
@@ -223,6 +227,10 @@ def _listed(worker: SiteWorker, request: SiteTask, name: str, kind: type) -> lis
             f"{'names' if kind is str else 'objects'}, got {value!r:.80}; use the same version at server and sites",
         )
     return value
+
+
+def _secure(worker: SiteWorker) -> str:
+    return str(_own(worker, "secure", "", Literal["", "sums", "sums_of_all"]))
 
 
 def _own(worker: SiteWorker, name: str, usual: Any, kind: Any) -> Any:

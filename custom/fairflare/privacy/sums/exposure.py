@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fairflare.base.checks import first_of
-from fairflare.privacy.sums.keys import FEWEST, Pairs, SumRefused
+from fairflare.privacy.sums.keys import FEWEST, MAGIC, Pairs, SumRefused, fields
 from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
 MOST_SITES = 100  # each site generates a stream of masks for each other site
+TURNS = 200  # with six sites there are ten ways to make two groups
 SAME = 1e-12  # relative size below which a direction of weights adds nothing to the others
 RINGS = {"params": TRAINED, GROUPS: SUMS}  # ring of the vectors of this name; all others have BUFFERS
 
@@ -38,12 +41,16 @@ def exposure(tables: Sequence[Table]) -> Floats:
     and have the same norm. 1: the site's numbers can be solved for.
 
     Args:
-        tables: the weights of each sum, of the same sites; one with a single layer holds for all layers.
+        tables: the weights of each sum; one with a single layer holds for all layers.
 
     Returns:
-        (layers, sites), sites sorted.
+        (layers, sites), all tables' sites, sorted.
     """
-    rows = [np.array([table[site] for site in sorted(tables[0])]).T for table in tables]
+    sites, widths = sorted({site for table in tables for site in table}), [len(min(of.values())) for of in tables]
+    rows = [
+        np.array([table.get(site, (0.0,) * width) for site in sites]).T
+        for table, width in zip(tables, widths, strict=True)
+    ]
     stacked = np.stack(np.broadcast_arrays(*rows), axis=1)  # (layers, sums, sites)
     # A server can subtract one sum from another and read the difference, however little the weights differ.
     stacked[:, 1:] -= stacked[:, :1].copy()
@@ -71,7 +78,34 @@ def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[s
     return rows, np.flatnonzero(above).tolist()
 
 
-def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = ()) -> None:
+def draw_groups(experiment: str, weights: Mapping[str, float]) -> list[dict[str, float]]:
+    """Return groups of sites, with each site's weight in its own; who knows the weights can repeat the draw.
+
+    The sites, sorted by the SHA-256 of experiment, turn and name, are dealt to as many groups of at least three as can
+    be; the first turn counts in which every group may be summed by the usual :class:`Limits`.
+
+    Args:
+        experiment: name of the experiment, else the id of the run.
+        weights: the sites' weights in a sum of all.
+
+    Returns:
+        At least two groups, or none if no turn gives such groups.
+    """
+    for count, turn in itertools.product(range(len(weights) // FEWEST, 1, -1), range(TURNS)):
+        texts = {s: fields(MAGIC, b"group", experiment.encode(), b"%d" % turn, s.encode()) for s in weights}
+        order = sorted((hashlib.sha256(text).digest(), site) for site, text in texts.items())
+        dealt = sorted(sorted(site for _, site in order[first::count]) for first in range(count))
+        parts = [{s: weights[s] / (sum(weights[one] for one in part) or 1.0) for s in part} for part in dealt]
+        shown = [exposure([{site: (weight,) for site, weight in part.items()}]).max() for part in parts]
+        largest = [max(part.values()) for part in parts]
+        if min(largest) > 0 and max(largest) <= Limits().max_weight and max(shown) <= Limits().max_exposure:
+            return parts
+    return []
+
+
+def check_table(
+    site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = (), whole: int = 0
+) -> None:
     """Refuse a secure sum whose members or weights would reveal too much of one site.
 
     Args:
@@ -80,6 +114,7 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         limits: the limits that the site sets.
         pairs: the keys that the site shares with the sites with which it has agreed on keys.
         opened: tables of the sums of the same vectors of the same model that this site has released.
+        whole: number of sites in all groups, if the sum is of one group of sites.
 
     Raises:
         SumRefused: the text names the rule, the value and what to do.
@@ -92,7 +127,8 @@ def check_table(site: str, question: Question, limits: Limits, pairs: Pairs, ope
         f"{sorted(set(members) - known)} have no key in this run; agree on keys again": not known >= set(members),
         f"it has {count} members and needs {least}; wait for more sites": count < least,
         f"it has {count} members, at most {MOST_SITES} can be masked; ask fewer sites": count > MOST_SITES,
-        f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more": 3 * count < 2 * pairs.first,
+        f"it has {count} of {pairs.first} sites, needed are two thirds; wait for more":
+            3 * (whole or count) < 2 * pairs.first,
         f"another sum of these numbers is not of {members}": any(set(table) != set(members) for table in opened),
         # In a ring with more bits of fraction, the difference of two sums with nearly equal weights would reveal more.
         f"its numbers are to be integers of {question.ring}; use the same version at server and sites":

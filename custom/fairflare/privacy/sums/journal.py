@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fairflare.base.checks import first_of
 from fairflare.base.disk.files import append, write_whole
-from fairflare.privacy.sums.exposure import Limits, check_table
+from fairflare.privacy.sums.exposure import Limits, check_table, draw_groups, exposure
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import GROUPS, NORMS, Question, masks_of, own_key
+from fairflare.privacy.sums.masks import BY_PART, GROUPS, NORMS, Question, masks_of, own_key
 from fairflare.privacy.sums.ring import Layout
 
 #: The log, and beside it the size and SHA-256 that it had after its last line.
@@ -36,10 +37,16 @@ class SumLog:
         folder: the site's folder of the experiment, which outlives a job; only one process at a time may use it.
         experiment: name of the experiment.
         limits: what the site allows.
+        parts: the groups of sites whose sums the server opens, with each site's weight in its own; empty if it opens
+            one sum of all sites.
     """
 
-    def __init__(self, site: str, folder: Path, experiment: str, limits: Limits = DEFAULTS) -> None:
+    def __init__(
+        self, site: str, folder: Path, experiment: str, limits: Limits = DEFAULTS,
+        parts: Sequence[Mapping[str, float]] = (),
+    ) -> None:  # fmt: skip
         self.site, self.experiment, self.limits, self.file = site, experiment, limits, folder / LOG
+        self.parts = [dict(part) for part in parts]
 
     def masked(
         self, question: Question, pairs: Pairs, layout: Layout, update: Mapping[str, torch.Tensor]
@@ -82,6 +89,7 @@ class SumLog:
                 "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **told,
                 "vectors": question.vectors, "context": question.context().hex(), "model": question.model.hex(),
                 "vector": content.hexdigest(), "day": datetime.now(timezone.utc).date().isoformat(),
+                "parts": self.parts,
             })  # fmt: skip
         return torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated
 
@@ -91,7 +99,7 @@ class SumLog:
         Args:
             question: the sum that the server asked for.
             pairs: the keys that the site shares with the other sites.
-            present: the sites whose vectors the server has; it must be all members.
+            present: the sites whose vectors the server has; it must be all members (and may be other groups' ones).
 
         Raises:
             SumRefused: a member is missing, another attempt is open, or another rule forbids it.
@@ -100,7 +108,7 @@ class SumLog:
         before = self._check(question, pairs)  # again: another sum of the same numbers may be open by now
         sent = [line for line in before if self._asked(line, question, pairs)]
         self._need(sent, question, "it has sent no numbers for this question; ask for them first")
-        there, members = sorted(present), question.members
+        there, members = sorted(one for one in present if not self.parts or one in question.table), question.members
         self._need(there == members, question, f"present are {there}, not all of {members}; ask again without others")
         if not sent[0]["opened"]:
             self._append({"what": "released", "run": sent[0]["run"], "context": sent[0]["context"]})
@@ -112,11 +120,13 @@ class SumLog:
         """Refuse a question that does not fit what was sent and opened before.
 
         Returns:
-            Lines about numbers sent for this question, or opened for an equal one before; the same numbers must now be
-            sent.
+            Lines about numbers sent for this question, or opened for an equal one of the same round before; the same
+            numbers must now be sent.
         """
-        before, rows, asked = list[Line](), [], question.plain()
-        for line in self._read():
+        before, rows, asked, lines = list[Line](), [], question.plain(), self._read()
+        if question.label != GROUPS:  # which are summed but once, and are no part of an update
+            self._check_parts(question, [line for line in lines if line["experiment"] == self.experiment])
+        for line in lines:
             if this := self._asked(line, question, pairs):
                 before.append(line)
             elif line["run"] == pairs.run.hex():
@@ -130,19 +140,66 @@ class SumLog:
             same, of = line["model"] == asked["model"].hex(), (self.experiment, question.vectors)
             # A group has the same number of images for every model, so a sum of other members would reveal a site's.
             other = (line["experiment"], line["vectors"]) != of or not (same or question.label == GROUPS)
-            if this or not line["opened"] or other:
+            # What a group's sum shows beside that of all sites is the matter of :meth:`_check_parts`.
+            if this or not line["opened"] or other or bool(line.get("parts")) != bool(self.parts):
                 continue
+            gone = sorted({*line["members"]} - {*question.members})
             if line["label"] != question.label:
                 rows.append(line["table"])
                 continue
             why = (
                 f"{'the same model was' if same else 'groups were'} summed with other members or weights in round "
                 f"{line['round']}; ask with these{', or go on from a newer model' * (question.label != GROUPS)}"
+                f"{f'. If {gone} cannot come back, only another experiment helps' * bool(gone and same)}"
             )
             self._need(line["table"] == asked["table"], question, why)
-            before += [line] * same
-        check_table(self.site, question, self.limits, pairs, rows)
+            # In a later round the site has trained anew, and has other numbers; norms of one model are always the same.
+            before += [line] * (same and (line["round"] == question.round or question.label == NORMS))
+        check_table(self.site, question, self.limits, pairs, rows, sum(map(len, self.parts)))
         return before
+
+    def _check_parts(self, question: Question, lines: Iterable[Line]) -> None:
+        """Refuse a sum of some of the sites, unless they are this site's group of the only draw in the experiment.
+
+        Updates of neighbouring rounds are nearly equal: from sums over two partitions of the sites, or with other
+        weights in a group, single sites' updates could be computed.
+
+        Args:
+            question: the sum that the server asks for, of numbers of the training.
+            lines: what was sent in this experiment.
+        """
+        parts, model = self.parts, question.model.hex()
+        told = [line["parts"] for line in lines if line.get("parts")]
+        all_sites = [line for line in lines if line["model"] == model and not line.get("parts")]
+        if not (parts or told):
+            return
+        own = next((part for part in parts if self.site in part), {self.site: 0.0})
+        rows = [of["table"] for of in all_sites if of["opened"] and of["vectors"] == question.vectors]
+        rows += [{site: (part[site],) for site in part} for part in parts]
+        names = sorted({self.site, *(site for row in rows for site in row)})
+        shown = float(exposure([*rows, {self.site: (0.0,)}])[:, names.index(self.site)].max())
+        problem = first_of({
+            f"sums of {[sorted(part) for part in told[0]] if told else ''} were opened, with fixed weights; others "
+            "would show single sites, so ask for these, or begin another experiment": bool(told) and parts != told[0],
+            "its groups are not drawn from the members of a sum of this model in an earlier round, so that they would "
+            "show single sites": not told and not any(
+                line["round"] < question.round and draw_groups(self.experiment, weights) == parts
+                for line in all_sites
+                # Weights by layer are not those of a site; all are then equal.
+                for weights in ({s: row[0] for s, row in line["table"].items()}, dict.fromkeys(line["members"], 1.0))
+            ),
+            "a sum of all sites with these numbers is open; train anew before": any(
+                line["opened"] and line["round"] == question.round for line in all_sites
+            ),
+            f"its members are {question.members}, its group is {sorted(own)}": question.members != sorted(own),
+            "its weights are not those of its group": any(
+                {*row} != {own.get(site)} for site, row in question.table.items()
+            ),
+            "numbers by class are not summed in groups": question.label in BY_PART,
+            f"its group's sum beside that of all sites would show its numbers to {shown:.4f}, this site allows "
+            f"{self.limits.max_exposure:g} (secure_max_exposure)": shown > self.limits.max_exposure,
+        })  # fmt: skip
+        self._need(not problem, question, problem)
 
     def _asked(self, line: Line, question: Question, pairs: Pairs) -> bool:
         """Return whether a line of the log is about exactly this question, in this run."""

@@ -117,7 +117,7 @@ class SiteKeys:
         """
         if not (kept := self._kept(run)):
             private = X25519PrivateKey.generate()
-            hello = _hello(run, self.site, os.urandom(SIZE), private.public_key().public_bytes_raw())
+            hello = hello_of(run, self.site, fields(os.urandom(SIZE), private.public_key().public_bytes_raw()))
             secrets = {"private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex()}
             kept = {"run": run.hex(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
             self._keep(kept)
@@ -183,7 +183,7 @@ class SiteKeys:
         except (AttributeError, KeyError, TypeError, ValueError):
             self._refuse(f"a hello cannot be read: {one!r:.200}; use the same version at server and sites")
         why = f"the hello of site {name!r} is of another run or version; ask that site for a new one"
-        self._need(hello == _hello(run, name, hello[-68:-36], public), why)
+        self._need(hello == hello_of(run, name, hello), why)
         return name, public
 
     def _check_signature(self, kit: Kit, name: str, one: Mapping[str, Any]) -> None:
@@ -257,5 +257,6 @@ class SiteKeys:
         raise SumRefused(self.site, why)
 
 
-def _hello(run: bytes, name: str, nonce: bytes, public: bytes) -> bytes:
-    return fields(MAGIC, b"hello", run, name.encode(), nonce, public)
+def hello_of(run: bytes, name: str, like: bytes) -> bytes:
+    """Return the hello of a site in a run, with the nonce and the public key that the hello ``like`` ends with."""
+    return fields(MAGIC, b"hello", run, name.encode(), like[-68:-36], like[-SIZE:])

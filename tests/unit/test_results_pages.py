@@ -96,7 +96,7 @@ S = 'FedISM+ (S) raises the worst site by 0.05, {} seed noise. <!-- claim: fed_i
         'The worst site gains 0.096, beyond\nseed noise. <!-- claim: fed_ism "FedISM+ (L)" worst=+0.096* -->',
         'Lost, beyond noise. <!-- claim: fed_mas "BSM-FL + cRT"\naverage! --> Other words.',
         "Beyond noise means what it means. <!-- claim: none -->",
-        'By hand is above random, beyond seed noise. <!-- claim: fed_mrl_mu/needed "by hand" vs "random mu" worst* -->',
+        'Adapted is above FedGA, beyond noise. <!-- claim: unseen/white_cells "FedGA, adapted" vs "FedGA" average* -->',
         "| beyond repair | no noise |",
     ],
 )

@@ -36,6 +36,8 @@ federation/test_evaluate.py::test_runs_of_one_seed_still_say_nothing_of_noise
 methods/test_fed_mas.py::test_class_absent_and_class_of_one
 methods/test_odd_networks.py::test_averages_of_parametrized_weights
 methods/test_odd_networks.py::test_every_layer_has_a_score
+federation/test_python_door.py::test_a_picture_of_the_sites
+federation/test_python_door.py::test_a_comparison_holds_the_tables_of_the_terminal
 """
 SOURCES = """
 [fairflare.sources]

@@ -144,7 +144,6 @@ def test_a_run_gives_the_results_of_the_command_line(
     assert not network.training
     state = network.state_dict()
     assert all(torch.equal(state[name], one[name]) for name in one)
-    assert isinstance(found.plot(), Figure)
     assert "round 1 done" not in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()
     assert "weights: site-1" in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()
     with pytest.raises(ValueError, match=r"holds a run already .* or another workspace, label or seed"):
@@ -195,6 +194,10 @@ def test_a_failed_run_raises_its_reason() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ comparisons
+
+
+def test_a_picture_of_the_sites() -> None:
+    assert isinstance(small(rounds=1).plot(), Figure)
 
 
 @pytest.mark.long

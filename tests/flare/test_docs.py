@@ -149,6 +149,11 @@ def test_python_of_the_pages_runs_as_a_script_and_starts_nothing_on_import(
         started.append(recipe.name)
         export(recipe, str(tmp_path / "jobs"), **more)
 
+    def here(*method: str, **given: Any) -> fairflare.Results:
+        started.append("here")
+        return fairflare.Results(place / "runs" / "fed_lwr-seed0")
+
+    monkeypatch.setattr(fairflare, "run", here)
     monkeypatch.setattr(Recipe, "export", exported)
     monkeypatch.setattr(Recipe, "run", lambda recipe, env, **more: exported(recipe, ""))
     monkeypatch.setattr(results, "of", lambda run: read_results(place / "runs" / "fed_lwr-seed0" / RESULTS))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.loaded import loaded
 
-loaded("benchmarks/bench_group_verdicts.py")  # which the other one imports
+loaded("benchmarks/bench_group_verdicts.py")  # which the other one imports; both compare with fairflare_lab
 bench = loaded("benchmarks/bench_verdicts.py")
 MOST = 0.07  # largest share of worlds in which a sentence may be false
 

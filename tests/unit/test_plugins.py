@@ -135,7 +135,7 @@ def test_a_plugin_in_a_process_of_its_own(installed: Installed, tmp_path: Path) 
         ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
         ("def METHODS(:", "SyntaxError: "),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("METHODS = ['fed_avg']", "TypeError: 'fed_avg' is no fairflare.methods.base.catalog.Method"),
+        ("METHODS = ['fed_avg']", "TypeError: 'fed_avg' is no fairflare.Method"),
         ("METHODS = 3", "TypeError: 'int' object is not iterable"),
         ("METHOD = []", "AttributeError: module 'hospital_methods_0.first' has no attribute 'METHODS'"),
         (

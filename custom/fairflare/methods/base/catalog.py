@@ -207,7 +207,7 @@ def _checked(brought: Any) -> list[Method]:
         AttributeError, TypeError, ValueError: there is none, or one cannot be used.
     """
     several = brought.METHODS if isinstance(brought, ModuleType) else brought
-    methods = [several] if isinstance(several, Method) else [*several]
+    methods = [several] if isinstance(several, Method) else list(several)
     for method in methods:
         if not isinstance(method, Method):
             raise TypeError(f"{method!r:.80} is no fairflare.Method")

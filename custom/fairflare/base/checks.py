@@ -202,9 +202,14 @@ def same_names(name: str, names: Iterable[str], other: str, others: Iterable[str
         raise ValueError(f"{name} and {other} must have the same {of}s; {'; '.join(odd)}")
 
 
-def first_of(problems: Mapping[str, bool]) -> str:
-    """Return the text of the first problem whose condition is true; an empty text if no condition is true."""
-    return next((text for text, there in problems.items() if there), "")
+def first_of(texts: Mapping[str, object]) -> str:
+    """Return the first text whose condition is true; an empty text if no condition is true."""
+    return next(iter(true_texts(texts)), "")
+
+
+def true_texts(texts: Mapping[str, object]) -> list[str]:
+    """Return the texts whose conditions are true, in their order."""
+    return [text for text, holds in texts.items() if holds]
 
 
 def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:

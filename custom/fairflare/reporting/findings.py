@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fairflare.base.checks import first_of, true_texts
 from fairflare.core.statistics.footing import ADJUSTED
 from fairflare.core.statistics.intervals import FEW, LEVEL
 from fairflare.reporting.documents import Inequality, Results
@@ -18,7 +19,7 @@ from fairflare.reporting.layout import counted, interval, listed, number, p_valu
 from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
 from fairflare.reporting.notes import attendance, missing_values, private_notes
 from fairflare.reporting.sites.clinical import clinical_words
-from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, WORDS, advice_sentences
+from fairflare.reporting.sites.own_models import SHOULD, SHOULD_NOT, advice_sentences
 from fairflare.reporting.standing import more_unequal, of_footing, tested
 from fairflare.reporting.values import (
     by_site_of,
@@ -71,27 +72,30 @@ def run_findings(results: Results, metric: str | None = None) -> list[Finding]:
     if results.test or results.suppressed:
         chosen = metric or metrics_of(results)[0]
         primary, nothing = chosen == results.info.primary_metric, nothing_learnt(results, chosen)
-        findings += [Finding(NOTHING, text, {"metric": chosen}) for text in nothing]
-        if primary and not nothing and (parts := undetected_parts(results)):
-            text = f"Found nowhere, 0 at every site that has it: {listed(parts.values())}."
-            findings.append(Finding(NOWHERE, text, {"metrics": [*parts]}))
-        findings += [Finding(FEWER, text) for text in missing_parts(results, chosen, primary)]
-        findings += [one for one in site_findings(results, chosen) if one.kind != CHANCE or not nothing]
-        findings += _people(results) if primary else []
+        parts = undetected_parts(results) if primary and not nothing else {}
+        nowhere = Finding(
+            NOWHERE, f"Found nowhere, 0 at every site that has it: {listed(parts.values())}.", {"metrics": [*parts]}
+        )
+        findings += [
+            *(Finding(NOTHING, text, {"metric": chosen}) for text in nothing),
+            *([nowhere] if parts else []),
+            *(Finding(FEWER, text) for text in missing_parts(results, chosen, primary)),
+            *(one for one in site_findings(results, chosen) if one.kind != CHANCE or not nothing),
+            *(_people(results) if primary else []),
+        ]
     return ordered([*findings, *_next_steps(results, findings)])
 
 
 def _status(results: Results) -> list[Finding]:
     """Return a finding if a run did not complete, or has no test; else an empty list."""
     rounds = counted(len(results.rounds), "round")
-    told = {
+    text = " ".join(true_texts({
         f"The run FAILED after {rounds}: {(results.reason or 'no reason is recorded').rstrip('.')}.": (
             results.status == "failed"
         ),
         f"The run goes on, or was cut off, after {rounds}: nothing here is final.": results.status == "running",
         "There are no test results, so nothing is said of fairness.": not (results.test or results.suppressed),
-    }
-    text = " ".join(text for text, holds in told.items() if holds)
+    }))  # fmt: skip
     return [Finding(ENDED, text, {"status": results.status, "rounds": len(results.rounds)})] if text else []
 
 
@@ -118,36 +122,37 @@ def missing_parts(results: Results, metric: str, primary: bool, sites: Collectio
 # ------------------------------------------------------------------------------------------------ sites
 
 
-def site_findings(results: Results, metric: str) -> Iterator[Finding]:
-    """Yield findings on sites behind and ahead, then on the last site and whether chance explains its place."""
+def site_findings(results: Results, metric: str) -> list[Finding]:
+    """Return findings on sites behind and ahead, then on the last site and whether chance explains its place."""
     test, name = tested(results, metric), in_words(metric) + rests_on(results, metric)
     if not test:
-        yield from _untested(results, metric, name)
-        return
-    for which in ("behind", "ahead"):
-        if sites := test[which]:
-            places = f"{listed(place_in_words(test, site) for site in sites)} {'are' if sites[1:] else 'is'}"
-            figures = {"metric": metric, which: {site: _figures(test, site) for site in sites}}
-            yield Finding(BEYOND, f"In {name}, {places} {which} by more than chance explains.", figures)
+        return _untested(results, metric, name)
+    findings = [
+        Finding(
+            BEYOND,
+            f"In {name}, {listed(place_in_words(test, site) for site in test[side])} "
+            f"{'are' if test[side][1:] else 'is'} {side} by more than chance explains.",
+            {"metric": metric, side: {site: _figures(test, site) for site in test[side]}},
+        )
+        for side in ("behind", "ahead") if test[side]
+    ]  # fmt: skip
     if more_unequal(test):
         text = f"Together the sites differ in {name} by more than chance explains (p {p_value(test.p_value)})."
-        yield Finding(BEYOND, text, {"metric": metric, "p_value": test.p_value})
-    if text := _last_site(test, name, lower_is_better=declared_direction(results, metric) is False):
-        yield Finding(CHANCE, text, {"metric": metric, "site": test.gap_site, **_figures(test, test.gap_site)})
+        findings.append(Finding(BEYOND, text, {"metric": metric, "p_value": test.p_value}))
+    text = _last_site(test, name, lower_is_better=declared_direction(results, metric) is False)
+    last = Finding(CHANCE, text, {"metric": metric, "site": test.gap_site, **_figures(test, test.gap_site)})
+    return [*findings, last] if text else findings
 
 
 def _last_site(test: Inequality, name: str, *, lower_is_better: bool) -> str:
     """Return sentences on the site furthest behind and on that with the worst value; empty if they are shown behind."""
     site = test.sites[test.gap_site]
-    values = {site: of.value for site, of in test.sites.items() if of.expected is not None}
+    values = {site: standing.value for site, standing in test.sites.items() if standing.expected is not None}
     worst = (max if lower_is_better else min)(values, key=values.__getitem__)
     side, shown = "below" if site.value < site.expected else "above", test.gap_site in test.behind
     inside = site.low is None or site.low <= site.expected <= site.high
     usual = f": of equally good sites the last is about {number(test.chance_gap)} {side} it"
-    usual = (
-        usual if test.chance_gap >= test.gap else ""
-    )  # sites of few cases are farther off by chance than the last one
-    texts = {
+    return " ".join(true_texts({
         f"No site can be told from the others in {name}: each has what is expected if all were equally good.": (
             test.gap <= SAME
         ),
@@ -156,21 +161,22 @@ def _last_site(test: Inequality, name: str, *, lower_is_better: bool) -> str:
         f"Its interval {interval(site.low, site.high)} leaves that out, which the test of all sites does not show.": (
             not inside and not shown and not more_unequal(test)
         ),
-        f"That may be chance{usual}.": (inside and test.gap > SAME and not shown and not more_unequal(test)),
+        # Sites of few cases are farther off by chance than the last one, so that the usual distance may be the smaller.
+        f"That may be chance{usual if test.chance_gap >= test.gap else ''}.": (
+            inside and test.gap > SAME and not shown and not more_unequal(test)
+        ),
         f"The worst value is that of {place_in_words(test, worst)}.": (
             test.gap > SAME and worst not in (test.gap_site, *test.behind) and values[worst] != site.value
         ),
-    }
-    return " ".join(text for text, holds in texts.items() if holds)
+    }))  # fmt: skip
 
 
 def place_in_words(test: Inequality, site: str) -> str:
     """Return a tested site with its value, its distance from what is expected of equally good sites, and p."""
-    of = test.sites[site]
-    side = "below" if of.value < of.expected else "above"
+    value, expected = test.sites[site].value, test.sites[site].expected
     return (
-        f"{site} ({number(of.value)}; {number(abs(of.value - of.expected))} {side} the {number(of.expected)} expected "
-        f"if all sites were equally good; p {p_value(of.p_value)})"
+        f"{site} ({number(value)}; {number(abs(value - expected))} {'below' if value < expected else 'above'} the "
+        f"{number(expected)} expected if all sites were equally good; p {p_value(test.sites[site].p_value)})"
     )
 
 
@@ -178,36 +184,35 @@ def _figures(test: Inequality, site: str) -> dict[str, Any]:
     return {key: test.sites[site][key] for key in ("value", "expected", "low", "high", "p_value")}
 
 
-def _untested(results: Results, metric: str, name: str) -> Iterator[Finding]:
-    """Yield a finding on the site with the worst value where no test says whether it is behind."""
+def _untested(results: Results, metric: str, name: str) -> list[Finding]:
+    """Return a finding on the site with the worst value where no test says whether it is behind."""
     if declared_direction(results, metric) is None or not by_site_of(results, metric):
-        return
-    of, why = summary_of(results, metric), _why_untested(results, metric)
-    unknown = f"whether chance explains that is not known: {why}"
-    told = {
-        f"No site has a value of {name}: {why}.": not of.num_sites,
-        f"A single site has a value of {name}, so that none is called the worst.": of.num_sites == 1,
-        f"No structure links all sites in {name}, so that none is called the worst.": not math.isfinite(of.range),
-        f"All sites have the same {name}, {number(of.mean)}.": of.range == 0,
-        f"In {name}, {of.worst_site} has the worst value, {number(of.worst)}; {unknown}.": True,
-    }
-    figures = {"metric": metric, "site": of.worst_site, "value": of.worst}
-    yield Finding(CHANCE, next(text for text, holds in told.items() if holds), figures)
+        return []
+    summary, why = summary_of(results, metric), _why_untested(results, metric)
+    text = first_of({
+        f"No site has a value of {name}: {why}.": not summary.num_sites,
+        f"A single site has a value of {name}, so that none is called the worst.": summary.num_sites == 1,
+        f"No structure links all sites in {name}, so that none is called the worst.": not math.isfinite(summary.range),
+        f"All sites have the same {name}, {number(summary.mean)}.": summary.range == 0,
+        f"In {name}, {summary.worst_site} has the worst value, {number(summary.worst)}; whether chance explains that "
+        f"is not known: {why}.": True,
+    })  # fmt: skip
+    return [Finding(CHANCE, text, {"metric": metric, "site": summary.worst_site, "value": summary.worst})]
 
 
 def _why_untested(results: Results, metric: str) -> str:
     """Return the reason why no test says which site is behind in a metric."""
-    info, found = results.info, results.inequality
+    info, inequality = results.info, results.inequality
     home = [f"{site} ({missing_reason(results, metric, site)})" for site in sorted(suppressed_of(results, metric))]
-    told = {
+    adjusted = results.footing.how == ADJUSTED and compared(results, metric)
+    return first_of({
         f"only {in_words(info.primary_metric)} is tested": metric != info.primary_metric,
-        f"{in_words(metric)} stays at {listed(home)}": not found and home,
-        "under differential privacy nothing is sent that is not counted": not found and info.privacy,
-        "the task does not say how its metric is made of images (Metric.mean_of_images)": not found,
-        "how sure an adjusted figure is is not known": results.footing.how == ADJUSTED and compared(results, metric),
+        f"{in_words(metric)} stays at {listed(home)}": not inequality and home,
+        "under differential privacy nothing is sent that is not counted": not inequality and info.privacy,
+        "the task does not say how its metric is made of images (Metric.mean_of_images)": not inequality,
+        "how sure an adjusted figure is is not known": adjusted,
         f"fewer than two sites have what a test needs, {FEW} test cases among it": True,
-    }
-    return next(text for text, holds in told.items() if holds)
+    })  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ people, models
@@ -217,15 +222,12 @@ def _people(results: Results) -> Iterator[Finding]:
     """Yield findings on groups of people, on the sites' own models, and on the AUC of a class between sites."""
     for attribute in results.groups.attributes:
         beyond, text = gap_sentences(results.groups, attribute)
-        of = results.groups.pooled[attribute]
-        figures = {"attribute": attribute, "gaps": of.gaps, "intervals": of.gap_intervals}
+        pooled = results.groups.pooled[attribute]
+        figures = {"attribute": attribute, "gaps": pooled.gaps, "intervals": pooled.gap_intervals}
         yield Finding(BEYOND if beyond else CHANCE, text, figures)
-    advised = advice_sentences(results)
-    for advice, (text, sites) in ((advice, advised[advice]) for advice in WORDS if advice in advised):
-        kind = BEYOND if advice in (SHOULD, SHOULD_NOT) else CHANCE
-        yield Finding(
-            kind, text, {"advice": advice, "sites": {site: results.personal["sites"][site] for site in sites}}
-        )
+    for advice, (text, sites) in advice_sentences(results).items():
+        figures = {"advice": advice, "sites": {site: results.personal["sites"][site] for site in sites}}
+        yield Finding(BEYOND if advice in (SHOULD, SHOULD_NOT) else CHANCE, text, figures)
     text, p = clinical_words(results)
     if text:
         yield Finding(BEYOND if p <= 1 - LEVEL else CHANCE, text, {"metric": "auc", "p_value": p})
@@ -234,12 +236,17 @@ def _people(results: Results) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------------------------ what to do
 
 
-def _next_steps(results: Results, found: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield what to do next, by what was found."""
-    kinds = {one.kind for one in found}
-    beyond = {key: of for one in found if one.kind == BEYOND for key, of in one.figures.items()}
-    own = next((one.figures["sites"] for one in found if one.figures.get("advice") == SHOULD), ())
-    told = {
+def next_steps(steps: Mapping[str, object]) -> list[Finding]:
+    """Return findings on what to do next, of those ``steps`` whose condition is true."""
+    return [Finding(NEXT, f"Next: {step}.") for step in true_texts(steps)]
+
+
+def _next_steps(results: Results, findings: Sequence[Finding]) -> list[Finding]:
+    """Return what to do next, by what is said of a run."""
+    kinds = {one.kind for one in findings}
+    beyond = {key: figures for one in findings if one.kind == BEYOND for key, figures in one.figures.items()}
+    own = next((one.figures["sites"] for one in findings if one.figures.get("advice") == SHOULD), ())
+    return next_steps({
         "mend what the reason names, and run it again": results.status == "failed",
         "wait for its end or, if it was cut off, run it again": results.status == "running",
         "train longer or with another learning rate, and look for wrong labels (fairflare check-data), before anything "
@@ -254,7 +261,4 @@ def _next_steps(results: Results, found: Sequence[Finding]) -> Iterator[Finding]
         "this is one run, which cannot say how much of it is luck of the seed (fairflare compare --seeds 3)": (
             results.status == "completed" and results.info.get("num_rounds") != 0
         ),
-    }
-    for text, holds in told.items():
-        if holds:
-            yield Finding(NEXT, f"Next: {text}.")
+    })  # fmt: skip

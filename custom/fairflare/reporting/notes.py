@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import gathered, true_texts
 from fairflare.reporting.documents import Metrics, Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.sites.own_models import personal_notes
@@ -83,13 +83,12 @@ def attendance(results: Results) -> list[str]:
     connected = expected if results.info.connected is None else results.info.connected
     missing = [site for site in expected if site not in connected]
     counts = {site: sum(site in record.accepted for record in rounds) for site in expected}
-    told = {
+    return true_texts({
         f"Expected, and not connected: {', '.join(missing)} ({len(missing)} of {len(expected)}).": missing,
         f"Took part in rounds: {', '.join(f'{site} {n}/{len(rounds)}' for site, n in counts.items())}.": any(
             count < len(rounds) for count in counts.values()
         ),
-    }
-    return [text for text, holds in told.items() if holds]
+    })  # fmt: skip
 
 
 def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
@@ -142,7 +141,7 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
     best, last, every = results.best, results.last_rounds, len(lower) == len(metrics)
     untested = " It was not tested: what the sites had of their own then is not kept."
     value = f" {number(best.value)}, {counted(len(best.sites), 'site')}"
-    told = {
+    notes = true_texts({
         "Higher is better.": not lower,
         f"Lower is better: {_listed(lower)}.": lower and every,
         f"Higher is better, except for {_listed(lower)}.": lower and not every,
@@ -151,8 +150,7 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
         f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
         f"{untested if results.test_best is None else ''}": best.value is not None and not best.is_last,
-    }
-    notes = [text for text, holds in told.items() if holds]
+    })  # fmt: skip
     notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
     notes += global_notes(results) + _unlabelled(results)
     notes += [f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []

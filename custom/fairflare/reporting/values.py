@@ -178,22 +178,22 @@ def missing_reason(results: Results, metric: str, site: str, test: Metrics | Non
 
     All tables, notes and pages take their reason from here.
     """
-    info, of = results.info, results.footing.structures
+    info, structures = results.info, results.footing.structures
     given = (results.test if test is None else test).get(site, {})
-    names = {name for by_site in (of, results.footing.empty) for own in by_site.values() for name in own}
+    names = {name for by_site in (structures, results.footing.empty) for own in by_site.values() for name in own}
     structure = structure_of(metric, names)
-    left = next((left.reason for left in results.left_out if left.site == site), "")
-    told = {
+    why = next((left.reason for left in results.left_out if left.site == site), "")
+    return checks.first_of({
         withheld_reason(site, info.privacy, info.said): site in suppressed_of(results, metric),
         "it never connected": info.connected is not None and site not in info.connected,
-        f"left out: {left}": left and metric not in given,
-        "its figures by structure are not known": OWN + metric in given and of.get(site),
+        f"left out: {why}": why and metric not in given,
+        "its figures by structure are not known": OWN + metric in given and structures.get(site),
         "no image shows what it annotates": OWN + metric in given,
-        "not annotated there, or in no image": structure and structure not in of.get(site, names),
+        "not annotated there, or in no image": structure and structure not in structures.get(site, names),
         "undefined there": metric in given,
         "no site of this run": site not in (*info.sites, *results.test),
-    }
-    return next((text for text, holds in told.items() if holds), "no value")
+        "no value": True,
+    })  # fmt: skip
 
 
 def guess_of(results: Results, metric: str) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
+from fairflare.base.checks import first_of
 from fairflare.base.task import Metric
 from fairflare.core.statistics.intervals import LEVEL, holm
 from fairflare.reporting.documents import Results
@@ -63,8 +64,7 @@ def personal(
 def verdict(steps: float | None, low: float, high: float, p: float) -> str:
     """Return the advice to a site, by the interval of the gain and its p-value after Holm's correction."""
     sure = p < 1 - LEVEL
-    told = {NO_STEP: steps == 0, SHOULD: sure and low > 0, SHOULD_NOT: sure and high < 0, UNSURE: True}
-    return next(advice for advice, holds in told.items() if holds)
+    return first_of({NO_STEP: steps == 0, SHOULD: sure and low > 0, SHOULD_NOT: sure and high < 0, UNSURE: True})
 
 
 def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
@@ -75,7 +75,7 @@ def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
 
 
 def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
-    """Return, for each advice in :data:`WORDS`, a sentence that names the sites with their gains, and these sites."""
+    """Return, for each advice that is given, in the order of :data:`WORDS`, a sentence that names the sites with their gains, and these sites."""
     groups: dict[str, dict[str, str]] = {}
     every = results.personal.get("sites", {})
     tests = sum(of["own"] is not None for of in every.values())
@@ -87,7 +87,10 @@ def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
             more = f", which excludes 0, but not after the correction for {tests} sites{more}"
         told = f" ({number(of['gain'], sign='+')}, {sure}{more})" if tested else ""
         groups.setdefault(of["advice"], {})[site] = site + told
-    return {advice: (WORDS[advice].format(", ".join(of.values())), [*of]) for advice, of in groups.items()}
+    return {
+        advice: (words.format(", ".join(groups[advice].values())), [*groups[advice]])
+        for advice, words in WORDS.items() if advice in groups
+    }  # fmt: skip
 
 
 def personal_notes(results: Results) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import few
+from fairflare.base.checks import few, first_of, true_texts
 from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
@@ -163,8 +163,8 @@ def group_tables(results: Results) -> list[Table]:
 
 
 def _places(found: Groups, attribute: str) -> dict[str, OfGroups]:
-    own = {site: of[attribute] for site, of in found.sites.items() if attribute in of}
-    return {**own, POOLED: found.pooled[attribute]}
+    sites = {site: of[attribute] for site, of in found.sites.items() if attribute in of}
+    return sites | {POOLED: found.pooled[attribute]}
 
 
 def _tables(found: Groups, attribute: str) -> list[Table]:
@@ -173,9 +173,9 @@ def _tables(found: Groups, attribute: str) -> list[Table]:
     names = [*COUNTS, *(name for name in of_all.all if name not in COUNTS)]
 
     def cells(place: str, group: str, values: Mapping[str, float]) -> list[Cell]:
-        kept = SUPPRESSED if f"{attribute}={group}" in found.kept.get(place, ()) else None
-        told = {name: int(v) if name in COUNTS else float(v) for name, v in values.items() if v is not None}
-        return [told.get(name, kept) for name in names]
+        otherwise = SUPPRESSED if f"{attribute}={group}" in found.kept.get(place, ()) else None
+        known = {name: int(v) if name in COUNTS else float(v) for name, v in values.items() if v is not None}
+        return [known.get(name, otherwise) for name in names]
 
     rows = [
         [place, group, *cells(place, group, values)]
@@ -200,11 +200,9 @@ def _tables(found: Groups, attribute: str) -> list[Table]:
 
 def _gap_cell(of: OfGroups, gap: str, sure: bool) -> Cell:
     value = of.gaps.get(gap)
-    if not sure:
-        return value
     ends = of.gap_intervals.get(gap, (None, None))
-    told = interval(*ends)
-    return Shown(number(value) + ("" if told == MISSING else f" {told}"), [value, *ends])
+    text = f"{number(value)} {interval(*ends)}".removesuffix(f" {MISSING}")
+    return Shown(text, [value, *ends]) if sure else value
 
 
 def gap_sentences(found: Groups, attribute: str) -> tuple[bool, str]:
@@ -218,26 +216,30 @@ def gap_sentences(found: Groups, attribute: str) -> tuple[bool, str]:
         (place, gap): ends for place, of in places.items() for gap in of.gap_intervals if (ends := _ends(of, gap))
     }
     beyond = [_gap_in_words(place, places[place], gap) for (place, gap), ends in intervals.items() if ends[0] > 0]
-    sentences = [f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {listed(beyond, '; ')}."]
-    sentences = sentences if beyond else []
     metric = next((name for name in reversed(SCALED) if pooled.all.get(name) is not None), "")
-    worst, gap = pooled.worst.get(metric), pooled.gaps.get(f"{metric}_gap")
-    if not worst or gap is None:
-        fewer = f"Across all sites, fewer than two groups of {attribute} have a value."
-        return bool(beyond), " ".join(sentences or [fewer])
-    values = {group: of[metric] for group, of in pooled.groups.items() if of.get(metric) is not None}
-    best = max((group for group in values if group != UNKNOWN), key=lambda group: values[group], default="")
-    told = f'{attribute} "{worst}" has the lowest {in_words(metric)}: {number(values.get(worst))}, '
-    told += f'{number(gap)} below {attribute} "{best}"'
-    if number(gap) == number(0):  # equal as shown: differences by rounding do not count
-        told = f"the groups of {attribute} have the same {in_words(metric)}"
-    sentences.append(f"Across all sites, {told}{how_sure(pooled, f'{metric}_gap')}.")
-    if len(found.sites) > 1 and "within" in pooled.model_fields_set:
-        sentences.append(_within_words(pooled, attribute, f"{metric}_gap", worst))
-    if (odds := pooled.gaps.get("equalised_odds")) is not None:
-        sentences.append(f"The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}.")
-    if intervals and not beyond:
-        sentences.append("No interval of a gap excludes 0, so that all of them may be chance.")
+    worst, gap, odds = pooled.worst.get(metric), pooled.gaps.get(f"{metric}_gap"), pooled.gaps.get("equalised_odds")
+    sentences = true_texts({
+        f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {listed(beyond, '; ')}.": beyond,
+        f"Across all sites, fewer than two groups of {attribute} have a value.": (
+            not beyond and (not worst or gap is None)
+        ),
+    })  # fmt: skip
+    if worst and gap is not None:
+        values = {group: of[metric] for group, of in pooled.groups.items() if of.get(metric) is not None}
+        best = max((group for group in values if group != UNKNOWN), key=lambda group: values[group], default="")
+        lowest = (
+            f'{attribute} "{worst}" has the lowest {in_words(metric)}: {number(values.get(worst))}, '
+            f'{number(gap)} below {attribute} "{best}"'
+        )
+        if number(gap) == number(0):  # equal as shown: differences by rounding do not count
+            lowest = f"the groups of {attribute} have the same {in_words(metric)}"
+        inside = len(found.sites) > 1 and "within" in pooled.model_fields_set
+        sentences += true_texts({
+            f"Across all sites, {lowest}{how_sure(pooled, f'{metric}_gap')}.": True,
+            _within_words(pooled, attribute, f"{metric}_gap", worst): inside,
+            f"The {LABELS['equalised_odds']} is {number(odds)}{how_sure(pooled, 'equalised_odds')}.": odds is not None,
+            "No interval of a gap excludes 0, so that all of them may be chance.": intervals and not beyond,
+        })  # fmt: skip
     return bool(beyond), " ".join(sentences)
 
 
@@ -264,15 +266,14 @@ def _within_words(pooled: OfGroups, attribute: str, name: str, worst: str) -> st
     several, gap = len(of.sites) > 1, pooled.gaps[name]
     where = f"the {len(of.sites)} sites that have both" if several else f"{of.sites[0]}, the only site with both"
     sure = how_sure(pooled, f"{name}{WITHIN}") if _ends(pooled, name) else ""  # else the reason is already given
-    endings = {
+    ending = first_of({
         "": abs(inside - gap) < APART,
         f', and there {attribute} "{of.lowest}" has the lower value: the sites differ, too': (
             inside and of.lowest != worst
         ),
         ": a part of the difference may be one between the sites": inside < gap,
         ": differences between the sites may hide a part of it": True,
-    }
-    ending = next(text for text, holds in endings.items() if holds)
+    })  # fmt: skip
     return f"Within {where}, the gap is {number(inside)}{sure}{ending}."
 
 
@@ -306,17 +307,19 @@ def group_notes(results: Results) -> list[str]:
         images = {group: of.get(OF_IMAGES) for group, of in pooled.groups.items()}
         without = int(images.pop(UNKNOWN, 0) or 0)
         empty = [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in kept]
-        told = {
+        notes += true_texts({
             f"{attribute} of {counted(without, 'test image')} is {UNKNOWN}: in no gap.": without,
             f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.": empty,
-        }
-        notes += [text for text, holds in told.items() if holds]
+        })  # fmt: skip
         many = sum(1 for count in images.values() if count)
         notes += [_one_rate(attribute, key, groups, many) for key, groups in pooled.undefined_rates.items()]
     own = "A group's figures at a site are means over its own structures or classes: compare groups, not sites."
-    home = {site: withheld_reason(site, results.info.privacy, results.info.said) for site in found.kept}
-    home |= {POOLED: "secure sums of fewer than three sites"}
-    stays = [f"{site}: {few(names, MOST_TOLD)} ({home[site]})" for site, names in found.kept.items() if names]
+    of_sums = {POOLED: "secure sums of fewer than three sites"}
+    stays = [
+        f"{site}: {few(names, MOST_TOLD)} "
+        f"({of_sums.get(site) or withheld_reason(site, results.info.privacy, results.info.said)})"
+        for site, names in found.kept.items() if names
+    ]  # fmt: skip
     kept_back = (
         f"Groups of people that stay at a site and are in no figure: {'; '.join(stays)}. Some are kept back only to "
         "hide another one."

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from fairflare.base.checks import true_texts
 from fairflare.base.metric import metric_name
 from fairflare.core.statistics.footing import OF_PART
 from fairflare.reporting.documents import Metrics, Results, RoundRecord, Warned
@@ -88,22 +89,20 @@ def undetected_parts(results: Results) -> dict[str, str]:
         ``{metric: words}``, with the number of test images that have the structure or class, and the sites that have
         a value where not all have.
     """
-    first, sites, words = results.info.primary_metric, results.inequality.sites.values(), dict[str, str]()
+    first, shown = results.info.primary_metric, metrics_of(results)
     families = ("recall_", f"{OF_PART.get(first, first)}_")
-    shown = metrics_of(results)
-    images: Counter[str] = Counter()
-    for of in sites:
-        images.update(
-            {metric_name(name): int(n) for name, n in (of.class_support or of.structure_support or {}).items()}
-        )
-    for name in dict.fromkeys(name for of_site in results.test.values() for name in of_site):
-        if name not in shown and not name.startswith(families):
-            continue
+    supports = [of.class_support or of.structure_support or {} for of in results.inequality.sites.values()]
+    images = sum(
+        (Counter({metric_name(part): int(n) for part, n in support.items()}) for support in supports), Counter()
+    )
+    names = dict.fromkeys(name for by_metric in results.test.values() for name in by_metric)
+    words = dict[str, str]()
+    for name in (name for name in names if name in shown or name.startswith(families)):
         values = {site: value for site, value in by_site_of(results, name).items() if math.isfinite(value)}
-        if values and {*values.values()} == {0.0} and declared_direction(results, name):
-            count = next((n for part, n in images.items() if name.endswith(f"_{part}") and n), 0)
+        if {*values.values()} == {0.0} and declared_direction(results, name):
+            count = next((n for part, n in images.items() if name.endswith(f"_{part}")), 0)
             where = "" if len(values) == len(results.test) else f"measured at {listed(values)}"
-            about = ", ".join(filter(None, [f"{counted(count, 'test image')} of it" if count else "", where]))
+            about = ", ".join(true_texts({f"{counted(count, 'test image')} of it": count, where: where}))
             words[name] = in_words(name) + (f" ({about})" if about else "")
     for part in dict.fromkeys(part for classes in results.clinical.values() for part in classes):  # findings, by counts
         counts = [of[part] for of in results.clinical.values() if part in of and of[part].get("tp") is not None]

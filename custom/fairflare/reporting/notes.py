@@ -93,13 +93,18 @@ def attendance(results: Results) -> list[str]:
 
 def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[int], str]]:
     """Return a tuple for each site and kind of warning: site, kind, rounds, and the text of the worst round."""
-    by_kind: dict[tuple[str, str], list[tuple[float, int, str]]] = {}
-    for record in rounds:
-        for warned in record.warnings:
-            far = math.inf if warned.value is None else abs(warned.value)
-            by_kind.setdefault((warned.site, warned.kind), []).append((far, record.current_round, warned.text))
-    worst = {key: max(entries, key=lambda entry: entry[0]) for key, entries in by_kind.items()}
-    return [(*key, [number for _, number, _ in by_kind[key]], worst[key][2]) for key in sorted(by_kind)]
+    by_kind = gathered(
+        (
+            (warned.site, warned.kind),
+            (math.inf if warned.value is None else abs(warned.value), record.current_round, warned.text),
+        )
+        for record in rounds
+        for warned in record.warnings
+    )
+    return [
+        (*key, [number for _, number, _ in warned], max(warned, key=lambda one: one[0])[2])
+        for key, warned in sorted(by_kind.items(), key=lambda one: one[0])
+    ]
 
 
 def other_models(results: Results) -> list[tuple[str, Metrics]]:
@@ -151,12 +156,18 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
         f"{untested if results.test_best is None else ''}": best.value is not None and not best.is_last,
     })  # fmt: skip
-    notes += [f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []
-    notes += global_notes(results) + _unlabelled(results)
-    notes += [f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []
-    notes += missing_values(results, metrics[1:])  # of the first metric it is said first
-    return notes + [
-        line for name, test in other_models(results) for line in missing_values(results, metrics[:1], f", {name}", test)
+    return [
+        *notes,
+        *([f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []),
+        *global_notes(results),
+        *_unlabelled(results),
+        *([f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []),
+        *missing_values(results, metrics[1:]),  # of the first metric it is said first
+        *(
+            line
+            for name, test in other_models(results)
+            for line in missing_values(results, metrics[:1], f", {name}", test)
+        ),
     ]
 
 
@@ -183,19 +194,22 @@ def missing_values(
         test: the test of another model; default: that of the last model.
         sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
     """
-    lacking: dict[tuple[str, ...], list[str]] = {}
-    for name in metrics:
-        values = dict.fromkeys(sites, math.nan) | by_site_of(results, name, test)
-        without = [
-            f"{s} ({missing_reason(results, name, s, test)})" for s, value in values.items() if math.isnan(value)
-        ]
-        if without:
-            lacking.setdefault(tuple(without), []).append(in_words(name)[:MAX_HEADING] + heading)
+    values = {name: dict.fromkeys(sites, math.nan) | by_site_of(results, name, test) for name in metrics}
+    lacking = gathered(
+        (
+            tuple(
+                f"{s} ({missing_reason(results, name, s, test)})" for s, value in by_site.items() if math.isnan(value)
+            ),
+            in_words(name)[:MAX_HEADING] + heading,
+        )
+        for name, by_site in values.items()
+    )
     count = len({*sites, *results.info.sites, *(results.test if test is None else test)})
     return [
         f"Average and spread of {_listed(names)} are over {count - len(lost)} of {counted(count, 'site')}, without "
         f"{', '.join(lost)}."
         for lost, names in lacking.items()
+        if lost
     ]
 
 

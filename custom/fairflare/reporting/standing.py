@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
-from fairflare.base.checks import first_of
+from fairflare.base.checks import first_of, gathered, true_texts
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
 from fairflare.core.statistics.inequality import (
@@ -24,7 +24,7 @@ from fairflare.core.statistics.inequality import (
     share_interval,
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL
-from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results
+from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
 from fairflare.reporting.layout import number, p_value
 from fairflare.reporting.values import compared
 
@@ -222,33 +222,35 @@ def standing_notes(results: Results) -> list[str]:
 
 def of_footing(results: Results) -> list[str]:
     """Return sentences on the structures over which sites are compared, if sites annotate different structures."""
-    found, metric = results.footing, results.info.primary_metric
-    if not found.how or not any(OWN + metric in of for of in results.test.values()):
+    footing, metric = results.footing, results.info.primary_metric
+    if not footing.how or not any(OWN + metric in by_metric for by_metric in results.test.values()):
         return []
-    own = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in found.structures.items())
-    text = (
-        f"those that all have: {', '.join(found.shared)}."
-        if found.how == SHARED
+    structures = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in footing.structures.items())
+    basis = (
+        f"those that all have: {', '.join(footing.shared)}."
+        if footing.how == SHARED
         else "no common one: each is adjusted, the site's part in a sum of those of site and structure (least "
         "squares). How sure that is is not known, so that there are no intervals and no test of who is behind."
     )
-    lines = [
-        f"The sites annotate, or mark, different structures, classes or findings ({own}). Figures of sites rest "
-        f"on {text}"
-    ]
-    if rows := results.info.output_rows:
-        of = "; ".join(f"{name}: {', '.join(sites) or 'no site, it stays as it was'}" for name, sites in rows.items())
-        lines.append(
-            f"The model's output row of a structure or finding is averaged over the sites that annotate it ({of})."
-        )
-    if found.bridges:
-        lines.append(f"That the others can be compared rests on {' and on '.join(found.bridges)} alone.")
-    for part in found.parts if len(found.parts) > 1 else ():
-        values = {site: results.test.get(site, {}).get(metric) for site in part}
-        ranks = sorted((value, site) for site, value in values.items() if value is not None)
-        lines.append(f"No structure links {', '.join(part)} with other sites; ranked within: "
-                     f"{', '.join(f'{site} {number(value)}' for value, site in ranks)}.")  # fmt: skip
-    return lines
+    outputs = "; ".join(
+        f"{name}: {', '.join(sites) or 'no site, it stays as it was'}"
+        for name, sites in (results.info.output_rows or {}).items()
+    )
+    values = {site: value for site, of_site in results.test.items() if (value := of_site.get(metric)) is not None}
+    ranks = {tuple(part): sorted((values[site], site) for site in part if site in values) for part in footing.parts}
+    return true_texts({
+        f"The sites annotate, or mark, different structures, classes or findings ({structures}). Figures of sites rest "
+        f"on {basis}": True,
+        f"The model's output row of a structure or finding is averaged over the sites that annotate it ({outputs}).": (
+            outputs
+        ),
+        f"That the others can be compared rests on {' and on '.join(footing.bridges)} alone.": footing.bridges,
+        **{
+            f"No structure links {', '.join(part)} with other sites; ranked within: "
+            f"{', '.join(f'{site} {number(value)}' for value, site in order)}.": len(ranks) > 1
+            for part, order in ranks.items()
+        },
+    })  # fmt: skip
 
 
 def tested(results: Results, metric: str) -> Inequality:
@@ -280,30 +282,27 @@ def sources(found: Inequality) -> str:
 
 def _without(found: Inequality) -> list[str]:
     """Return sentences on the sites that have no interval or are not in the test, with the reasons."""
-    reasons: dict[str, list[str]] = {}
-    for name, site in found.sites.items():
-        if site.low is None:
-            why = first_of(
-                {
-                    "it sent none": site.test_cases is None,
-                    "one test case": (site.test_cases or 0) < 2,
-                    "its standard error stays at home, or is not defined with so few cases of a class": (
-                        site.standard_error is None
-                    ),
-                    "its standard error is 0: all its cases, or all of each class, score or rank the same": True,
-                }
-            )
-            reasons.setdefault(f"No interval ({why})", []).append(name)
-        if site.p_value is None:
-            why = first_of(
-                {
-                    f"fewer than {FEW} test cases": (site.test_cases or FEW) < FEW,
-                    "fewer than two sites can be compared": not found.test,
-                    f"{found.test} needs more": True,
-                }
-            )
-            reasons.setdefault(f"Not in the test of who is behind ({why})", []).append(name)
+    reasons = gathered((why, name) for name, site in found.sites.items() for why in _lacking(found, site))
     return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
+
+
+def _lacking(found: Inequality, site: SiteStanding) -> list[str]:
+    """Return what a site lacks, an interval or a place in the test, with the reasons."""
+    interval_lacks = first_of({
+        "it sent none": site.test_cases is None,
+        "one test case": (site.test_cases or 0) < 2,
+        "its standard error stays at home, or is not defined with so few cases of a class": site.standard_error is None,
+        "its standard error is 0: all its cases, or all of each class, score or rank the same": True,
+    })  # fmt: skip
+    test_lacks = first_of({
+        f"fewer than {FEW} test cases": (site.test_cases or FEW) < FEW,
+        "fewer than two sites can be compared": not found.test,
+        f"{found.test} needs more": True,
+    })  # fmt: skip
+    return true_texts({
+        f"No interval ({interval_lacks})": site.low is None,
+        f"Not in the test of who is behind ({test_lacks})": site.p_value is None,
+    })  # fmt: skip
 
 
 def _of_classes(found: Inequality) -> list[str]:
@@ -312,12 +311,11 @@ def _of_classes(found: Inequality) -> list[str]:
         return []
     if not common:
         return ["The sites' test images have no class in common: their averages over classes are of different things."]
-    of = {name: site.common for name, site in found.sites.items() if site.common is not None}
-    apart = len({number(value) for value in of.values()}) > 1  # compared as the sentence shows them
-    worst = min(of, key=of.__getitem__) if apart else ""
-    told = ", ".join(f"{name} {number(value)}" for name, value in of.items())
+    recalls = {name: site.common for name, site in found.sites.items() if site.common is not None}
+    shown = {name: number(value) for name, value in recalls.items()}  # compared as the sentence shows them
+    worst = f"; lowest at {min(recalls, key=recalls.__getitem__)}" if len({*shown.values()}) > 1 else ""
     return [
         f"The sites' test images have different classes, so their averages are of different things. Mean recall of "
-        f"the {len(common)} class{'es' if len(common) > 1 else ''} that all have ({', '.join(common)}): {told}"
-        + (f"; lowest at {worst}." if worst else ".")
+        f"the {len(common)} class{'es' if len(common) > 1 else ''} that all have ({', '.join(common)}): "
+        f"{', '.join(f'{name} {value}' for name, value in shown.items())}{worst}."
     ]

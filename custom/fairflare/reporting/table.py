@@ -86,21 +86,23 @@ def fairness_table(
         tables += [*personal_tables(results), *([clinical] if few else [])]
         tables += [one for one in people if not (short and one.folded)]
         hidden = [*extra_list_metrics(results), *(one.name for one in people if one.folded)] if short else []
-        notes += [f"Not shown: {listed(hidden)} (the page has them, and fairflare show --markdown)."] if hidden else []
-        notes += [*([HOW] if few else []), *group_notes(results)]
+        notes += checks.true_texts({
+            f"Not shown: {listed(hidden)} (the page has them, and fairflare show --markdown).": hidden, HOW: few,
+        })  # fmt: skip
+        notes += group_notes(results)
     first = [finding.text for finding in run_findings(results, metric)]
     return printed(tables, notes + run_notes(results, metric), style, width, _title(results), first)
 
 
 def _title(results: Results) -> str:
     info = results.info
-    parts = {
+    parts = checks.true_texts({
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
         f"seed {info.seed}": info.seed is not None and info.get("num_rounds") != 0,
         counted(len(results.rounds), "round"): info.get("num_rounds") != 0,
-    }
-    return ", ".join(part for part, told in parts.items() if told)
+    })  # fmt: skip
+    return ", ".join(parts)
 
 
 def table_of(results: Results, metric: str | None = None, *, short: bool = False) -> Table:
@@ -236,8 +238,10 @@ def _structures(results: Results) -> Table | None:
         for site, own in support.items()
     ]  # fmt: skip
     totals = [[title, *(column.totals[title] for column in columns.values())] for title in TOTALS_OF_STRUCTURES]
-    caption = f"{in_words(metric)} of each structure or finding, and number of test images that have it"
-    caption += f"; {MISSING}: {' or '.join(absent)}." if absent else "."
+    caption = (
+        f"{in_words(metric)} of each structure or finding, and number of test images that have it"
+        f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
+    )
     heads = [["site"], *([name, f"{name} test images"] for name in names)]
     shown = [in_words(metric), *(name[:MAX_HEADING] for name in names)]
     return Table("structures", caption, shown, rows, totals=totals, csv_columns=heads) if names else None

@@ -9,16 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fairflare.base.checks import first_of, gathered, true_texts
 from fairflare.reporting.documents import Inequality, Results
 from fairflare.reporting.findings import (
     BEYOND,
     CHANCE,
     FEWER,
-    NEXT,
     NOTHING,
     NOWHERE,
     Finding,
     missing_parts,
+    next_steps,
     ordered,
     site_findings,
 )
@@ -93,7 +94,10 @@ def comparison_findings(
     everywhere = _places(rows, lambda run: [""])[""]
     parts = _places(rows, lambda run: missing_parts(run, metric, primary, sites))
     findings = [
-        *_counted(rows, NOTHING, "Nothing was learnt", lambda run: _without_head(nothing_learnt(run, metric))),
+        *_counted(
+            rows, NOTHING, "Nothing was learnt",
+            lambda run: [text.partition(": ")[2].rstrip(".") for text in nothing_learnt(run, metric)],
+        ),
         *_counted(
             rows, NOWHERE, "Found nowhere, 0 at every site that has it",
             lambda run: undetected_parts(run).values() if primary and not nothing_learnt(run, metric) else (),
@@ -105,7 +109,20 @@ def comparison_findings(
         *_people({row.label: row.runs for row in rows}, reference),
         *_last_site(row, metric, name),
     ]  # fmt: skip
-    return ordered([*findings, *_next_steps(findings, differences)])
+    kinds, totals = {one.kind for one in findings}, [d for d in differences if d.measure in MEASURES]
+    steps = next_steps({
+        "train the rows that learnt nothing until they learn, before the methods are compared": NOTHING in kinds,
+        "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer": (
+            NOWHERE in kinds
+        ),
+        "look in the table by site at what a method that is fairer costs each site, before it is chosen": any(
+            d.measure == "std" and d.verdict == BETTER for d in totals
+        ),
+        "more seeds (fairflare compare --seeds 5) or more test cases show smaller differences": any(
+            d.verdict not in (BETTER, WORSE) for d in totals
+        ),
+    })  # fmt: skip
+    return ordered([*findings, *steps])
 
 
 def _places(rows: Sequence[Row[Results]], texts_of: Callable[[Results], Iterable[str]]) -> dict[str, str]:
@@ -122,18 +139,11 @@ def _places(rows: Sequence[Row[Results]], texts_of: Callable[[Results], Iterable
 
 def _counted(
     rows: Sequence[Row[Results]], kind: str, head: str, texts_of: Callable[[Results], Iterable[str]]
-) -> Iterator[Finding]:
-    """Yield a finding with the texts that hold of some runs, those of the same runs together; none for no text."""
-    texts: dict[str, list[str]] = {}
-    for text, place in _places(rows, texts_of).items():
-        texts.setdefault(place, []).append(text)
-    if texts:
-        told = listed((f"{listed(of)} (in {place})" for place, of in texts.items()), "; ")
-        yield Finding(kind, f"{head}: {told}.", {"runs": texts})
-
-
-def _without_head(texts: Iterable[str]) -> list[str]:
-    return [text.partition(": ")[2].rstrip(".") for text in texts]
+) -> list[Finding]:
+    """Return a finding with the texts that hold of some runs, those of the same runs together; none for no text."""
+    texts = gathered((place, text) for text, place in _places(rows, texts_of).items())
+    places = listed((f"{listed(of_place)} (in {place})" for place, of_place in texts.items()), "; ")
+    return [Finding(kind, f"{head}: {places}.", {"runs": texts})] if texts else []
 
 
 def _apart(test: Inequality) -> list[str]:
@@ -155,13 +165,12 @@ def _missing_runs(
     why = listed((f"{label_and_start(run)}: {printable(run.reason or run.status, MOST)}" for run in unfinished), "; ")
     compared = {reference, *(d.label for d in differences)}
     without = [row.label for row in rows if row.label not in compared]
-    told = {
+    return true_texts({
         f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
         f"{len(unfinished)} of {len(runs)} runs did not complete and are left out: {why}.": unfinished,
         f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
         f"No seed in common with {reference}, so not compared: {named(without)}.": without,
-    }
-    return [text for text, holds in told.items() if holds]
+    })  # fmt: skip
 
 
 def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Finding]:
@@ -183,19 +192,19 @@ def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Fin
             CHANCE, excluded,
         ),
     }  # fmt: skip
-    for head, (kind, of) in every.items():
-        if of:
-            figures = {"differences": [{"label": d.label, "measure": d.measure, "mean": d.mean} for d in of]}
-            yield Finding(kind, f"{head}: {_in_words(of)}.", figures)
+    for head, (kind, chosen) in every.items():
+        if chosen:
+            figures = [{"label": d.label, "measure": d.measure, "mean": d.mean} for d in chosen]
+            yield Finding(kind, f"{head}: {_in_words(chosen)}.", {"differences": figures})
     if totals and not fairer:
         unknown = f"Whether a method is fairer than {reference} cannot be said of these runs"
-        told = {
+        text = first_of({
             f"{unknown}: the rows have different sites.": totals[0].verdict == OTHER_SITES,
             f"{unknown}: there is one seed only, so that nothing can be said of noise.": totals[0].verdict == ONE_SEED,
             f"{unknown}.": not any(math.isfinite(d.low) for d in totals if d.measure == "std"),
             f"No method was shown to be fairer than {reference} on these data.": True,
-        }
-        yield Finding(CHANCE, next(text for text, holds in told.items() if holds), {"reference": reference})
+        })  # fmt: skip
+        yield Finding(CHANCE, text, {"reference": reference})
 
 
 def _in_words(differences: Iterable[Difference]) -> str:
@@ -206,65 +215,49 @@ def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[F
     """Yield findings on gaps between groups of people over the seeds, and on methods with smaller or larger ones."""
     values, differ = judged(rows, reference)
     for attribute in dict.fromkeys(key[1] for key in values):
-        gaps = {key: (over_seeds([*of.values()]), of) for key, of in values.items()
-                if key[1] == attribute and not key[2].startswith(EQUITY)}  # fmt: skip
-        told = [
-            f"{gap_label(gap)} {number(spread([one.value for one in of.values()]).mean)} {interval(*ends)} with {label}"
-            for (label, _, gap), (ends, of) in gaps.items() if ends[0] > 0
+        intervals = {key: over_seeds([*by_seed.values()]) for key, by_seed in values.items()
+                     if key[1] == attribute and not key[2].startswith(EQUITY)}  # fmt: skip
+        beyond = [
+            f"{gap_label(key[2])} {number(spread([one.value for one in values[key].values()]).mean)} {interval(*ends)} "
+            f"with {key[0]}"
+            for key, ends in intervals.items() if ends[0] > 0
         ]  # fmt: skip
         asked = [run for runs in rows.values() for run in runs if attribute in run.groups.pooled]
         alone = sum(gap_sentences(run.groups, attribute)[0] for run in asked)
         single = f"; of single runs, {alone} of {len(asked)} have one, over all sites or at one"
-        texts = {
+        text = first_of({
             f"The groups of {attribute} differ, with 95 % intervals over cases and seeds that exclude 0: "
-            f"{listed(told, '; ')}.": told,
+            f"{listed(beyond, '; ')}.": beyond,
             f"No gap between groups of {attribute} has an interval over cases and seeds that excludes 0"
             f"{single if alone else ', so that all may be chance'}.": any(
-                math.isfinite(e[0]) for e, _ in gaps.values()
+                math.isfinite(low) for low, _ in intervals.values()
             ),
-        }
-        figures = [{"label": key[0], "gap": key[2], "interval": ends} for key, (ends, _) in gaps.items()]
-        for text in [text for text, holds in texts.items() if holds][:1]:
-            yield Finding(BEYOND if told else CHANCE, text, {"attribute": attribute, "gaps": figures})
+        })  # fmt: skip
+        if text:
+            figures = [{"label": key[0], "gap": key[2], "interval": ends} for key, ends in intervals.items()]
+            yield Finding(BEYOND if beyond else CHANCE, text, {"attribute": attribute, "gaps": figures})
     for verdict in (BETTER, WORSE):
-        if of := [d for d in differ.values() if d.verdict == verdict]:
-            text = f"Between groups of people {verdict} than {reference}, beyond noise: {_in_words(of)}."
-            yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in of]})
+        if chosen := [d for d in differ.values() if d.verdict == verdict]:
+            text = f"Between groups of people {verdict} than {reference}, beyond noise: {_in_words(chosen)}."
+            yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in chosen]})
 
 
-def _last_site(row: Row[Results], metric: str, name: str) -> Iterator[Finding]:
-    """Yield a finding on the reference's last site, and whether chance explains its place."""
-    known = [one for run in row.runs if (one := tested(run, metric))]
-    if known:
-        last, count = Counter(one.gap_site for one in known).most_common(1)[0]
-        gap, many = statistics.fmean(one.gap for one in known if one.gap_site == last), counted(len(known), "run")
-        text = (
-            f"With {row.label}, {last} is furthest behind in {name} in {count} of {many}, {number(gap)} behind what is"
-        )
-        text += f" expected if all sites were equally good{' (on average)' * (count > 1)}."
-        shown = any(last in one.behind or more_unequal(one) for one in known)
-        text += "" if shown else " That may be chance: in no run is the site shown to be behind."
-        yield Finding(CHANCE, text, {"label": row.label, "site": last, "gap": gap, "runs": count})
-    elif not all(nothing_learnt(run, metric) for run in row.runs):
-        texts = Counter(one.text for run in row.runs for one in site_findings(run, metric))
-        yield from (Finding(CHANCE, f"Of {row.label}: {text}") for text, _ in texts.most_common(1))
-
-
-def _next_steps(found: Sequence[Finding], differences: Sequence[Difference]) -> Iterator[Finding]:
-    """Yield what to do next, by what was found."""
-    kinds = {one.kind for one in found}
-    unsure = [d for d in differences if d.measure in MEASURES and d.verdict not in (BETTER, WORSE)]
-    told = {
-        "train the rows that learnt nothing until they learn, before the methods are compared": NOTHING in kinds,
-        "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer": (
-            NOWHERE in kinds
-        ),
-        "look in the table by site at what a method that is fairer costs each site, before it is chosen": any(
-            d.measure == "std" and d.verdict == BETTER for d in differences
-        ),
-        "more seeds (fairflare compare --seeds 5) or more test cases show smaller differences": unsure,
-    }
-    yield from (Finding(NEXT, f"Next: {text}.") for text, holds in told.items() if holds)
+def _last_site(row: Row[Results], metric: str, name: str) -> list[Finding]:
+    """Return a finding on the reference's last site, and whether chance explains its place."""
+    known = [test for run in row.runs if (test := tested(run, metric))]
+    if not known:
+        learnt = not all(nothing_learnt(run, metric) for run in row.runs)
+        texts = Counter(one.text for run in row.runs for one in site_findings(run, metric) if learnt)
+        return [Finding(CHANCE, f"Of {row.label}: {text}") for text, _ in texts.most_common(1)]
+    last, count = Counter(test.gap_site for test in known).most_common(1)[0]
+    gap = statistics.fmean(test.gap for test in known if test.gap_site == last)
+    shown = any(last in test.behind or more_unequal(test) for test in known)
+    text = (
+        f"With {row.label}, {last} is furthest behind in {name} in {count} of {counted(len(known), 'run')}, "
+        f"{number(gap)} behind what is expected if all sites were equally good{' (on average)' * (count > 1)}."
+        f"{'' if shown else ' That may be chance: in no run is the site shown to be behind.'}"
+    )
+    return [Finding(CHANCE, text, {"label": row.label, "site": last, "gap": gap, "runs": count})]
 
 
 # ------------------------------------------------------------------------------------------------ notes
@@ -272,12 +265,12 @@ def _next_steps(found: Sequence[Finding], differences: Sequence[Difference]) -> 
 
 def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
     """Return a note with each row's spread that equally good sites would have, and what it comes from."""
-    told = []
-    for row in rows:
-        if known := [one for run in row.runs if (one := tested(run, metric))]:
-            spread = number(statistics.fmean(one["chance_std"] for one in known))
-            told.append(f"{row.label} {spread} by {sources(known[0])}")
-    return [f"Standard deviation between equally good sites: {'; '.join(told)}."] if told else []
+    tests = {row.label: [test for run in row.runs if (test := tested(run, metric))] for row in rows}
+    spreads = [
+        f"{label} {number(statistics.fmean(test.chance_std for test in known))} by {sources(known[0])}"
+        for label, known in tests.items() if known
+    ]  # fmt: skip
+    return [f"Standard deviation between equally good sites: {'; '.join(spreads)}."] if spreads else []
 
 
 def _faults(runs: Sequence[Results]) -> list[str]:
@@ -290,16 +283,15 @@ def _faults(runs: Sequence[Results]) -> list[str]:
 def _by_setting(runs: Sequence[Results]) -> list[str]:
     """Return a line for each task setting in which rows differ, with the rows of each value."""
     names = {name: None for run in runs for name in settings_of(run) if name.startswith("task.")}
-    found = []
+    lines = []
     for name in names:
-        rows: dict[str, dict[str, None]] = {}
-        for run in runs:
-            rows.setdefault(repr(settings_of(run).get(name)), {})[label_of(run)] = None
+        rows = gathered((repr(settings_of(run).get(name)), label_of(run)) for run in runs)
         if len(rows) > 1:
-            most = max(rows, key=lambda value: len(rows[value]))
-            others = "; ".join(f"{value}: {', '.join(labels)}" for value, labels in rows.items() if value != most)
-            found.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
-    return [printable(line, MOST) for line in found]
+            labels = {value: [*dict.fromkeys(of_value)] for value, of_value in rows.items()}
+            most = max(labels, key=lambda value: len(labels[value]))
+            others = "; ".join(f"{value}: {', '.join(of_value)}" for value, of_value in labels.items() if value != most)
+            lines.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
+    return [printable(line, MOST) for line in lines]
 
 
 def _differing_conditions(complete: Sequence[Results]) -> list[str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from fairflare.base.cases.resampling import CASES
+from fairflare.base.checks import true_texts
 from fairflare.core.statistics.intervals import FEW
 from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
 from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, WORSE, Difference, fell
@@ -58,7 +59,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
     wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
     few = sorted({site for d in found for site in d.of_few})
     given = all(d.of_given for d in found)
-    told = {
+    notes = true_texts({
         f"Differences to {reference}, paired by {'site' if given else 'seed and site'}: mean "
         f"[95 % interval{interval_of(found)}].": True,
         "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. Within noise: no "
@@ -80,8 +81,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
             d.verdict == NOT_KNOWN and not math.isnan(d.smallest) for d in found
         ),
         f"No verdict rests on sites with fewer than {FEW} test cases: {listed(few, most=8)}.": few,
-    }
-    notes = [text for text, holds in told.items() if holds]
+    })  # fmt: skip
     totals = [d for d in found if d.measure == MEASURES[0]]
     most = max((len(d.values) for d in totals), default=0)
     for d in totals:
@@ -94,7 +94,7 @@ def notes_of_differences(found: Sequence[Difference], reference: str) -> list[st
             f"{d.label}: OTHER SITES than {reference}: {who}. Its average, std and worst here are over the sites that "
             f"both have ({', '.join(d.sites)}), and no verdict is given."
         )
-        notes += [text for text, holds in ((seeds, len(d.values) < most), (other, who)) if holds]
+        notes += true_texts({seeds: len(d.values) < most, other: who})
     return notes + (fell(found, totals[0].higher_is_better) if totals else [])
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fairflare.base.checks import gathered, true_texts
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import FOLDS
@@ -153,18 +154,23 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
         f"{reference} are paired by seed and by test case, their interval is over both; '{NOT_KNOWN}' where a group "
         f"has fewer than {FEW} cases, or nothing says how far the cases move a difference."
     ]
-    told: dict[str, list[str]] = {}
-    for label, runs in rows.items():
-        asked = [run for run in runs if run.groups]
-        if len(asked) < len(runs):
-            notes.append(f"{label}: {len(runs) - len(asked)} of {len(runs)} runs did not ask for groups.")
-        if kept := sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names}):
-            notes.append(f"{label}: groups or classes of them stay at {listed(kept)} and are in no figure.")
-        for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"]):
-            metric, groups = lowest(asked, attribute)
-            if metric:
-                told.setdefault(f"lowest {metric} by {attribute}: {groups}.", []).append(label)
-    return notes + [f"{named(labels)}: {text}" for text, labels in told.items()]
+    by_row = {label: [run for run in runs if run.groups] for label, runs in rows.items()}
+    for label, asked in by_row.items():
+        withheld = sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names})
+        notes += true_texts({
+            f"{label}: {len(rows[label]) - len(asked)} of {len(rows[label])} runs did not ask for groups.": (
+                len(asked) < len(rows[label])
+            ),
+            f"{label}: groups or classes of them stay at {listed(withheld)} and are in no figure.": withheld,
+        })  # fmt: skip
+    lows = gathered(
+        (f"lowest {metric} by {attribute}: {groups}.", label)
+        for label, asked in by_row.items()
+        for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"])
+        for metric, groups in [lowest(asked, attribute)]
+        if metric
+    )
+    return notes + [f"{named(labels)}: {text}" for text, labels in lows.items()]
 
 
 def gaps_in_words(

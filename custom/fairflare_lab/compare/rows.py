@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from fairflare.base.checks import gathered
 from fairflare.base.settings import by_name
 from fairflare.core.fairness import FairnessSummary, summarize
 from fairflare.reporting.documents import SUPPRESSED, Results
@@ -90,9 +91,7 @@ def rows_of(runs: Sequence[Results], metric: str) -> list[Row[Results]]:
     Raises:
         ValueError: a run lacks the metric; the message names the run.
     """
-    groups: dict[tuple[str, str], list[Results]] = {}
-    for run in runs:
-        groups.setdefault((label_of(run), json.dumps(settings_of(run), sort_keys=True)), []).append(run)
+    groups = gathered(((label_of(run), json.dumps(settings_of(run), sort_keys=True)), run) for run in runs)
     labels = [label for label, _ in groups]
     rows = []
     for index, ((label, _), group) in enumerate(groups.items()):

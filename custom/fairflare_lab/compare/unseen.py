@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fairflare.base.checks import true_texts
 from fairflare.core.statistics.intervals import ROUNDING
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
@@ -216,16 +217,16 @@ def _certainty(found: Contrast) -> Certainty:
 
 def _in_words(row: UnseenRow) -> list[str]:
     """Return notes on which of a method's models an unseen site can use."""
-    told = {
+    models = true_texts({
         "an unseen site gets the common weights with norm statistics of its own images (adapted)": (
             row.reason and math.isfinite(row.figures["adapted"].mean)
         ),
         "seen sites are measured with a model of their own, the unseen one with the common": (
             row.personal and not row.reason
         ),
-    }
+    })  # fmt: skip
     reasons = [f"no figure: {reason}" for reason in row.reason.split("; ") if reason]
-    return [f"{row.label}: {text}." for text in (*reasons, *(text for text, holds in told.items() if holds))]
+    return [f"{row.label}: {text}." for text in (*reasons, *models)]
 
 
 def unseen_table(

@@ -75,7 +75,10 @@ def cases_needed(gain: float, error: float, cases: int | None) -> int | None:
 
 
 def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
-    """Return, for each advice that is given, in the order of :data:`WORDS`, a sentence that names the sites with their gains, and these sites."""
+    """Return, for each advice that is given, a sentence that names the sites with their gains, and these sites.
+
+    The advices are in the order of :data:`WORDS`.
+    """
     groups: dict[str, dict[str, str]] = {}
     every = results.personal.get("sites", {})
     tests = sum(of["own"] is not None for of in every.values())

@@ -133,6 +133,20 @@ RUNS: dict[str, tuple[dict[str, Any], list[str]]] = {
                                 "site-2": {"balanced_accuracy": 0.5, "recall_a": 1.0, "recall_b": 0.0}}},
         ["Nothing was learnt: every test image at every site is called a."],
     ),
+    "only images of a and b are called a, the rest b": (  # b is 0 everywhere, but an image of a in ten is called b
+        {**OF_CLASSES, "test": {"site-1": {"balanced_accuracy": 0.5, "recall_a": 0.9, "recall_b": 0.0},
+                                "site-2": {"balanced_accuracy": 0.5, "recall_a": 1.0, "recall_b": 0.0}}},
+        ["Found nowhere, 0 at every site that has it: recall b (7 test images of it)."],
+    ),
+    "a class has the end of another one's name, and a site withholds it": (  # big_b: 3 at site-1, not the 4 of b
+        {**OF_CLASSES,
+         "test": {"site-1": {"balanced_accuracy": 0.5, "recall_a": 1.0, "recall_b": 0.6, "recall_big_b": 0.0},
+                  "site-2": {"balanced_accuracy": 0.5, "recall_a": 1.0, "recall_b": 0.5}},
+         "inequality": {"metric": "balanced_accuracy", "level": 0.95, "sites": {
+             site: {"value": 0.5, "class_support": {"a": 9, "b": 4, "big_b": count}}
+             for site, count in {"site-1": 3, "site-2": 2}.items()}}},
+        ["Found nowhere, 0 at every site that has it: recall big b (3 test images of it, measured at site-1)."],
+    ),
     "a structure is found nowhere, and a site that did well is the worst": (
         PARTIAL,
         ["Found nowhere, 0 at every site that has it: Dice s2 (12 test images of it, measured at b, c).",
@@ -254,6 +268,7 @@ def seeds(label: str, values: Mapping[str, float], count: int = 3, step: float =
 
 ZERO = dict.fromkeys(PLAIN, 0.0)
 UNKNOWN = "Whether a method is fairer than a cannot be said of these runs."
+OTHER_SITES = "NOT COMPARABLE as they stand: the runs differ in their sites."
 UNSHOWN = "No method was shown to be fairer than a on these data."
 AHEAD = {"inequality": standing_of({**EVEN, "site-1": (0.8, 0.7, 0.01)}, ahead=["site-1"])}
 FAIRER = {"site-1": 0.7, "site-2": 0.69, "site-3": 0.7}
@@ -300,6 +315,27 @@ COMPARISONS: dict[str, tuple[list[Any], list[str]]] = {
         seeds("a", PLAIN, groups=people(accuracy_gap=(0.1, 0.25), auc_gap=(0.0, 0.31))),
         ["The groups of tone differ, with 95 % intervals over cases and seeds that exclude 0: gap in accuracy 0.154 "
          "[0.100, 0.250] with a."],
+    ),
+    "one row has other sites, another one not": (
+        [*seeds("a", PLAIN), *seeds("b", {**PLAIN, "site-4": 0.7}), *seeds("c", PLAIN, step=0.001)],
+        [OTHER_SITES,
+         "In 3 of 3 runs of a, 3 of 3 runs of c: Average and spread of Dice are over 3 of 4 sites, without site-4 (it "
+         "never connected).", UNSHOWN],
+    ),
+    "other seeds, and other sites": (
+        [*seeds("a", PLAIN, 1), run(label="b", seed=7), *seeds("c", {"site-8": 0.7, "site-9": 0.8}, 1)],
+        [OTHER_SITES, "No seed in common with a, so not compared: b.", "No site in common with a, so not compared: c."],
+    ),
+    "six seeds already": (
+        [*seeds("a", PLAIN, 6), *seeds("b", PLAIN, 6, step=0.001)],
+        ["The interval of a difference to a excludes 0, but that is not shown (the table says why): b (average +0.001 "
+         "[+0.000, +0.001]), b (std -0.001 [-0.002, -0.000]), b (worst +0.003 [+0.001, +0.004]).",
+         UNSHOWN, f"Of a: In Dice, site-2 has the worst value, 0.600; {UNTESTED} (Metric.mean_of_images).",
+         "Next: more seeds (fairflare compare --seeds 12) or more test cases show smaller differences."],
+    ),
+    "all sites have what is expected": (
+        seeds("a", dict.fromkeys(PLAIN, 0.7), inequality=standing_of(dict.fromkeys(PLAIN, (0.7, 0.7, 1.0)))),
+        ["With a, no site can be told from the others in Dice: each has what is expected if all were equally good."],
     ),
     "two methods are equal": ([*seeds("a", PLAIN), *seeds("b", PLAIN)], [UNKNOWN]),  # 0 with every seed says nothing
     "a difference within noise": (  # of the std 0, -.00012, -.00047: Student's t of three seeds reaches beyond 0

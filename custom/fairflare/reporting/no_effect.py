@@ -6,7 +6,6 @@ The functions are pure: they read a run's results, and return warnings or senten
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 from fairflare.base.checks import true_texts
@@ -78,7 +77,8 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
     recalls = {name: None for of_site in results.test.values() for name in of_site if name.startswith("recall_")}
     missed = zero_everywhere(results.test, recalls)
     called = [name.removeprefix("recall_") for name in recalls if name not in missed]
-    one = bool(missed) and len(called) == 1
+    shares = {of_site.get(f"recall_{name}") for of_site in results.test.values() for name in called} - {None}
+    one = missed and len(called) == 1 and shares == {1.0}
     return [f"Nothing was learnt: every test image at every site is called {called[0]}."] if one else []
 
 
@@ -91,16 +91,18 @@ def undetected_parts(results: Results) -> dict[str, str]:
     """
     first, shown = results.info.primary_metric, metrics_of(results)
     families = ("recall_", f"{OF_PART.get(first, first)}_")
-    supports = [of.class_support or of.structure_support or {} for of in results.inequality.sites.values()]
-    images = sum(
-        (Counter({metric_name(part): int(n) for part, n in support.items()}) for support in supports), Counter()
-    )
+    supports = {
+        site: {metric_name(part): int(n) for part, n in (of.class_support or of.structure_support or {}).items()}
+        for site, of in results.inequality.sites.items()
+    }
+    parts = {part for support in supports.values() for part in support}
     names = dict.fromkeys(name for by_metric in results.test.values() for name in by_metric)
     words = dict[str, str]()
     for name in (name for name in names if name in shown or name.startswith(families)):
         values = {site: value for site, value in by_site_of(results, name).items() if math.isfinite(value)}
         if {*values.values()} == {0.0} and declared_direction(results, name):
-            count = next((n for part, n in images.items() if name.endswith(f"_{part}")), 0)
+            part = max((part for part in parts if name.endswith(f"_{part}")), key=len, default="")
+            count = sum(supports.get(site, {}).get(part, 0) for site in values)
             where = "" if len(values) == len(results.test) else f"measured at {listed(values)}"
             about = ", ".join(true_texts({f"{counted(count, 'test image')} of it": count, where: where}))
             words[name] = in_words(name) + (f" ({about})" if about else "")

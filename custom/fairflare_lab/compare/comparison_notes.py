@@ -17,6 +17,7 @@ from fairflare.reporting.findings import (
     FEWER,
     NOTHING,
     NOWHERE,
+    SAME,
     Finding,
     missing_parts,
     next_steps,
@@ -102,7 +103,7 @@ def comparison_findings(
             rows, NOWHERE, "Found nowhere, 0 at every site that has it",
             lambda run: undetected_parts(run).values() if primary and not nothing_learnt(run, metric) else (),
         ),
-        *(Finding(FEWER, text) for text in _missing_runs(runs, complete, rows, reference, differences)),
+        *(Finding(FEWER, text) for text in _missing_runs(runs, complete, rows, reference)),
         *(Finding(FEWER, t if place == everywhere else f"In {place}: {t}") for t, place in parts.items()),
         *_verdicts(differences, reference),
         *_counted(rows, BEYOND, f"By more than chance explains in {name}", lambda run: _apart(tested(run, metric))),
@@ -110,6 +111,7 @@ def comparison_findings(
         *_last_site(row, metric, name),
     ]  # fmt: skip
     kinds, totals = {one.kind for one in findings}, [d for d in differences if d.measure in MEASURES]
+    seeds = max((len(d.values) for d in totals), default=0)
     steps = next_steps({
         "train the rows that learnt nothing until they learn, before the methods are compared": NOTHING in kinds,
         "see whether all sites label alike what was found nowhere (fairflare check-data), and train longer": (
@@ -118,8 +120,8 @@ def comparison_findings(
         "look in the table by site at what a method that is fairer costs each site, before it is chosen": any(
             d.measure == "std" and d.verdict == BETTER for d in totals
         ),
-        "more seeds (fairflare compare --seeds 5) or more test cases show smaller differences": any(
-            d.verdict not in (BETTER, WORSE) for d in totals
+        f"more seeds (fairflare compare --seeds {max(5, 2 * seeds)}) or more test cases show smaller differences": any(
+            d.verdict not in (BETTER, WORSE, OTHER_SITES) for d in totals
         ),
     })  # fmt: skip
     return ordered([*findings, *steps])
@@ -157,19 +159,21 @@ def _missing_runs(
     complete: Sequence[Results],
     rows: Sequence[Row[Results]],
     reference: str,
-    differences: Sequence[Difference],
 ) -> list[str]:
     """Return sentences on runs that are missing, or that cannot be compared."""
     unfinished = [run for run in runs if run.status != "completed"]
     repeats, differing = len(runs) - len(unfinished) - len(complete), _differing_conditions(complete)
     why = listed((f"{label_and_start(run)}: {printable(run.reason or run.status, MOST)}" for run in unfinished), "; ")
-    compared = {reference, *(d.label for d in differences)}
-    without = [row.label for row in rows if row.label not in compared]
+    seeds = {row.label: {run.info.config.get("seed") for run in row.runs} - {None} for row in rows}
+    sites = {row.label: {site for site in row.values[0] if math.isfinite(row.at(site).mean)} for row in rows}
+    at_other_seeds = [label for label, own in seeds.items() if label != reference and not own & seeds[reference]]
+    at_other_sites = [label for label, own in sites.items() if label != reference and not own & sites[reference]]
     return true_texts({
         f"NOT COMPARABLE as they stand: the runs differ in {', '.join(differing)}.": differing,
         f"{len(unfinished)} of {len(runs)} runs did not complete and are left out: {why}.": unfinished,
         f"{repeats} of {len(runs)} runs stand there twice and count once.": repeats,
-        f"No seed in common with {reference}, so not compared: {named(without)}.": without,
+        f"No seed in common with {reference}, so not compared: {named(at_other_seeds)}.": at_other_seeds,
+        f"No site in common with {reference}, so not compared: {named(at_other_sites)}.": at_other_sites,
     })  # fmt: skip
 
 
@@ -199,8 +203,10 @@ def _verdicts(differences: Sequence[Difference], reference: str) -> Iterator[Fin
     if totals and not fairer:
         unknown = f"Whether a method is fairer than {reference} cannot be said of these runs"
         text = first_of({
-            f"{unknown}: the rows have different sites.": totals[0].verdict == OTHER_SITES,
-            f"{unknown}: there is one seed only, so that nothing can be said of noise.": totals[0].verdict == ONE_SEED,
+            f"{unknown}: the rows have different sites.": all(d.verdict == OTHER_SITES for d in totals),
+            f"{unknown}: there is one seed only, so that nothing can be said of noise.": all(
+                d.verdict == ONE_SEED for d in totals
+            ),
             f"{unknown}.": not any(math.isfinite(d.low) for d in totals if d.measure == "std"),
             f"No method was shown to be fairer than {reference} on these data.": True,
         })  # fmt: skip
@@ -249,8 +255,12 @@ def _last_site(row: Row[Results], metric: str, name: str) -> list[Finding]:
         learnt = not all(nothing_learnt(run, metric) for run in row.runs)
         texts = Counter(one.text for run in row.runs for one in site_findings(run, metric) if learnt)
         return [Finding(CHANCE, f"Of {row.label}: {text}") for text, _ in texts.most_common(1)]
-    last, count = Counter(test.gap_site for test in known).most_common(1)[0]
-    gap = statistics.fmean(test.gap for test in known if test.gap_site == last)
+    apart = [test for test in known if test.gap > SAME]
+    if not apart:
+        text = f"no site can be told from the others in {name}: each has what is expected if all were equally good."
+        return [Finding(CHANCE, f"With {row.label}, {text}", {"label": row.label, "runs": len(known)})]
+    last, count = Counter(test.gap_site for test in apart).most_common(1)[0]
+    gap = statistics.fmean(test.gap for test in apart if test.gap_site == last)
     shown = any(last in test.behind or more_unequal(test) for test in known)
     text = (
         f"With {row.label}, {last} is furthest behind in {name} in {count} of {counted(len(known), 'run')}, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -259,10 +260,9 @@ def test_the_cache_of_all_splits_is_bounded(tmp_path: Path) -> None:
     for _ in range(2):
         for split in SPLITS:
             all_of(data, split)
-    kept = [item for dataset in data._datasets.values() for item in dataset._cache if item is not None]
-    sizes = [sum(item[key].untyped_storage().nbytes() for key in ("image", "label")) for item in kept]
+    sizes = [sum(item[key].untyped_storage().nbytes() for key in ("image", "label")) for item in data._held.values()]
     assert sizes == [each] * 8
-    assert [len(data._datasets[split]._cache) for split in SPLITS] == [7, 1, 0]
+    assert Counter(split for split, _ in data._held) == {"training": 7, "validation": 1}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

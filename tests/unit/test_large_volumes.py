@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import nibabel
 import numpy as np
@@ -21,6 +22,7 @@ from monai.transforms import Spacing
 from fairflare.base.machine import memory
 from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.base.site_data import VALIDATION_PATCHES
+from fairflare.base.stopping import TaskStopped
 from fairflare.checking.images import check_sites
 from fairflare.checking.volumes import CHECKED, look_at_masked
 from fairflare.core.statistics.site_figures import AXES
@@ -198,6 +200,28 @@ def test_it_is_said_how_far_a_command_is(monkeypatch: pytest.MonkeyPatch, capsys
     assert capsys.readouterr().out == "2 of 5 images\n4 of 5 images\n"
 
 
+def test_what_reading_takes_hides_no_stop_and_no_error_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pass over what a file explains, such as a folder that may not be opened; let everything else through."""
+    image, mask = pair(tmp_path, SHAPE)
+    (tmp_path / "bad.nii").write_bytes(b"no volume")
+    expected = reading_takes([(image, mask)], 1)
+    assert reading_takes([(tmp_path / "bad.nii", None), (tmp_path / "gone.nii", None), (image, mask)], 1) == expected
+
+    def closed(path: Path) -> Any:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / "series").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "iterdir", closed)
+        assert reading_takes([(tmp_path / "series", None), (image, mask)], 1) == expected
+    for error in (TaskStopped("stopped"), MemoryError()):
+        monkeypatch.setattr(Volume, "facts", Mock(side_effect=error))
+        with pytest.raises(type(error)):
+            reading_takes([(image, mask)], 1)
+
+
 # --- prepared once, and cut ---------------------------------------------------------------------------------
 
 
@@ -229,6 +253,31 @@ def test_patches_are_the_same_from_disk_from_memory_and_by_threads(tmp_path: Pat
             assert torch.equal(found, part)
     assert len(list(kept.glob("*.npy"))) == 2
     assert not torch.equal(patches(opened(root, kept), seed=8)[0], wanted[0])
+
+
+def test_threads_that_need_one_volume_prepare_it_once_and_count_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Take patches of the same volumes by four threads, in memory that holds one of the two."""
+    root = site(tmp_path / "site", (32, 32, 32))
+    each = sum(part.nbytes for part in opened(root).parts("training", 0).values())
+    data = opened(root, num_workers=4, cache_bytes=2 * each - 1)
+    real, prepared = data.prepare, []
+
+    def slow(split: str, sample: Any) -> Any:
+        prepared.append(sample.image.name)
+        time.sleep(0.1)
+        return real(split, sample)
+
+    monkeypatch.setattr(data, "prepare", slow)
+    monkeypatch.setattr(memory, "cores", lambda: 4)
+    data.num_workers = 4
+    first = data.datalist.splits["training"][0].image.name
+    wanted = data._cut("training", range(4), 4, 7, 4, 0.5)
+    next(iter(wanted))
+    next(iter(wanted))
+    assert prepared == [first]
+    assert data._left == each - 1
 
 
 def test_a_part_is_that_of_the_whole_however_it_lies(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -77,9 +78,7 @@ def shapes_of(seen: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.floating]]:
 
 def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:
     """Return whether a voxel with one of the values has all its neighbours along the axes inside too."""
-    inside = np.zeros(mask.shape, bool)
-    for value in values:
-        inside |= mask == value
+    inside = reduce(np.logical_or, (mask == value for value in values), np.zeros(mask.shape, bool))
     return any(bool(binary_erosion(inside[box]).any()) for box in find_objects(inside.view(np.int8)))
 
 

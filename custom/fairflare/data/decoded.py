@@ -36,14 +36,12 @@ UNUSED_DAYS = 30  # cached files that were not used for this long are removed
 ALIGNED = 64  # bytes; each array starts at a multiple of them
 Arrays = Mapping[str, npt.NDArray[Any]]
 _SOUND: set[tuple[Path, int]] = set()  # files, with their times of change, whose checksum this process has verified
-#: Locks by file: threads that need parts of one volume wait while the first of them prepares it.
-_TURNS = tuple(threading.Lock() for _ in range(64))
 
 
 class DecodedVolumes:
-    """Cache decoded volumes on disk; a damaged, missing or outdated volume is decoded again.
+    """Cache decoded or prepared volumes on disk; a damaged, missing or outdated volume is made again.
 
-    If a volume cannot be written (a full disk), it is decoded each time, and the log reports this once.
+    If a volume cannot be written (a full disk), it is made each time, and the log reports this once.
 
     Args:
         folder: folder for the cached files alone; it is created when needed.
@@ -53,29 +51,12 @@ class DecodedVolumes:
     def __init__(self, folder: Path, limit: int = DECODED_BYTES) -> None:
         self.folder, self.limit = folder, limit
         self._lock = threading.Lock()
-        self._told = False
-
-    def array(self, source: ImageFile, what: str, decode: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Return the decoded array of a file, from the cache if possible.
-
-        A cached array is mapped into memory; otherwise ``decode`` is called and its result is cached.
-
-        Args:
-            source: the file.
-            what: ``"image"`` or ``"mask"``, which are cached separately even for one file.
-            decode: function that decodes the file; an array with fewer than three axes is not cached.
-        """
-        file = self._file(what, [source])
-        found = self._open(file)
-        if found is not None:
-            return np.moveaxis(found["array"], 0, 2)
-        array = decode()
-        if array.ndim > 2 and array.shape[2] > 1 and not array.dtype.hasobject:
-            self._keep(file, {"array": np.moveaxis(array, 2, 0)})  # files store slice after slice
-        return array
+        self._warned = False
 
     def arrays(self, how: str, sources: Sequence[ImageFile], make: Callable[[], Arrays]) -> Arrays:
-        """Return the arrays that are made of several files, mapped into memory if they are or can be cached.
+        """Return the arrays that are made of one or several files, mapped into memory if they are or can be cached.
+
+        Threads that ask for the same arrays at a time each make them, unless the caller lets only one ask.
 
         Args:
             how: everything but the files that decides what is made, as text.
@@ -83,105 +64,107 @@ class DecodedVolumes:
             make: function that makes the arrays, by name.
         """
         file = self._file(how, sources)
-        with _TURNS[hash(file) % len(_TURNS)]:
-            found = self._open(file)
-            if found is None:
-                made = make()
-                self._keep(file, made)
-                found = self._open(file) or made
-        return found
+        cached = _open(file)
+        if cached is None:
+            arrays = make()
+            self._write(file, arrays)
+            cached = _open(file) or arrays
+        return cached
 
     def bounds(self, source: ImageFile, kind: str, measure: Callable[[], Bounds | None]) -> Bounds | None:
         """Return the intensity bounds of an image; they are measured once if the image is cached, else each time."""
         file = self._file("image", [source])
-        said = self._said(file)
-        if said is None:
+        record = _record(file)
+        if record is None:
             return measure()
-        known = said.setdefault("bounds", {})
-        if kind not in known:
-            known[kind] = measure()
-            with self._telling():
-                self._write_said(file, said)
-        return None if known[kind] is None else (known[kind][0], known[kind][1])
-
-    # -- files
+        if kind not in record["bounds"]:
+            record["bounds"][kind] = measure()
+            with self._warning():
+                _write_record(file, record)
+        low_high = record["bounds"][kind]
+        return low_high and (low_high[0], low_high[1])
 
     def _file(self, how: str, sources: Sequence[ImageFile]) -> Path:
-        paths, states = ([getattr(source, of) for source in sources] for of in ("path", "state"))
-        name = hashlib.sha256(" ".join([how, *(str(path.resolve()) for path in paths)]).encode()).hexdigest()[:24]
-        state = hashlib.sha256(f"{FORM} {' '.join(states)}".encode()).hexdigest()[:16]
-        return self.folder / f"{name}-{state}.npy"
+        paths, states = zip(*((str(source.path.resolve()), source.state) for source in sources), strict=True)
+        name, state = (hashlib.sha256(" ".join(words).encode()) for words in ((how, *paths), (str(FORM), *states)))
+        return self.folder / f"{name.hexdigest()[:24]}-{state.hexdigest()[:16]}.npy"
 
-    def _said(self, file: Path) -> dict[str, Any] | None:
-        """Return the record of a cached array (size, checksum, bounds), or ``None`` if the array cannot be used."""
-        try:
-            said = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-            return said if file.stat().st_size == said["size"] and isinstance(said["crc"], int) else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-
-    def _open(self, file: Path) -> Arrays | None:
-        said = self._said(file)
-        if said is None:
-            return None
-        try:
-            state = (file, file.stat().st_mtime_ns)
-            if state not in _SOUND and _checksum(file) != said["crc"]:
-                raise ValueError("its checksum differs from the recorded one")
-            _SOUND.add(state)
-            os.utime(file.with_suffix(".json"))  # mark the arrays as used now
-            mapped = np.memmap(file, np.uint8, mode="r")  # once, since each map keeps a file open
-            with file.open("rb") as opened:
-                return {name: _part(mapped, opened, start) for name, start in said["starts"].items()}
-        except (OSError, ValueError, KeyError) as error:
-            log.warning("a decoded volume on disk is damaged and is made anew: %s (%s)", file, error)
-            return None
-
-    def _keep(self, file: Path, arrays: Arrays) -> None:
+    def _write(self, file: Path, arrays: Arrays) -> None:
         size = sum(array.nbytes + 4096 for array in arrays.values())
         if size > self.limit + 4096:
             return
-        with self._telling(), self._lock:
+        with self._warning(), self._lock:
             private_folder(self.folder)  # the folder is private because the arrays are images of patients
             self._make_room(size, file)
             starts: dict[str, int] = {}
             write_whole(file, lambda partial: _save(partial, arrays, starts), durable=False)
-            said = {"size": file.stat().st_size, "crc": _checksum(file), "starts": starts, "bounds": {}}
-            self._write_said(file, said)
-
-    def _write_said(self, file: Path, said: dict[str, Any]) -> None:
-        text = json.dumps(said)
-        write_whole(file.with_suffix(".json"), lambda partial: partial.write_text(text), durable=False)
+            record = {"size": file.stat().st_size, "crc": _checksum(file), "starts": starts, "bounds": {}}
+            _write_record(file, record)
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Suppress an error of writing the cache in the ``with`` block; log only the first such error."""
+    def _warning(self) -> Iterator[None]:
+        """Turn an error of writing the cache in the ``with`` block into a warning, the first time."""
         try:
             yield
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 log.warning(
                     "decoded volumes cannot be kept in %s (%s): they are decoded again each time", self.folder, error
                 )
-            self._told = True
+            self._warned = True
 
     def _make_room(self, needed: int, new: Path) -> None:
         """Remove older states of the same source and long unused files, then more files until ``needed`` bytes fit."""
         remove_partials(self.folder)
         source = new.name.partition("-")[0]
         oldest = time.time() - UNUSED_DAYS * 86400
-        kept: list[tuple[float, int, Path]] = []
+        present: list[tuple[float, int, Path]] = []
         for file in self.folder.glob("*-*.npy"):
             with contextlib.suppress(FileNotFoundError):  # another process removed the file
-                said = file.with_suffix(".json")
-                used = said.stat().st_mtime if said.exists() else 0.0
+                record = file.with_suffix(".json")
+                used = record.stat().st_mtime if record.exists() else 0.0
                 if used < oldest or file.name.partition("-")[0] == source:
                     _remove(file)
                 else:
-                    kept.append((used, file.stat().st_size, file))
-        kept.sort(reverse=True)
-        while kept and needed + sum(size for _, size, _ in kept) > self.limit:
-            _remove(kept.pop()[2])
+                    present.append((used, file.stat().st_size, file))
+        present.sort(reverse=True)
+        while present and needed + sum(size for _, size, _ in present) > self.limit:
+            _remove(present.pop()[2])
+
+
+def _record(file: Path) -> dict[str, Any] | None:
+    """Return the record of a cached file (size, checksum, bounds), or ``None`` if the file cannot be used."""
+    try:
+        record = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+        whole = file.stat().st_size == record["size"] and {"crc", "starts", "bounds"} <= {*record}
+        return record if whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_record(file: Path, record: Mapping[str, Any]) -> None:
+    write_whole(file.with_suffix(".json"), lambda partial: partial.write_text(json.dumps(record)), durable=False)
+
+
+def _open(file: Path) -> Arrays | None:
+    """Return the arrays of a cached file, mapped into memory, or ``None`` if it cannot be used."""
+    record = _record(file)
+    if record is None:
+        return None
+    try:
+        state = (file, file.stat().st_mtime_ns)
+        if state not in _SOUND and _checksum(file) != record["crc"]:
+            raise ValueError("its checksum differs from the recorded one")
+        _SOUND.add(state)
+        os.utime(file.with_suffix(".json"))  # mark the arrays as used now
+        mapped = np.memmap(file, np.uint8, mode="r")  # once, since each map keeps a file open
+        with file.open("rb") as opened:
+            return {name: _part(mapped, opened, start) for name, start in record["starts"].items()}
+    except FileNotFoundError:  # another process removed it to make room
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("a decoded volume on disk is damaged and is made anew: %s (%s)", file, error)
+        return None
 
 
 def _remove(file: Path) -> None:
@@ -195,8 +178,8 @@ def _save(path: Path, arrays: Arrays, starts: dict[str, int]) -> None:
         for name, array in arrays.items():
             file.write(b"\0" * (-file.tell() % ALIGNED))
             starts[name] = file.tell()
-            if array.flags.f_contiguous:  # numpy would write it in that order; others it copies in parts
-                array = np.ascontiguousarray(array)
+            # numpy would write an array of Fortran's order in that order; others it copies in parts.
+            array = np.ascontiguousarray(array) if array.flags.f_contiguous else array
             np.lib.format.write_array(file, array, allow_pickle=False)
 
 
@@ -209,8 +192,8 @@ def _part(mapped: npt.NDArray[np.uint8], file: Any, start: int) -> npt.NDArray[A
 
 def _checksum(path: Path) -> int:
     """Return the CRC-32 of a file, read in parts: a file mapped whole would count as memory of this process."""
-    found = 0
+    checksum = 0
     with path.open("rb") as file:
         while block := file.read(2**20):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum

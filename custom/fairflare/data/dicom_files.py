@@ -10,7 +10,6 @@ from pathlib import Path
 from fairflare.base.own_errors import reading_as
 
 DICOM = (".dcm", ".dicom", ".ima")
-DICOM_MARK, DICOM_MARK_AT = b"DICM", 128  # bytes, and their position, that identify a DICOM file without an ending
 # Names, in small letters, of files and folders that systems and programs leave beside images. Names that begin with a
 # point, such as macOS's ._NAME, count as companions too.
 COMPANIONS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "__macosx", "@eadir", "$recycle.bin")
@@ -82,9 +81,6 @@ def content_of(path: Path) -> str:
 
 def has_dicom_mark(path: Path) -> bool:
     """Return whether a file has the mark ``DICM`` after the preamble of 128 bytes."""
-    try:
-        with path.open("rb") as file:
-            file.seek(DICOM_MARK_AT)
-            return file.read(len(DICOM_MARK)) == DICOM_MARK
-    except OSError:
-        return False
+    with suppress(OSError):
+        return content_of(path) == ".dcm"
+    return False

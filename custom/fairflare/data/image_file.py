@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import nlargest
 from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base.checks import first_of
-from fairflare.base.own_errors import reading_as
+from fairflare.base.own_errors import may_be_of_file, reading_as
+from fairflare.base.stopping import TaskStopped
 from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark
 from fairflare.data.picture_values import (
     check_end,
@@ -421,16 +423,19 @@ def reading_takes(pairs: Iterable[tuple[Path, Path | None]], voxel: int) -> int:
     """
     from fairflare.data.intensity import SLAB
 
-    found = [(image_file(path), mask) for path, mask in dict(pairs).items() if path.exists()]
-    pictures = sorted((file.size for file, _ in found if not file.may_be_volume), reverse=True)[:PICTURES_OPENED]
+    masks = dict(pairs)
+    pictures = [path for path in masks if path.is_file() and not kind_of(path, False).may_be_volume]
+    largest = nlargest(PICTURES_OPENED, pictures, key=lambda path: path.stat().st_size)
     most = 0
-    for image, mask in found:
-        if not image.may_be_volume and image.size < pictures[-1]:
-            continue
-        with suppress(Exception):  # libraries raise errors of any type for a damaged file
+    for path in (*masks.keys() - pictures, *largest):
+        try:
+            image, mask = image_file(path), masks[path]
             size = image.decoded(False) + (image_file(mask).decoded(True) if mask is not None else 0)
             voxels = math.prod(image.facts().grid.shape)
             most = max(most, size + voxel * voxels + 32 * min(voxels, SLAB))
+        except Exception as error:  # libraries raise errors of any type for a damaged file
+            if isinstance(error, TaskStopped) or not may_be_of_file(error):
+                raise
     return most
 
 
@@ -452,9 +457,8 @@ def image_file(path: Path) -> ImageFile:
     status = path.stat()
     if not S_ISDIR(status.st_mode):
         return _image_file(path, False, status.st_mtime_ns, status.st_size)
-    inside = [file.stat() for file in path.iterdir()]
-    last = max((each.st_mtime_ns for each in inside), default=0)
-    return _image_file(path, True, last, sum(each.st_size for each in inside))
+    inside = [(file.st_mtime_ns, file.st_size) for file in map(Path.stat, path.iterdir())]
+    return _image_file(path, True, max(inside, default=(0, 0))[0], sum(size for _, size in inside))
 
 
 @lru_cache(maxsize=4096)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,15 +41,16 @@ def slabs(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
 
 def counts_of(mask: npt.NDArray[Any]) -> dict[int, int]:
     """Return how often each value occurs in a mask of whole numbers, in ascending order of the values."""
-    low, high = (int(mask.min()), int(mask.max())) if mask.size else (0, 0)
-    found = Counter[int]()
+    low, high = (int(bound(initial=0)) for bound in (mask.min, mask.max))
+    total = Counter[int]()
+    counts: Iterable[tuple[int, int]]
     for slab in slabs(mask):
         if high - low < COUNTED:
-            counts = np.bincount((slab - low).ravel())
-            found.update({low + int(value): int(counts[value]) for value in np.flatnonzero(counts)})
+            counts = enumerate(np.bincount((slab - low).ravel()).tolist(), low)
         else:
-            found.update(dict(zip(*(part.tolist() for part in np.unique(slab, return_counts=True)), strict=True)))
-    return dict(sorted(found.items()))
+            counts = zip(*(part.tolist() for part in np.unique(slab, return_counts=True)), strict=True)
+        total.update({value: count for value, count in counts if count})
+    return dict(sorted(total.items()))
 
 
 def bounds_of(array: npt.NDArray[Any], kind: str, padded: bool = False) -> Bounds | None:
@@ -118,13 +119,11 @@ def labels_of(array: npt.NDArray[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
             usable &= np.abs(array - np.round(array)) <= LABEL_OFF
     places = np.argwhere(~usable)
     values = list(dict.fromkeys(f"{array[tuple(place)]:.7g}" for place in places[:1000]))[:SHOWN_LABELS]
-    where = ", ".join(
-        f"{name} {at}" for name, at in zip(("row", "column", "slice", "channel"), places[0], strict=False)
-    )
-    more = " ..." if len(places) > 1 else ""
+    axes = ("row", "column", "slice", "channel")
+    where = ", ".join(f"{name} {index}" for name, index in zip(axes, places[0], strict=False))
     raise ValueError(
         f"its values are not whole numbers from 0 to {MOST_LABEL}: {len(places)} of {array.size} are "
-        f"{', '.join(values)}{more}, the first at {where} (from 0)"
+        f"{', '.join(values)}{' ...' * (len(places) > 1)}, the first at {where} (from 0)"
     )
 
 
@@ -150,8 +149,7 @@ class Window:
     def __call__(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return values scaled to [0, 1] by the window."""
         if self.function == "SIGMOID":
-            away = (values.astype(np.float64) - self.centre) / self.width
-            return np.asarray(1 / (1 + np.exp(-4 * away)), np.float32)
+            return np.asarray(1 / (1 + np.exp(-4 * (values.astype(np.float64) - self.centre) / self.width)), np.float32)
         centre, width = (self.centre - 0.5, self.width - 1) if self.function == "LINEAR" else (self.centre, self.width)
         if width <= 0:  # LINEAR with a width of 1 is a threshold
             return (values > centre).astype(np.float32)

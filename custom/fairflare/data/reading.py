@@ -182,13 +182,13 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     if kind == "percentile" and opened.facts.inverted:
         kind += ", inverted"
     if how.once:
-        found = bounds_of(opened.array, kind, opened.facts.padded)
+        bounds = bounds_of(opened.array, kind, opened.facts.padded)
     else:
         with _turn_for(opened.file):
-            found = _measured(opened.file, kind, max_bytes, how.kept)
-    if found is None:
+            bounds = _measured(opened.file, kind, max_bytes, how.kept)
+    if bounds is None:
         raise opened.not_finite()
-    return found
+    return bounds
 
 
 def _windowed(
@@ -226,8 +226,8 @@ def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PL
     """
     if not kind_of(path).may_be_volume:
         return None
-    turns = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
-    return _open(path, "image", "none", "none", max_bytes, how, alone=turns).slices
+    alone = how.orientation not in ("canonical", "stored")  # these two orientations keep the number of slices
+    return _open(path, "image", "none", "none", max_bytes, how, alone=alone).slices
 
 
 def read_mask(
@@ -278,11 +278,8 @@ def read_planes(
     Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
     """
     where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
-    mask = None
-    if isinstance(sample.label, int | tuple):
-        image = open_image(sample, *where)
-    else:
-        image, mask = open_pair(sample, *where)
+    classed = isinstance(sample.label, int | tuple)
+    image, mask = (open_image(sample, *where), None) if classed else open_pair(sample, *where)
     bounds = _bounds(image, where[3], max_bytes)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
         yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
@@ -321,8 +318,8 @@ def open_pair(
         turn = turn_of(found.affine, how.orientation, image.facts.slices or 1)
     slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
     brought = found.bring(mask.array) if mask.array.ndim > 1 else mask.array
-    facts = replace(mask.facts, slices=slices)
-    return replace(image, turn=turn, fit=found), replace(mask, array=brought, facts=facts, turn=turn)
+    mask = replace(mask, array=brought, facts=replace(mask.facts, slices=slices), turn=turn)
+    return replace(image, turn=turn, fit=found), mask
 
 
 def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
@@ -454,9 +451,10 @@ def _said_of(path: Path, what: str, site: str, split: str, limit: int = 0) -> It
     except Exception as error:
         if not may_be_of_file(error):
             raise
-        unknown = not isinstance(error, (ValueError, OSError)) and "it is damaged, or holds what is not read"
-        told = unknown or getattr(error, "strerror", None) or str(error)
-        raise _unreadable(path, what, site, split, misnamed(path) or told) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        if not isinstance(error, (ValueError, OSError)):
+            reason = "it is damaged, or holds what is not read"
+        raise _unreadable(path, what, site, split, misnamed(path) or reason) from error
 
 
 def _turn_for(file: ImageFile) -> threading.Lock:
@@ -469,12 +467,16 @@ def _decode(file: ImageFile, is_mask: bool, limit: int, kept: DecodedVolumes | N
 
     The cache is for slices of one volume, which are read one after the other. A replaced file is decoded again.
     """
-    if kept is None or not file.may_be_volume:
+    if kept is None or not file.may_be_volume or (_facts(file, is_mask).slices or 1) == 1:
         return file.decode(is_mask=is_mask, limit=limit)
-    found = kept.array(file, "mask" if is_mask else "image", lambda: file.decode(is_mask=is_mask, limit=limit))
-    if found.nbytes > limit:  # the array was cached on disk under a higher limit
-        raise TooLarge(found.nbytes)
-    return found
+
+    def slices_first() -> dict[str, npt.NDArray[Any]]:  # so that the values of a slice lie together on disk
+        return {"array": np.moveaxis(file.decode(is_mask=is_mask, limit=limit), 2, 0)}
+
+    array = kept.arrays("mask" if is_mask else "image", [file], slices_first)["array"]
+    if array.nbytes > limit:  # the array was cached on disk under a higher limit
+        raise TooLarge(array.nbytes)
+    return np.moveaxis(array, 0, 2)
 
 
 @lru_cache(maxsize=4096)

@@ -77,15 +77,12 @@ def open_volume(
             reason,
         )
     how = replace(how, orientation="stored", once=True)
-    labels = None
-    if masked:
-        opened, labels = map(_volume, open_pair(sample, site, split, limit, how))
-    else:
-        opened = _volume(open_image(sample, site, split, limit, how))
+    where = (sample, site, split, limit, how)
+    opened, *masks = map(_volume, open_pair(*where) if masked else [open_image(*where)])
     affine = opened.facts.affine if opened.fit is None else opened.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
-    return opened, None if labels is None else whole_numbers(labels, labels.array), affine
+    return opened, next((whole_numbers(mask, mask.array) for mask in masks), None), affine
 
 
 def check_scale(opened: _Opened, how: Reading) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,7 +25,6 @@ from fairflare.tasks.shared.site_settings import SiteSettings, setting_error
 
 if TYPE_CHECKING:
     import torch
-    from monai.transforms import Compose
 
     from fairflare.base.task import Batch
 
@@ -154,7 +153,7 @@ class FolderClasses(LabelledImages):
 
     task: ClassificationTask
 
-    def transform(self, split: str) -> Compose:
+    def transforms(self, split: str) -> Sequence[Callable[[Any], Any]]:
         from fairflare.tasks.transforms import Read, with_classes
 
         read = Read(self.site, split, self.max_image_bytes, self.class_of, self.reading)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import math
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -38,13 +38,12 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import torch
-    from monai.data import CacheDataset
-    from monai.transforms import Compose
 
     from fairflare.base.task import Batch, Device
     from fairflare.tasks.scores.dice_scores import Origin
 
 T = TypeVar("T")
+_COUNTING = threading.Lock()  # held while a sample is counted as in memory
 log = logging.getLogger(__name__)
 # Types of the settings that tasks on images have.
 Grey = Literal[1, 3]
@@ -445,48 +444,27 @@ class PreparedData(ListedData):
         super().__init__(datalist, what)
         self.num_workers = num_workers
         self._left = cache_bytes
-        self._datasets: dict[str, CacheDataset] = {}
+        self._held: dict[tuple[str, Sample], Mapping[str, Any]] = {}
 
-    def transform(self, split: str) -> Compose:
-        """Return the transform from a :class:`fairflare.data.datalist.Sample` to a dict of tensors."""
-        raise NotImplementedError("these data prepare their samples in another way")
+    @abstractmethod
+    def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
+        """Return what stays in memory of a sample: arrays or tensors by name."""
 
-    def sample_bytes(self, split: str) -> int:
-        """Estimate the number of bytes that a sample of the split takes in memory, by the split's first sample."""
-        (read,) = self.transform(split).transforms  # MONAI's Compose would turn our errors into RuntimeError
-        first: Any = read(self.datalist.splits[split][0])
-        return max(1, sum(int(getattr(value, "nbytes", 0)) for value in first.values()))
+    def in_memory(self, split: str, sample: Sample) -> Mapping[str, Any]:
+        """Return what :meth:`prepare` returns for a sample; it stays in memory while it fits into ``cache_bytes``."""
+        if (item := self._held.get((split, sample))) is None:
+            item = self.prepare(split, sample)
+            size = sum(getattr(part, "nbytes", 0) for part in item.values())
+            with _COUNTING:
+                if size <= self._left and (split, sample) not in self._held:
+                    self._left -= size
+                    self._held[split, sample] = item
+        return item
 
     def _items(self, split: str, indices: Sequence[int]) -> list[Mapping[str, Any]]:
-        dataset = self._dataset(split)
-        # MONAI's own access to a cached item takes longer than all other work on a batch of small images.
-        kept = dataset._cache
-        found = {i: kept[i] for i in indices if i < len(kept) and kept[i] is not None}
-        missing = [i for i in indices if i not in found]
-        try:
-            found |= read_all(dataset.__getitem__, missing, self.num_workers)
-        except RuntimeError as error:  # MONAI wraps errors of transforms: raise our own error, the cause
-            if isinstance(error.__cause__, DataError):
-                raise error.__cause__ from None
-            raise
-        return [found[i] for i in indices]
-
-    def _dataset(self, split: str) -> CacheDataset:
-        """Return MONAI's data set of a split, with a cache for as many samples as still fit into memory.
-
-        The splits share ``cache_bytes``; a split gets the memory that earlier opened splits left.
-        """
-        if split not in self._datasets:
-            from monai.data import CacheDataset
-
-            samples, transform = self.datalist.splits[split], self.transform(split)
-            each = self.sample_bytes(split)
-            number = min(len(samples), self._left // each)
-            self._left -= number * each
-            self._datasets[split] = CacheDataset(
-                samples, transform, cache_num=number, runtime_cache=True, copy_cache=False, progress=False
-            )
-        return self._datasets[split]
+        samples = self.datalist.splits[split]
+        items = read_all(lambda index: self.in_memory(split, samples[index]), indices, self.num_workers)
+        return [items[index] for index in indices]
 
 
 class FolderImages(Marked, PreparedData, ImageData):
@@ -519,13 +497,15 @@ class FolderImages(Marked, PreparedData, ImageData):
             lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
             self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
-    def sample_bytes(self, split: str) -> int:
-        """Return the number of bytes that one sample, image and target, takes in memory."""
-        return self.task.in_channels * math.prod(self.task.image_size) * 4 + self.target_bytes()
+    def transforms(self, split: str) -> Sequence[Callable[[Any], Any]]:
+        """Return the transforms from a :class:`fairflare.data.datalist.Sample` to a dict of tensors, in their order."""
+        raise NotImplementedError("these data prepare their samples in another way")
 
-    def target_bytes(self) -> int:
-        """Return the number of bytes that the target of one sample takes in memory."""
-        return 8
+    def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
+        item: Any = sample
+        for step in self.transforms(split):  # MONAI's Compose would turn our errors into RuntimeError
+            item = step(item)
+        return cast("Mapping[str, Any]", item)
 
     @abstractmethod
     def labelled(self, sample: Sample, split: str) -> Collection[int]:
@@ -546,7 +526,8 @@ class FolderImages(Marked, PreparedData, ImageData):
         return self._identities[split]
 
     def _pixels(self, sample: Sample, split: str) -> str:
-        how = Reading(kept=self.reading.kept)  # without the job's settings: every job must find the same
+        # Without the job's settings: every job must find the same.
+        how = Reading(kept=self.reading.kept)
         pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
         return hashlib.sha256(pixels.tobytes()).hexdigest()
 

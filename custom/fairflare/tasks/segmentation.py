@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -20,7 +20,6 @@ from fairflare.tasks.shared.structures import THRESHOLD, SegmentationSite, Struc
 
 if TYPE_CHECKING:
     import torch
-    from monai.transforms import Compose
 
     from fairflare.base.task import Batch
     from fairflare.tasks.scores.dice_scores import Origin
@@ -110,11 +109,7 @@ class FolderData(FolderImages):
     task: SegmentationTask
     moves_targets = True
 
-    def target_bytes(self) -> int:
-        height, width = self.task.image_size
-        return self.task.num_classes * height * width * (4 if self.task.mask_resize == "area" else 1)
-
-    def transform(self, split: str) -> Compose:
+    def transforms(self, split: str) -> Sequence[Callable[[Any], Any]]:
         from fairflare.tasks.transforms import Read, with_masks
 
         task = self.task

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from monai.transforms import Compose, EnsureChannelFirstd, Lambdad, MapTransform, Transform
+from monai.transforms import EnsureChannelFirstd, Lambdad, MapTransform, Transform
 
 from fairflare.base.checks import few
 from fairflare.data.datalist import DataError, Sample
@@ -190,18 +190,15 @@ def each(key: str, change: Callable[..., torch.Tensor], **named: Any) -> Lambdad
 
 def with_masks(
     read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
-) -> Compose:
-    """Return the transform of segmentation samples: image in [0, 1], label (structures, height, width) of 0 and 1."""
-    masks = [
-        structured,
-        each("label", placed, size=size, how=how, by=by),
-    ]  # structures before resizing, which could hide an unexpected value
-    return Compose([*with_classes(read, channels, size, how).transforms, *masks])
+) -> list[Transform]:
+    """Return the transforms of segmentation samples: image in [0, 1], label (structures, height, width) of 0 and 1."""
+    # Structures before resizing, which could hide an unexpected value.
+    return [*with_classes(read, channels, size, how), structured, each("label", placed, size=size, how=how, by=by)]
 
 
-def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> Compose:
-    """Return the transform of classification samples: image float32 in [0, 1], label the number of the class."""
-    return Compose([read, *as_input(channels, size, how)])
+def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> list[Transform]:
+    """Return the transforms of classification samples: image float32 in [0, 1], label the number of the class."""
+    return [read, *as_input(channels, size, how)]
 
 
 def as_input(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:

@@ -95,8 +95,9 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
 
 def _plain(error: Exception) -> str:
     """Return the reason why a file cannot be used, as text without site, split and names of Python objects."""
-    whose = "its mask: " if str(error).startswith("site '': mask ") else ""
-    text = whose + error.reason if isinstance(error, DataError) else str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    if isinstance(error, DataError):
+        text = "its mask: " * text.startswith("site '': mask ") + error.reason
     return text.removeprefix("site '': ").replace(" (split 'none')", "").replace(" of split 'none'", "")
 
 
@@ -117,22 +118,20 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
         slices = _open(path, what, "", "none", MAX_IMAGE_BYTES, how, alone=False, decoded=False).facts.slices or 1
         if slices > 1:
             raise ValueError(f"it is a volume of {slices} slices, not a picture ({VOLUMES_TAKEN})")
-    values: tuple[int, ...] = ()
-    edges: tuple[int, ...] = ()
-    marks = None
-    if mask is not None:
-        try:
-            picture, labels = read_pair(sample, site="", split="none", how=how)
-        except DataError as error:
-            if odd := odd_pair(image, mask):
-                raise ValueError(odd) from error
-            raise
-        values, marks = tuple(counts_of(labels)), drawn_of(shown(image), picture.mean(-1), labels)
-        edges = edges_of(labels)
-        if len(values) > 2 and (odd := odd_pair(image, mask)):
-            raise ValueError(odd)
-    notes = (*notes_on(sample, how), *(f"mask: {n}" for n in (image_file(mask).notes(True) if mask else ())))
-    return Look(values, notes, drawn=marks, names=image_file(mask).names() if mask else {}, edges=edges)
+    if mask is None:
+        return Look(notes=tuple(notes_on(sample, how)))
+    try:
+        picture, labels = read_pair(sample, site="", split="none", how=how)
+    except DataError as error:
+        if odd := odd_pair(image, mask):
+            raise ValueError(odd) from error
+        raise
+    values, file = tuple(counts_of(labels)), image_file(mask)
+    if len(values) > 2 and (odd := odd_pair(image, mask)):
+        raise ValueError(odd)
+    notes = (*notes_on(sample, how), *(f"mask: {note}" for note in file.notes(True)))
+    drawn = drawn_of(shown(image), picture.mean(-1), labels)
+    return Look(values, notes, drawn=drawn, names=file.names(), edges=edges_of(labels))
 
 
 def look_at_volume(
@@ -201,8 +200,7 @@ def _axes(affine: npt.NDArray[np.floating[Any]], shape: Sequence[int]) -> tuple[
     from nibabel.orientations import io_orientation
 
     spacing = np.linalg.norm(affine[:3, :3], axis=0).tolist()
-    order = np.argsort(io_orientation(affine)[:, 0]).tolist()
-    return tuple((spacing[k], shape[k]) for k in order)
+    return tuple((spacing[k], shape[k]) for k in np.argsort(io_orientation(affine)[:, 0]).tolist())
 
 
 def edges_of(labels: npt.NDArray[np.integer]) -> tuple[int, ...]:

@@ -94,8 +94,8 @@ def write_own(
     for text in (*two_names(told), *two_names(drawn)):
         raise DataError(text)
     called = {value: name for _, own in told for value, name in own.items()}
-    of_sites = gathered((case.site, seen) for case, seen in good)
-    task, settings, meanings = ({}, {}, {}) if names else labels_of(of_sites, called, notes, mask_values, what)
+    sites = gathered((case.site, seen) for case, seen in good)
+    task, settings, meanings = ({}, {}, {}) if names else labels_of(sites, called, notes, mask_values, what)
     task |= {"findings": names} if findings else {}
     if not all(seen.own_plane for seen in looks):
         task["orientation"] = plane
@@ -143,8 +143,8 @@ def _labels(
             given although the images have masks.
     """
     if any(isinstance(case.mask, dict) for case in cases):
-        told = answers or Answers()
-        return list(classes or ()), [case.mask and told.labels(case) for case in cases]
+        labels = (answers or Answers()).labels
+        return list(classes or ()), [case.mask and labels(case) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if problem := first_of({
         f"some {what}s have masks and some have classes; prepare them one by one":

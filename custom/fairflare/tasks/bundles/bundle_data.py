@@ -126,12 +126,7 @@ class BundleData(PreparedData):
         patches: list[dict[str, Any]] = made if isinstance(made, list) else [made]
         return patches[:1] if seed is None else patches
 
-    def transform(self, split: str) -> Compose:
-        from monai.transforms import Compose, Lambda
-
-        return Compose([Lambda(partial(self._prepared, split), track_meta=False)])  # MONAI's cache holds its results
-
-    def _prepared(self, split: str, sample: Sample) -> dict[str, Any]:
+    def prepare(self, split: str, sample: Sample) -> dict[str, Any]:
         """Return an image as it is before the first random transform, or after all transforms if none is random."""
         image = [str(file) for file in (sample.image, *sample.more)]
         label = str(sample.label) if isinstance(sample.label, Path) else np.asarray(sample.label, np.int64)

@@ -381,7 +381,7 @@ class LabelledImages(FolderImages):
         few = {split: {k for k, n in enumerate(cases) if n < least} for split, cases in self._cases.items()}
         own: Any = super().enough(least)
         if least > 1 and any(few.values()):
-            own._datasets, own._marks, own._identities = {}, {}, {}
+            own._marks, own._identities = {}, {}
             splits = dict(self.datalist.splits)
             for split, out in few.items():
                 left = (self._without(sample, split, out) for sample in splits[split])

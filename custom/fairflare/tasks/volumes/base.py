@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -33,6 +35,8 @@ AS_PREPARED = (
     "orientation", "spacing", "intensity", "window", "patch_size", "volume_size", "num_classes", "labels", "ignore",
 )  # fmt: skip
 PREPARED = 14  # bytes a voxel to prepare a volume: its values in 32 bits, turned, resampled and padded, and its targets
+#: Locks by sample: threads that need parts of one volume wait while the first of them prepares it.
+_TURNS = tuple(threading.Lock() for _ in range(64))
 Changes = tuple[Literal["flip", "affine", "intensity"], ...]
 
 
@@ -123,8 +127,14 @@ class VolumeData(ImageData):
     task: Any
 
     @abstractmethod
+    def parts(self, split: str, index: int) -> Arrays:
+        """Return the prepared arrays of a volume, which may be mapped from disk."""
+
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         """Return a dict of tensors with ``image`` and ``label`` of one volume."""
+        import torch
+
+        return {name: torch.from_numpy(part.copy()) for name, part in self.parts(split, index).items()}
 
     def read(self, split: str, indices: Sequence[int]) -> Batch:
         import torch
@@ -141,10 +151,9 @@ class FolderVolumes(VolumeData, FolderImages):
     """
 
     def __init__(self, *args: Any, **memory: Any) -> None:
-        self._held: dict[Sample, Arrays] = {}  # prepared volumes in memory
         super().__init__(*args, **memory)
-        own = self.task.of_user("fitted", "placed", "regrid", "targets")  # code that no key can stand for
-        self._on_disk = None if own else self.reading.kept
+        # No key can stand for a user's code.
+        self._on_disk = None if self.task.of_user("fitted", "placed", "regrid", "targets") else self.reading.kept
         if self.num_workers > 1:
             self.num_workers = min(self.num_workers, workers(self.takes()))
 
@@ -154,28 +163,18 @@ class FolderVolumes(VolumeData, FolderImages):
         return reading_takes(((s.image, s.label if isinstance(s.label, Path) else None) for s in samples), PREPARED)
 
     @abstractmethod
-    def made(self, whole: Whole, sample: Sample, split: str) -> Arrays:
-        """Return the arrays that stay of a sample, prepared from the volume as it was read."""
+    def prepare(self, split: str, sample: Sample) -> Arrays:
+        """Return the arrays that stay of a sample, see :meth:`read_sample`."""
 
     def parts(self, split: str, index: int) -> Arrays:
-        """Return the prepared arrays of a sample, which may be mapped from disk."""
         sample = self.datalist.splits[split][index]
-
-        def make() -> Arrays:
-            return self.made(self.read_sample(sample, split), sample, split)
-
-        if self._on_disk is not None:
+        with _TURNS[hash(sample) % len(_TURNS)]:
+            if self._on_disk is None:
+                return self.in_memory(split, sample)
             task, files = self.task, [sample.image, *([sample.label] if isinstance(sample.label, Path) else [])]
             how = [getattr(task, name, None) for name in AS_PREPARED]
             how += [self.coding, task.annotated, self.reading.drawn_on, self.max_image_bytes, sample.spacing]
-            return self._on_disk.arrays(repr(how), [image_file(file) for file in files], make)
-        if (found := self._held.get(sample)) is None:
-            found = make()
-            size = sum(part.nbytes for part in found.values())
-            if size <= self._left:
-                self._left -= size
-                self._held[sample] = found
-        return found
+            return self._on_disk.arrays(repr(how), [*map(image_file, files)], partial(self.prepare, split, sample))
 
     def read_sample(self, sample: Sample, split: str) -> Whole:
         """Read the volume of a sample, with its mask if it has one."""
@@ -196,24 +195,23 @@ class PhantomVolumes(VolumeData):
         self.drawn = source("volumes").volumes_site(site, seed=seed, cases=cases)
         listed = ", ".join(f"{len(self.drawn[split])} {split}" for split in SPLITS)
         self.description = f"SYNTHETIC {what}, not patient data: {listed} volumes"
-        self._kept: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self._held: dict[tuple[str, int], Arrays] = {}
 
     def num_samples(self, split: str) -> int:
         return len(self.drawn[self.check_split(split)])
 
     @abstractmethod
-    def made(self, volume: Any, whole: Whole) -> Mapping[str, Any]:
-        """Return a dict of tensors with ``image`` and ``label`` of a synthetic volume."""
+    def made(self, volume: Any, whole: Whole) -> Arrays:
+        """Return the arrays that stay of a synthetic volume."""
 
-    def item(self, split: str, index: int) -> Mapping[str, Any]:
+    def parts(self, split: str, index: int) -> Arrays:
         from fairflare.data.intensity import between, bounds_of
 
-        key = split, index
-        if key not in self._kept:
+        if (split, index) not in self._held:
             check_stop()
             volume = self.drawn[split][index]
             bounds = bounds_of(volume.image, "percentile")
             assert bounds is not None
             whole = Whole(between(volume.image, bounds), volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
-            self._kept[key] = self.made(volume, whole)
-        return self._kept[key]
+            self._held[split, index] = self.made(volume, whole)
+        return self._held[split, index]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
 from pydantic import Field
@@ -61,8 +60,7 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
         change: Any = ResizeWithPadOrCrop(self.volume_size)
         if self.spacing is None:
             change = Resize(self.volume_size, mode="trilinear", anti_aliasing=False)
-        found: MetaTensor = change(image)
-        return found
+        return cast("MetaTensor", change(image))
 
     def open_folder(self, site: str, own: ClassSite, datalist: Datalist) -> SiteData:
         self.check_classes(site, own, datalist)
@@ -77,15 +75,13 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
 class FolderVolumeClasses(FolderVolumes, LabelledImages):
     """Read the volumes of a site's folder, each with the number of its class."""
 
-    def made(self, whole: Whole, sample: Sample, split: str) -> Arrays:
-        return {"image": self.task.placed(whole, sample.image.name, self.site).numpy()}
+    def prepare(self, split: str, sample: Sample) -> Arrays:
+        return {"image": self.task.placed(self.read_sample(sample, split), sample.image.name, self.site).numpy()}
 
-    def item(self, split: str, index: int) -> Mapping[str, Any]:
-        import torch
-
+    def parts(self, split: str, index: int) -> Arrays:
         sample = self.datalist.splits[split][index]
-        label = torch.tensor(0 if sample.label is None else self.class_of(sample, split))
-        return {"image": torch.from_numpy(self.parts(split, index)["image"].copy()), "label": label}
+        label = np.array(0 if sample.label is None else self.class_of(sample, split))
+        return {**super().parts(split, index), "label": label}
 
 
 class PhantomVolumeClasses(PhantomVolumes):
@@ -94,13 +90,9 @@ class PhantomVolumeClasses(PhantomVolumes):
     def class_counts(self, split: str) -> torch.Tensor:
         import torch
 
-        told = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
-        return torch.from_numpy(np.bincount(told, minlength=2))
+        classes = [int((volume.label == LESION).any()) for volume in self.drawn[self.check_split(split)]]
+        return torch.from_numpy(np.bincount(classes, minlength=2))
 
-    def made(self, volume: Any, whole: Whole) -> dict[str, Any]:
-        import torch
-
-        from fairflare.tasks.placing import plain
-
+    def made(self, volume: Any, whole: Whole) -> Arrays:
         image = self.task.placed(whole, "phantom", self.site)
-        return {"image": plain(image), "label": torch.tensor(int((volume.label == LESION).any()))}
+        return {"image": image.numpy(), "label": np.array(int((volume.label == LESION).any()))}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from fairflare.tasks.scores.dice_scores import Origin
 
 if TYPE_CHECKING:
     from monai.data import MetaTensor
@@ -37,6 +39,11 @@ class Prepared:
     spacing: npt.NDArray[np.float64]
 
     @property
+    def origin(self) -> Origin:
+        """Return the size of a voxel for the evaluation."""
+        return Origin(None, None, "pad", tuple(self.spacing.tolist()) or None)
+
+    @property
     def shape(self) -> Place:
         """Return the number of voxels along each axis."""
         x, y, z = (BRICK * count for count in self.image.shape[:3])
@@ -48,8 +55,8 @@ class Prepared:
 
     def cut(self, name: str, start: Sequence[int], size: Sequence[int]) -> torch.Tensor:
         """Return the part of the ``"image"`` or ``"label"`` that begins at a voxel and has a size, as a copy."""
-        stored: npt.NDArray[Any] = getattr(self, name)
-        block = stored[tuple(slice(a // BRICK, -(-(a + n) // BRICK)) for a, n in zip(start, size, strict=True))]
+        touched = tuple(slice(a // BRICK, -(-(a + n) // BRICK)) for a, n in zip(start, size, strict=True))
+        block = getattr(self, name)[touched]
         x, y, z, channels = block.shape[:4]
         lined = block.transpose(3, 0, 4, 1, 5, 2, 6).reshape(channels, x * BRICK, y * BRICK, z * BRICK)
         inner = tuple(slice(a % BRICK, a % BRICK + n) for a, n in zip(start, size, strict=True))
@@ -79,14 +86,14 @@ def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return volume.reshape(channels, x, BRICK, y, BRICK, z, BRICK).transpose(1, 3, 5, 0, 2, 4, 6)
 
 
-def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float] | None) -> dict[str, Any]:
+def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Sequence[float]) -> dict[str, Any]:
     """Return the parts of :class:`Prepared` of an image and its targets, by name."""
     rng = np.random.default_rng(SEED)
-    found = [_drawn(target > 0, rng) for target in label]
+    drawn = [_drawn(target > 0, rng) for target in label]
     return {
         "image": bricks(image), "label": bricks(label),
-        "voxels": np.concatenate(found).astype(np.promote_types(np.uint16, np.min_scalar_type(max(image.shape)))),
-        "ends": np.cumsum([len(voxels) for voxels in found]), "spacing": np.array(spacing or (), np.float64),
+        "voxels": np.concatenate(drawn).astype(np.promote_types(np.uint16, np.min_scalar_type(max(image.shape)))),
+        "ends": np.cumsum([len(voxels) for voxels in drawn]), "spacing": np.array(spacing, np.float64),
     }  # fmt: skip
 
 
@@ -95,16 +102,14 @@ def _drawn(inside: npt.NDArray[np.bool_], rng: np.random.Generator) -> npt.NDArr
 
     The voxels are counted plane by plane, since a list of all would take 24 bytes a voxel.
     """
-    counts = [int(np.count_nonzero(plane)) for plane in inside]
-    ends = np.cumsum(counts)
+    ends = np.cumsum([np.count_nonzero(plane) for plane in inside])
     ranks = np.sort(rng.choice(ends[-1], min(DRAWN, ends[-1]), replace=False))
-    at = np.searchsorted(ends, ranks, side="right")
-    found = np.zeros((len(ranks), 3), np.int64)
-    for x in np.unique(at):
-        own = at == x
-        found[own, 0] = x
-        found[own, 1:] = np.argwhere(inside[x])[ranks[own] - ends[x] + counts[x]]
-    return found
+    firsts = [0, *ends[:-1].tolist()]
+    ranks_by_plane = np.split(ranks, np.searchsorted(ranks, firsts[1:]))
+    return np.concatenate([
+        np.insert(np.argwhere(plane)[in_plane - first], 0, x, axis=1)
+        for x, (plane, in_plane, first) in enumerate(zip(inside, ranks_by_plane, firsts, strict=True))
+    ])  # fmt: skip
 
 
 def zoomed(volume: MetaTensor, spacing: Sequence[float], nearest: bool) -> MetaTensor:
@@ -128,13 +133,13 @@ def zoomed(volume: MetaTensor, spacing: Sequence[float], nearest: bool) -> MetaT
     wanted[:3, 3] = offset[:3]
     step = np.linalg.solve(affine, wanted)
     if not np.allclose(step[:3, :3], np.diag(np.diag(step)[:3]), atol=ANGLE):
-        mode = "nearest" if nearest else "bilinear"
-        found: MetaTensor = Spacing(pixdim=spacing, mode=mode, padding_mode="border")(volume)
-        return found if not nearest else MetaTensor(found.as_tensor().to(volume.dtype), affine=found.affine)
+        resample = Spacing(pixdim=spacing, mode="nearest" if nearest else "bilinear", padding_mode="border")
+        new = cast("MetaTensor", resample(volume))
+        return MetaTensor(new.as_tensor().to(volume.dtype), affine=new.affine) if nearest else new
     values = volume.as_tensor()
     for axis in sorted(range(3), key=lambda k: shape[k] / volume.shape[k + 1]):
-        length = values.shape[axis + 1]
-        places = (step[axis, axis] * torch.arange(int(shape[axis])).double() + step[axis, 3]).clamp(0, length - 1)
+        places = step[axis, axis] * torch.arange(int(shape[axis])).double() + step[axis, 3]
+        places = places.clamp(0, values.shape[axis + 1] - 1)
         if nearest:
             values = values.index_select(axis + 1, places.round().long())
         else:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -28,7 +27,6 @@ from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
 from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, oriented
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     import torch
     from monai.data import MetaTensor
 
@@ -111,15 +109,15 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         This is the loss of nnU-Net (Isensee et al., 2021).
         """
-        pair = self.chosen(outputs), self.chosen(targets)
-        return super().loss(outputs, targets) + cross_entropies(*pair).mean()
+        entropies = cross_entropies(self.chosen(outputs), self.chosen(targets))
+        return super().loss(outputs, targets) + entropies.mean()
 
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
 
         numbers = self.known(range(self.num_classes))
-        own = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in numbers]
-        return super().structure_losses(outputs, targets) + torch.stack(own)
+        entropies = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in numbers]
+        return super().structure_losses(outputs, targets) + torch.stack(entropies)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of Dice loss and binary cross-entropy for each patch or volume, (n,)."""
@@ -151,12 +149,10 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
     def windows_in(self, shape: Sequence[float]) -> int:
         """Return the number of sliding windows of a volume with this number of voxels along each axis."""
-        found = 1
-        for length, edge in zip(shape, self.patch_size, strict=True):
-            step = max(1, int(edge * (1 - self.overlap)))
-            padded = STEP * math.ceil(max(length, edge) / STEP)
-            found *= 1 + math.ceil((padded - edge) / step)
-        return found
+        return math.prod(
+            1 + math.ceil((STEP * math.ceil(max(length, edge) / STEP) - edge) / max(1, int(edge * (1 - self.overlap))))
+            for length, edge in zip(shape, self.patch_size, strict=True)
+        )
 
     def costs(self, model: torch.nn.Module, data: SiteData, device: Device, samples: int) -> dict[str, Any]:
         import torch
@@ -177,12 +173,11 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
             seconds.append(time.monotonic() - started)
         model.zero_grad(set_to_none=True)
         windows = [self.windows_in(shape) for shape in shapes]
-        looked = [FIXED if max(windows) > MOST_WINDOWS else number for number in windows]
+        validated = FIXED * len(windows) if max(windows) > MOST_WINDOWS else sum(windows)
         coarser = max(self.windows_in([length / 2 for length in shape]) for shape in shapes)
-        counts = (samples, samples, sum(looked))
         return {
             "windows": [max(windows), coarser],
-            "seconds": [round(each * count, 3) for each, count in zip(seconds, counts, strict=True)],
+            "seconds": [round(s * n, 3) for s, n in zip(seconds, (samples, samples, validated), strict=True)],
         }
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
@@ -196,8 +191,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         """Pad a volume at least to the size of a patch, and to a multiple of ``STEP`` voxels along each axis."""
         from monai.transforms import DivisiblePad, SpatialPad
 
-        found: MetaTensor = DivisiblePad(STEP)(SpatialPad(self.patch_size)(image))
-        return found
+        return cast("MetaTensor", DivisiblePad(STEP)(SpatialPad(self.patch_size)(image)))
 
     def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
         """Return the targets of a volume, (structures, x, y, z) int8: 0, 1, or -1 where a voxel does not count."""
@@ -207,9 +201,9 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         mask = np.zeros(whole.image.shape, np.uint8) if whole.mask is None else whole.mask
         meaning = {} if sample.label is None else structured.meaning(counts_of(mask), str(sample.label))
         placed = self.regrid(mask[None], whole.affine, str(sample.label), site, nearest=True)
-        found = structured.inside(placed.as_tensor()[0].numpy(), meaning).to(torch.int8)
+        inside = structured.inside(placed.as_tensor()[0].numpy(), meaning).to(torch.int8)
         # Padding must become -1 (ignored). Padding adds zeros, so targets are shifted by 1 before, and back afterwards.
-        return self.fitted(MetaTensor(found.add_(1), affine=placed.affine)).as_tensor().sub_(1)
+        return self.fitted(MetaTensor(inside.add_(1), affine=placed.affine)).as_tensor().sub_(1)
 
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
         return FolderPatches(self, datalist, self.coding_of(site, own), **own.memory())
@@ -225,9 +219,11 @@ class _Patches(VolumeData):
     task: VolumeSegmentationTask
     moves_targets = True
 
-    @abstractmethod
     def volume(self, split: str, index: int) -> Prepared:
         """Return a prepared volume of a split."""
+        from fairflare.tasks.volumes.prepared import Prepared
+
+        return Prepared(**self.parts(split, index))
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         volume = self.volume(split, index)
@@ -240,7 +236,8 @@ class _Patches(VolumeData):
 
         targets = self.task.targets(whole, structured, sample, self.site)  # first, as more is in memory after the image
         image = self.task.placed(whole, sample.image.name, self.site)
-        return prepared_parts(image.numpy(), targets.numpy(), voxel_of(image, whole))
+        spacing = () if whole.affine is None else image.pixdim.tolist()
+        return prepared_parts(image.numpy(), targets.numpy(), spacing)
 
     def num_samples(self, split: str) -> int:
         count = super().num_samples(split)  # type: ignore[safe-super]
@@ -249,72 +246,59 @@ class _Patches(VolumeData):
     def batches(
         self, split: str, *, batch_size: int, shuffle_seed: int | None = None, augment: bool = False
     ) -> Batches:
+        import torch
+        from torch.utils.data import DataLoader
+
         from fairflare.tasks.batches import Augmented
 
         checks.whole("batch_size", batch_size)
         if split == VALIDATION_PATCHES:
-            every = range(FIXED * self.num_samples("validation"))
-            return _Cut(self, "validation", every, batch_size, 0, FIXED, HALF)
-        order = self.order(self.check_split(split), shuffle_seed)
+            return self._cut("validation", range(FIXED * self.num_samples("validation")), batch_size, 0, FIXED, HALF)
+        order: Any = self.order(self.check_split(split), shuffle_seed)
         if split not in CUT:
-            return _Volumes(self, split, order)
+            return DataLoader(order, 1, collate_fn=partial(self._whole, split), generator=torch.Generator())
         inside = 0.0 if split == UNLABELLED else self.task.foreground
-        batches = _Cut(self, split, order, batch_size, shuffle_seed or 0, self.task.patches, inside)
+        batches = self._cut(split, order, batch_size, shuffle_seed or 0, self.task.patches, inside)
         if not augment or not self.task.augmentation:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
         return Augmented(batches, self.task.augmentation, seed, size=self.task.patch_size, with_targets=True)
 
+    def _whole(self, split: str, indices: Sequence[int]) -> Batch:
+        """Return a whole volume as a batch, with the size of its voxels; one, since their sizes differ."""
+        (volume,) = [self.volume(split, index) for index in indices]
+        return BatchOf(volume.whole("image")[None], volume.whole("label")[None].float(), [volume.origin])
 
-class _Volumes:
-    """Iterate over whole volumes with the size of their voxels, one in each batch since their sizes differ."""
+    def _cut(self, split: str, order: Sequence[int], size: int, seed: int, each: int, inside: float) -> Batches:
+        """Return batches of random patches, which are the same for the same seed whatever the batch size.
 
-    def __init__(self, data: VolumeData, split: str, order: Sequence[int]) -> None:
-        self.data, self.split, self.order = data, split, order
+        Args:
+            split, order, size: the list, numbers of its patches, and how many of them are a batch.
+            seed: seed of their places.
+            each: number of patches of each volume.
+            inside: share of the patches whose middle lies in a structure.
+        """
+        import torch
+        from torch.utils.data import DataLoader
 
-    def __len__(self) -> int:
-        return len(self.order)
+        draws = np.random.default_rng(seed).random((len(order), 6)).tolist()
+        places: Any = [(number // each, draw) for number, draw in zip(order, draws, strict=True)]
+        return DataLoader(
+            places, size, collate_fn=partial(self._patches, split, inside), generator=torch.Generator()
+        )  # fmt: skip
 
-    def __iter__(self) -> Iterator[Batch]:
-        for index in self.order:
-            item = self.data.item(self.split, index)
-            origin = Origin(None, None, "pad", item["spacing"])
-            yield BatchOf(item["image"][None], item["label"][None].float(), [origin])
-
-
-class _Cut:
-    """Iterate over batches of random patches, which are the same for the same seed whatever the batch size."""
-
-    def __init__(
-        self, data: _Patches, split: str, order: Sequence[int], batch_size: int, seed: int, each: int, inside: float
-    ) -> None:
-        self.data, self.split, self.order, self.batch_size, self.seed = data, split, order, batch_size, seed
-        self.each, self.inside = each, inside
-
-    def __len__(self) -> int:
-        return -(-len(self.order) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
+    def _patches(self, split: str, inside: float, places: Sequence[tuple[int, list[float]]]) -> Batch:
         import torch
 
-        rng = np.random.default_rng(self.seed)
-        for start in range(0, len(self.order), self.batch_size):
-            numbers = self.order[start : start + self.batch_size]
-            draws = rng.random((len(numbers), 6))
-            cut = read_all(
-                partial(self._patch, numbers, draws), range(len(numbers)), getattr(self.data, "num_workers", 0)
-            )
-            inputs, targets, spacings = zip(*(cut[at] for at in range(len(numbers))), strict=True)
-            origins = [Origin(None, None, "pad", spacing) for spacing in spacings]
-            yield BatchOf(torch.stack(inputs), torch.stack(targets).float(), origins)
+        def patch(number: int) -> tuple[torch.Tensor, torch.Tensor, Origin]:
+            index, draws = places[number]
+            size, volume = self.task.patch_size, self.volume(split, index)
+            start = volume.start(draws, inside, size)
+            return volume.cut("image", start, size), volume.cut("label", start, size), volume.origin
 
-    def _patch(
-        self, numbers: Sequence[int], draws: npt.NDArray[np.float64], at: int
-    ) -> tuple[torch.Tensor, torch.Tensor, tuple[float, ...] | None]:
-        size, volume = self.data.task.patch_size, self.data.volume(self.split, numbers[at] // self.each)
-        start = volume.start(draws[at].tolist(), self.inside, size)
-        spacing = tuple(volume.spacing.tolist()) or None
-        return volume.cut("image", start, size), volume.cut("label", start, size), spacing
+        patches = read_all(patch, range(len(places)), getattr(self, "num_workers", 0))
+        inputs, targets, origins = zip(*patches.values(), strict=True)
+        return BatchOf(torch.stack(inputs), torch.stack(targets).float(), origins)
 
 
 class FolderPatches(_Patches, FolderVolumes):
@@ -337,22 +321,18 @@ class FolderPatches(_Patches, FolderVolumes):
         return found
 
     def labelled(self, sample: Sample, split: str) -> list[int]:
-        mask = read_labels(sample, self.site, split, self.max_image_bytes, self.reading)
-        structured = self.task.structured(self.coding, self.site, split)
-        present = {*structured.meaning(counts_of(mask), str(sample.label)).values()}
+        counts = counts_of(read_labels(sample, self.site, split, self.max_image_bytes, self.reading))
+        meaning = self.task.structured(self.coding, self.site, split).meaning(counts, str(sample.label))
+        present = {*meaning.values()}
         return [number for number, labels in enumerate(self.task.structures) if present & {*labels}]
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
         """Repeat each volume's value for its training patches; in other splits a volume is one sample."""
         return [value for value in values for _ in range(self.task.patches)] if split in CUT else values
 
-    def made(self, whole: Whole, sample: Sample, split: str) -> Arrays:
-        return self.prepared(whole, sample, self.task.structured(self.coding, self.site, split))
-
-    def volume(self, split: str, index: int) -> Prepared:
-        from fairflare.tasks.volumes.prepared import Prepared
-
-        return Prepared(**self.parts(split, index))
+    def prepare(self, split: str, sample: Sample) -> Arrays:
+        structured = self.task.structured(self.coding, self.site, split)
+        return self.prepared(self.read_sample(sample, split), sample, structured)
 
 
 class PhantomPatches(_Patches, PhantomVolumes):
@@ -362,22 +342,12 @@ class PhantomPatches(_Patches, PhantomVolumes):
         each = self.task.patches if split == "training" else 1
         return [("patient", str(index // each)) for index in range(self.num_samples(split))]
 
-    def volume(self, split: str, index: int) -> Prepared:
-        from fairflare.tasks.volumes.prepared import Prepared
-
-        return Prepared(**PhantomVolumes.item(self, split, index))
-
     def made(self, volume: Any, whole: Whole) -> Arrays:
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
         structured = Structured("label", labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
         return self.prepared(whole, Sample(Path("phantom"), Path("phantom")), structured)
-
-
-def voxel_of(image: MetaTensor, whole: Whole) -> tuple[float, ...] | None:
-    """Return the size of a voxel in mm along each axis, or ``None`` if the file does not state it."""
-    return None if whole.affine is None else tuple(image.pixdim.tolist())
 
 
 def cross_entropies(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -280,6 +280,18 @@ def test_threads_that_need_one_volume_prepare_it_once_and_count_it_once(
     assert data._left == each - 1
 
 
+def test_volumes_without_a_patient_are_known_by_their_values(tmp_path: Path) -> None:
+    """Check that a volume counts as the same person in another file and another job, for the ledger of privacy."""
+    root = site(tmp_path / "site", (32, 32, 32))
+    first, second = opened(root).identities("training")
+    assert first != second
+    (root / "image0.nii").rename(root / "renamed.nii")
+    listed = (root / "datalist.json").read_text().replace("image0.nii", "renamed.nii")
+    (root / "datalist.json").write_text(listed)
+    other = {"intensity": "window", "window": [0, 500], "orientation": "LPS"}
+    assert opened(root, None, other).identities("training") == [first, second]
+
+
 def test_a_part_is_that_of_the_whole_however_it_lies(tmp_path: Path) -> None:
     data = opened(site(tmp_path / "site", (40, 50, 34)), tmp_path / "kept")
     volume, item = data.volume("training", 0), data.item("training", 0)

@@ -290,8 +290,10 @@ class _Looker:
                 found.shapes = shapes_of(seen)
                 found.features = [(features, number) for number, features in regions_of(seen).items()]
                 # The mask is described within the box without padding; there is no box if no pixel counts.
-                boxes = find_objects((target >= 0).any(axis=0).view(np.int8))
-                found.drawn = [drawn_of(shown(sample.image), image.mean(0)[box], codes[box]) for box in boxes]
+                found.drawn = [
+                    drawn_of(shown(sample.image), image.mean(0)[box], codes[box])
+                    for box in find_objects((target >= 0).any(axis=0).view(np.int8))
+                ]
             elif (target >= 0).all():
                 found.features = [(features_of(picture), int(codes))]
             found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
@@ -351,8 +353,10 @@ class _Looker:
             )
         annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
         here, prepared = marked if annotated is None else annotated, sum(look.prepared for look in good)
-        limits = prepared, self.own.decoded_bytes
-        return SiteReport(self.list.site, counts, _groups(self.list), sizes, labelled, annotated, limits, here)
+        return SiteReport(
+            self.list.site, counts, _groups(self.list), sizes, labelled, annotated,
+            (prepared, self.own.decoded_bytes), here,
+        )  # fmt: skip
 
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
         """Return the numbers of the annotated structures or findings, or ``None`` if all are or nothing says which.

@@ -46,8 +46,8 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     structured = data.task.structured(data.coding, data.site, split)
     counts = counts_of(mask)
     meaning = structured.meaning(counts, str(sample.label))
-    corner = mask[None, :1, :1, :1]  # to refuse a file whose header lacks what the task needs
-    data.task.regrid(corner, affine, sample.image.name, data.site, nearest=True)
+    # Refuse a file whose header lacks what the task needs.
+    data.task.regrid(mask[None, :1, :1, :1], affine, sample.image.name, data.site, nearest=True)
     image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (opened.array, mask))
     inside = {value: meant for value, meant in meaning.items() if any(meant in own for own in structured.labels)}
     marks: npt.NDArray[np.uint8] = np.zeros(codes.shape, np.uint8)  # 1, 2, ... for the values that mark structures

@@ -241,7 +241,6 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     stored = max(math.ceil(int(head.get("BitsAllocated") or 8) / 8), 2 if kind == PALETTE else 1)
     padding, ignored = padding_of(head)
     scaled = rescaled or table or padding is not None
-    signed = bool(head.get("PixelRepresentation"))
     return Picture(
         path=path,
         rows=int(head.Rows),
@@ -257,7 +256,8 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
         rescaled=rescaled,
         scaled=scaled,
         padding=padding,
-        eight_bits=int(head.get("BitsAllocated") or 8) == 8 and not (rescaled or table or signed),
+        eight_bits=int(head.get("BitsAllocated") or 8) == 8
+        and not (rescaled or table or head.get("PixelRepresentation")),
         lossy=syntax in LOSSY or str(head.get("LossyImageCompression")) == "01",
         notes=notes_of(head, padding is not None) + ((ignored,) if ignored else ()),
         plane=planes[0],
@@ -346,8 +346,8 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         values = [values] if isinstance(values, int) else values or ()
         own |= {f"dimension {n}": str(v) for n, v in zip(dimensions, values, strict=False) if n not in PLACES}
         one = replace(usual, **_place(places))
-        told = {name: own[name] for name in ("TemporalPositionIndex", "StackID")}
-        found.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=told, apart=own))
+        alike = {name: own[name] for name in ("TemporalPositionIndex", "StackID")}
+        found.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=alike, apart=own))
     return found
 
 
@@ -374,8 +374,7 @@ def _text(value: Any) -> str:
 
 
 def _first(places: Sequence[Any], name: str, default: Any) -> Any:
-    found = (place.get(name) for place in places)
-    return next((value for value in found if value is not None and value != ""), default)
+    return next((value for place in places if (value := place.get(name)) is not None and value != ""), default)
 
 
 def _numbers(value: Any, count: int) -> tuple[float, ...] | None:

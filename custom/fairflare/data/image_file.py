@@ -190,8 +190,8 @@ class Picture(ImageFile):
             mode = plain_mode(picture.mode, is_mask)
             alpha = "A" in picture.getbands() or "transparency" in picture.info
             modes = [getmode(each) for each in (picture.mode, mode, *(["RGBA"] if alpha else []))]
-            sizes = [len(each.bands) * np.dtype(each.typestr).itemsize for each in modes]
-            _check(picture.width * picture.height * max(sizes), limit)
+            most = max(len(each.bands) * np.dtype(each.typestr).itemsize for each in modes)
+            _check(picture.width * picture.height * most, limit)
             reduced = is_reduced(picture)  # whether values were reduced cannot be known after decoding
             tag = None if picture.format == "TIFF" else _tag_of(picture)  # Pillow itself rotates TIFFs by their tag
             check_end(picture)
@@ -241,8 +241,8 @@ class Picture(ImageFile):
                 stored: Any = getattr(picture, "tag_v2", None)  # for a TIFF, Pillow 13 returns the size after rotation
                 if stored is not None:
                     height, width = int(stored[IMAGE_LENGTH]), int(stored[IMAGE_WIDTH])
-        known = tag in (None, *range(1, 9))
-        tag, note = (tag, "") if known else (1, "an orientation tag that is none of 1 to 8 counts as 1")
+        note = "" if tag in (None, *range(1, 9)) else "an orientation tag that is none of 1 to 8 counts as 1"
+        tag = 1 if note else tag
         sizes = (height, width) if tag_turn(tag)[0, 0] == 0 else (width, height)
         return Facts(Grid((*sizes, 1), tag=tag, note=note))
 
@@ -322,9 +322,8 @@ class Volume(ImageFile):
                 )
             values = _count(header.get_data_shape())
             stored = values * item
-            scaled = slope not in ((None, None), (1.0, 0.0))
             # The bytes in front of the voxel data are limited too, because nibabel also reads them.
-            _check(max(offset, stored, values * SCALED if scaled else 0), limit)
+            _check(max(offset, stored, values * SCALED if slope not in ((None, None), (1.0, 0.0)) else 0), limit)
             if suffix_of(self.path) != ".nii.gz":
                 _check_length(offset + stored, self.path.stat().st_size)
             with reading_as("NIfTI file"):
@@ -505,10 +504,9 @@ def misnamed(path: Path) -> str:
     """Return a clause if a file is empty or, by its first bytes, of another kind than it is read as; else nothing."""
     what, kind = content_of(path) if path.is_file() else "", kind_of(path)
     other = KINDS.get(what)
-    volumes = kind is other is Volume
     return first_of({
         f"'{path.name}' is {'not ' * (what == '.nii')}packed: rename it to {what}":
-            volumes and what != suffix_of(path),
+            kind is other is Volume and what != suffix_of(path),
         f"it is {what}": bool(what) and other is None,
         f"by its first bytes it is a {what.removeprefix('.nii')} file":
             other is not None and not issubclass(kind, other),
@@ -577,8 +575,8 @@ def _tiff(path: Path, limit: int, is_mask: bool) -> npt.NDArray[Any]:
         if page.photometric not in (0, 1, 2) or (
             white_low and (is_mask or page.dtype is None or page.dtype.kind == "f")
         ):
-            said = str(getattr(page.photometric, "name", page.photometric))
-            raise ValueError(f"its values are stored as {said} (PhotometricInterpretation); save it as grey or RGB")
+            kind = getattr(page.photometric, "name", page.photometric)
+            raise ValueError(f"its values are stored as {kind} (PhotometricInterpretation); save it as grey or RGB")
         _check(page.nbytes, limit)
         try:
             with reading_as("TIFF"):

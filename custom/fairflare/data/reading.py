@@ -317,8 +317,8 @@ def open_pair(
     with _said_of(sample.image, "image", site, split):
         turn = turn_of(found.affine, how.orientation, image.facts.slices or 1)
     slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
-    brought = found.bring(mask.array) if mask.array.ndim > 1 else mask.array
-    mask = replace(mask, array=brought, facts=replace(mask.facts, slices=slices), turn=turn)
+    array = found.bring(mask.array) if mask.array.ndim > 1 else mask.array
+    mask = replace(mask, array=array, facts=replace(mask.facts, slices=slices), turn=turn)
     return replace(image, turn=turn, fit=found), mask
 
 
@@ -413,15 +413,14 @@ def _open(
     For a file of a pair (not ``alone``) the rotation is left out, because it depends on both files.
     """
     with _said_of(path, what, site, split, limit):
-        file = image_file(path)
+        file, is_mask = image_file(path), what == "mask"
         with _turn_for(file):
-            if not decoded:
-                array = np.empty(0)
-            elif how.once:
-                array = file.decode(is_mask=what == "mask", limit=limit)
-            else:
-                array = _decode(file, what == "mask", limit, how.kept)
-            facts = _facts(file, what == "mask")
+            array = np.empty(0)
+            if decoded:
+                array = (
+                    file.decode(is_mask=is_mask, limit=limit) if how.once else _decode(file, is_mask, limit, how.kept)
+                )
+            facts = _facts(file, is_mask)
         turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)
 

@@ -207,8 +207,7 @@ class PhantomClasses(PhantomImages):
 
         if self._findings:
             return None
-        labels = self._drawn.labels[self.check_split(split)]
-        return torch.from_numpy(np.bincount(labels, minlength=self.task.classes))
+        return torch.from_numpy(np.bincount(self._drawn.labels[self.check_split(split)], minlength=self.task.classes))
 
     def arrays(self, split: str) -> Batch:
         import torch

@@ -526,8 +526,7 @@ class FolderImages(Marked, PreparedData, ImageData):
         return self._identities[split]
 
     def _pixels(self, sample: Sample, split: str) -> str:
-        # Without the job's settings: every job must find the same.
-        how = Reading(kept=self.reading.kept)
+        how = Reading(kept=self.reading.kept)  # without the job's settings: every job must find the same
         pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
         return hashlib.sha256(pixels.tobytes()).hexdigest()
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from monai.transforms import EnsureChannelFirstd, Lambdad, MapTransform, Transform
+from monai.transforms import EnsureChannelFirstd, Lambdad, MapTransform
 
 from fairflare.base.checks import few
 from fairflare.data.datalist import DataError, Sample
@@ -31,7 +32,8 @@ LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to gre
 Item = dict[Hashable, Any]
 
 
-class Read(Transform):
+@dataclass(frozen=True)
+class Read:
     """Read a sample: ``image``, (height, width, 1 or 3) float32 in [0, 1], and ``label``, the mask's values or a class.
 
     Args:
@@ -42,19 +44,11 @@ class Read(Transform):
         how: settings for reading files (orientation, intensities).
     """
 
-    def __init__(
-        self,
-        site: str,
-        split: str,
-        max_bytes: int,
-        class_of: Callable[[Sample, str], int | tuple[int, ...]] | None = None,
-        how: Reading = PLAIN,
-    ) -> None:
-        self.site = site
-        self.split = split
-        self.max_bytes = max_bytes
-        self.class_of = class_of
-        self.how = how
+    site: str
+    split: str
+    max_bytes: int
+    class_of: Callable[[Sample, str], int | tuple[int, ...]] | None = None
+    how: Reading = PLAIN
 
     def __call__(self, sample: Sample) -> Item:
         label: Any
@@ -70,11 +64,11 @@ class Read(Transform):
         return {"sample": sample, "image": image, "label": label}
 
 
-class Structured(MapTransform):
+@dataclass(frozen=True)
+class Structured:
     """Convert a mask file's values, (height, width), to (structures, height, width) of 0, 1 and -1 (does not count).
 
     Args:
-        keys: key of the mask in an item.
         labels: the labels that belong to each structure.
         coding: ``{value in the file: label}``; ``None`` if the values are the labels. Then 0 is background, and 255
             stands for 1 if 1 is the only label.
@@ -83,35 +77,18 @@ class Structured(MapTransform):
         silent: labels that the site did not annotate, so that no mask may mark them.
     """
 
-    def __init__(
-        self,
-        keys: str,
-        labels: Sequence[Sequence[int]],
-        coding: Mapping[int, int] | None,
-        site: str,
-        split: str,
-        ignore: int | None = None,
-        silent: frozenset[int] | set[int] = frozenset(),
-    ) -> None:
-        super().__init__(keys)
-        self.silent = silent
-        self.ignore = ignore
-        self.labels = labels
-        self.coding = coding
-        self.site = site
-        self.split = split
+    labels: Sequence[Sequence[int]]
+    coding: Mapping[int, int] | None
+    site: str
+    split: str
+    ignore: int | None = None
+    silent: frozenset[int] | set[int] = frozenset()
 
-    def __call__(self, item: Mapping[Hashable, Any]) -> Item:
-        changed = dict(item)
-        for key in self.key_iterator(changed):
-            changed[key] = self.of(item["sample"], changed[key])
-        return changed
-
-    def of(self, sample: Sample, mask: npt.NDArray[np.unsignedinteger[Any]]) -> torch.Tensor:
-        """Return the structures of a sample's mask; for a sample without a label, zeros that are not used."""
-        if sample.label is None:
-            return torch.zeros(len(self.labels), *mask.shape, dtype=torch.uint8)
-        return self.structures(mask, str(sample.label))
+    def __call__(self, item: Item) -> Item:
+        """Convert the mask of an item; for a sample without a label, zeros that are not used."""
+        mask, file = item["label"], item["sample"].label
+        inside = self.inside(mask, {}) if file is None else self.structures(mask, str(file))
+        return {**item, "label": inside}
 
     def structures(self, mask: npt.NDArray[np.unsignedinteger[Any]], file: str) -> torch.Tensor:
         return self.inside(mask, self.meaning(counts_of(mask), file))
@@ -190,13 +167,13 @@ def each(key: str, change: Callable[..., torch.Tensor], **named: Any) -> Lambdad
 
 def with_masks(
     read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
-) -> list[Transform]:
+) -> list[Callable[[Any], Any]]:
     """Return the transforms of segmentation samples: image in [0, 1], label (structures, height, width) of 0 and 1."""
     # Structures before resizing, which could hide an unexpected value.
     return [*with_classes(read, channels, size, how), structured, each("label", placed, size=size, how=how, by=by)]
 
 
-def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> list[Transform]:
+def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> list[Callable[[Any], Any]]:
     """Return the transforms of classification samples: image float32 in [0, 1], label the number of the class."""
     return [read, *as_input(channels, size, how)]
 

@@ -166,7 +166,7 @@ class StructureTask(ImageTask):
         from fairflare.tasks.transforms import Structured
 
         silent = set().union(*self.structures).difference(*self.known(self.structures))
-        return Structured("label", self.structures, coding, site, split, self.ignore, silent)
+        return Structured(self.structures, coding, site, split, self.ignore, silent)
 
     @property
     def structures(self) -> list[list[int]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from fairflare.base.task import Batch
     from fairflare.data.decoded import Arrays
+    from fairflare.data.intensity import Bounds
 
 #: Direction of each axis in MONAI's letters: with ``RAS`` they lead to the right, to the front and to the head.
 Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP][LR][IS]|[AP][IS][LR]|[IS][LR][AP]|[IS][AP][LR]))$")]  # fmt: skip  # noqa: E501
@@ -176,6 +178,11 @@ class FolderVolumes(VolumeData, FolderImages):
             how += [self.coding, task.annotated, self.reading.drawn_on, self.max_image_bytes, sample.spacing]
             return self._on_disk.arrays(repr(how), [*map(image_file, files)], partial(self.prepare, split, sample))
 
+    def _pixels(self, sample: Sample, split: str) -> str:
+        # Without the job's settings: every job must find the same.
+        whole = read_whole(sample, masked=False, site=self.site, split=split, max_bytes=self.max_image_bytes)
+        return hashlib.sha256(np.ascontiguousarray(whole.image)).hexdigest()
+
     def read_sample(self, sample: Sample, split: str) -> Whole:
         """Read the volume of a sample, with its mask if it has one."""
         check_stop()
@@ -210,8 +217,7 @@ class PhantomVolumes(VolumeData):
         if (split, index) not in self._held:
             check_stop()
             volume = self.drawn[split][index]
-            bounds = bounds_of(volume.image, "percentile")
-            assert bounds is not None
-            whole = Whole(between(volume.image, bounds), volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
+            image = between(volume.image, cast("Bounds", bounds_of(volume.image, "percentile")))
+            whole = Whole(image, volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
             self._held[split, index] = self.made(volume, whole)
         return self._held[split, index]

@@ -346,7 +346,7 @@ class PhantomPatches(_Patches, PhantomVolumes):
         from fairflare.tasks.transforms import Structured
 
         labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
-        structured = Structured("label", labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
+        structured = Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
         return self.prepared(whole, Sample(Path("phantom"), Path("phantom")), structured)
 
 

@@ -161,8 +161,8 @@ def check_sites(
     called = names if names and not task.findings and len(names) == len(task.structures) else task.names()
     lookers = [_Looker(task, own, listed, called) for own, listed in opened]
     total = sum(len(looker.listed) for looker in lookers)
-    every = (one for looker in lookers for one in looker.look())
-    for number, _ in enumerate(counted(every, total, "images looked at"), 1):
+    looked = chain.from_iterable(looker.look() for looker in lookers)
+    for number, _ in enumerate(counted(looked, total, "images looked at"), 1):
         done(number, total)
     reports = [looker.report() for looker in lookers]
     problems += [problem for looker in lookers for problem in looker.problems.values()]

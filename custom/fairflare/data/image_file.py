@@ -361,8 +361,8 @@ class Dicom(ImageFile):
             _check(math.prod(dicom_seg.grid_of(file).shape), limit)
             return dicom_seg.labels_of(file)
         pictures = dicom.headers(self.path)
-        each = max(picture.bytes for picture in pictures)  # if one file is scaled, the whole series becomes float32
-        _check(sum(math.prod(picture.shape) for picture in pictures) * each, limit)
+        # If one file is scaled, the whole series becomes float32.
+        _check(sum(math.prod(one.shape) for one in pictures) * max(one.bytes for one in pictures), limit)
         return dicom.decode(pictures, is_mask)
 
     def facts(self) -> Facts:

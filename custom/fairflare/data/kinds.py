@@ -113,8 +113,10 @@ def odd_pair(image: Path, mask: Path) -> str:
     """
     own, other = _values(mask), _values(image)
     if other is not None and 1 < other <= FEW and (own is None or own > FEW):
-        has = "colours, or is a JPEG" if own is None else f"{own} values"
-        return f"image and mask look swapped: the mask has {has}, the image {other} values; exchange the two folders"
+        return (
+            f"image and mask look swapped: the mask has {'colours, or is a JPEG' if own is None else f'{own} values'}, "
+            f"the image {other} values; exchange the two folders"
+        )
     return ""
 
 
@@ -272,7 +274,7 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     }
     how, gain = max(gains.items(), key=lambda one: float(one[1].mean()), default=("", given))
     if how and (gain > 0).mean() > MOSTLY and gain.mean() > max(GAIN, ERRORS * gain.std(ddof=1) / len(gain) ** 0.5):
-        files = named([masks[at].file for at in np.flatnonzero(gain > 0).tolist()])
+        files = named([masks[index].file for index in np.flatnonzero(gain > 0).tolist()])
         yield f"{(gain > 0).sum()} of {len(masks)} masks fit the images clearly better if {how}: {files}; look at some"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fairflare.base import checks
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Fraction, PositiveInt, field_names, settings
-from fairflare.data.datalist import DataError, Datalist
+from fairflare.data.datalist import DataError, Datalist, Sample
 from fairflare.data.listing.attributes import UNKNOWN
 from fairflare.data.sources import source
 from fairflare.tasks.base import SiteData
@@ -153,11 +153,11 @@ class FolderClasses(LabelledImages):
 
     task: ClassificationTask
 
-    def transforms(self, split: str) -> Sequence[Callable[[Any], Any]]:
-        from fairflare.tasks.transforms import Read, with_classes
+    def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
+        from fairflare.tasks.transforms import Read, applied, with_classes
 
         read = Read(self.site, split, self.max_image_bytes, self.class_of, self.reading)
-        return with_classes(read, self.task.in_channels, self.task.image_size, self.task.resize)
+        return applied(with_classes(read, self.task.in_channels, self.task.image_size, self.task.resize), sample)
 
 
 class PhantomClasses(PhantomImages):

@@ -122,13 +122,11 @@ class Preprocessing(Intensities):
         Raises:
             DataError: the file cannot be read.
         """
-        from fairflare.tasks.transforms import as_input
+        from fairflare.tasks.transforms import applied, as_input
 
         task: Any = self
-        item: Any = {"image": read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())}
-        for step in as_input(task.in_channels, task.image_size, self.resize):
-            item = step(item)
-        return cast("torch.Tensor", item["image"])
+        item = {"image": read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())}
+        return cast("torch.Tensor", applied(as_input(task.in_channels, task.image_size, self.resize), item)["image"])
 
 
 class ImageTask(Intensities, Fitted, Task):
@@ -463,8 +461,9 @@ class PreparedData(ListedData):
 
     def _items(self, split: str, indices: Sequence[int]) -> list[Mapping[str, Any]]:
         samples = self.datalist.splits[split]
-        items = read_all(lambda index: self.in_memory(split, samples[index]), indices, self.num_workers)
-        return [items[index] for index in indices]
+        missing = [index for index in indices if (split, samples[index]) not in self._held]
+        items = read_all(lambda index: self.in_memory(split, samples[index]), missing, self.num_workers)
+        return [items.get(index) or self._held[split, samples[index]] for index in indices]
 
 
 class FolderImages(Marked, PreparedData, ImageData):
@@ -497,16 +496,6 @@ class FolderImages(Marked, PreparedData, ImageData):
             lacking = sum(sample.groups[name] == len(groups) - 1 for sample in listed)
             self.description += f"; {lacking} without {name!r} (group 'unknown')" if lacking else ""
 
-    def transforms(self, split: str) -> Sequence[Callable[[Any], Any]]:
-        """Return the transforms from a :class:`fairflare.data.datalist.Sample` to a dict of tensors, in their order."""
-        raise NotImplementedError("these data prepare their samples in another way")
-
-    def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        item: Any = sample
-        for step in self.transforms(split):  # MONAI's Compose would turn our errors into RuntimeError
-            item = step(item)
-        return cast("Mapping[str, Any]", item)
-
     @abstractmethod
     def labelled(self, sample: Sample, split: str) -> Collection[int]:
         """Return the numbers of the structures or classes that a sample's label has."""
@@ -521,8 +510,10 @@ class FolderImages(Marked, PreparedData, ImageData):
     def identities(self, split: str) -> list[Hashable]:
         """Return the patient of each image, else the checksum of its pixels, which is the same in a renamed file."""
         if split not in self._identities:
-            listed = self.datalist.splits[self.check_split(split)]
-            self._identities[split] = [s.case if s.patient is not None else self._pixels(s, split) for s in listed]
+            self._identities[split] = [
+                sample.case if sample.patient is not None else self._pixels(sample, split)
+                for sample in self.datalist.splits[self.check_split(split)]
+            ]
         return self._identities[split]
 
     def _pixels(self, sample: Sample, split: str) -> str:

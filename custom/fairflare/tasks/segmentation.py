@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -109,13 +109,14 @@ class FolderData(FolderImages):
     task: SegmentationTask
     moves_targets = True
 
-    def transforms(self, split: str) -> Sequence[Callable[[Any], Any]]:
-        from fairflare.tasks.transforms import Read, with_masks
+    def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
+        from fairflare.tasks.transforms import Read, applied, with_masks
 
         task = self.task
         read = Read(self.site, split, self.max_image_bytes, how=self.reading)
         masks = task.structured(self.coding, self.site, split)
-        return with_masks(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
+        steps = with_masks(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
+        return applied(steps, sample)
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:
         from fairflare.tasks.scores.dice_scores import Origin

@@ -31,12 +31,11 @@ def free_memory(root: Path = Path("/")) -> int:
     import psutil
 
     free = [int(psutil.virtual_memory().available)]
-    own = root / "proc/self/cgroup"
-    for line in own.read_text("utf-8").splitlines() if own.is_file() else ():
+    listed = root / "proc/self/cgroup"
+    for line in listed.read_text("utf-8").splitlines() if listed.is_file() else ():
         _, kinds, place = line.split(":", 2)
         top, limit, used, cached = V1 if "memory" in kinds.split(",") else V2
-        groups = root / "sys/fs/cgroup" / top
-        below = Path(place.lstrip("/"))
+        groups, below = root / "sys/fs/cgroup" / top, Path(place.lstrip("/"))
         for group in (groups / below, *(groups / above for above in below.parents)):
             with suppress(OSError, ValueError):  # no such file in this container, or "max": no limit
                 left = int((group / limit).read_text("utf-8")) - int((group / used).read_text("utf-8"))

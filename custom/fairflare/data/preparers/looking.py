@@ -20,7 +20,7 @@ from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file, reading_takes
 from fairflare.data.intensity import bounds_of, counts_of
 from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
-from fairflare.data.orientation import PLAIN, Turn, turn_of, turned
+from fairflare.data.orientation import PLAIN, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
@@ -168,7 +168,7 @@ def look_at_volume(
     }):  # fmt: skip
         raise ValueError(problem)
     affine = facts.affine if opened.fit is None else opened.fit.affine
-    turn = None if plane is None else turn_of(affine, plane, facts.grid.shape[2])
+    turn, upright = (turn_of(affine, way, facts.grid.shape[2]) for way in (plane or "stored", "canonical"))
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
     kept, empty = None, 0
@@ -186,7 +186,7 @@ def look_at_volume(
         "?" if affine is None else codes_of(affine),
         kept,
         empty,
-        plane is None or _same_turn(turn, turn_of(affine, "canonical", facts.grid.shape[2])),
+        plane is None or bool(np.array_equal(PLAIN if turn is None else turn, PLAIN if upright is None else upright)),
         None if labels is None else drawn_of(shown(image), volume, labels),
         () if affine is None else _axes(affine, facts.grid.shape),
         bool(np.nanmin(volume) < AIR),
@@ -213,11 +213,6 @@ def edges_of(labels: npt.NDArray[np.integer]) -> tuple[int, ...]:
         return ()
     low, high = (of(labels, 3) for of in (scipy.ndimage.minimum_filter, scipy.ndimage.maximum_filter))
     return tuple(k for k in values if ((low < k) & (k < high))[labels == k].mean() >= MOSTLY)
-
-
-def _same_turn(a: Turn | None, b: Turn | None) -> bool:
-    """Return whether two rotations of an array have the same effect; ``None`` is no rotation."""
-    return bool(np.array_equal(PLAIN if a is None else a, PLAIN if b is None else b))
 
 
 def refuse_bad(

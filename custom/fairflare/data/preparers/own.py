@@ -102,8 +102,8 @@ def write_own(
     if mask_drawn_on is not None:
         settings["mask_drawn_on"] = mask_drawn_on
     if empty := sum(seen.empty for seen in looks):
-        slices = empty + sum(len(seen.slices or ()) for seen in looks)
-        notes.append(f"{empty} of {slices} slices have no label and are left out (--keep-empty keeps them)")
+        listed = sum(len(seen.slices or ()) for seen in looks)
+        notes.append(f"{empty} of {empty + listed} slices have no label and are left out (--keep-empty keeps them)")
     seed = writing.get("seed", 0)
     items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
     refuse_one_patient(items, group)
@@ -143,8 +143,7 @@ def _labels(
             given although the images have masks.
     """
     if any(isinstance(case.mask, dict) for case in cases):
-        labels = (answers or Answers()).labels
-        return list(classes or ()), [case.mask and labels(case) for case in cases]
+        return list(classes or ()), [case.mask and (answers or Answers()).labels(case) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if problem := first_of({
         f"some {what}s have masks and some have classes; prepare them one by one":

@@ -128,6 +128,8 @@ class BundleData(PreparedData):
 
     def prepare(self, split: str, sample: Sample) -> dict[str, Any]:
         """Return an image as it is before the first random transform, or after all transforms if none is random."""
+        from monai.transforms import convert_to_contiguous
+
         image = [str(file) for file in (sample.image, *sample.more)]
         label = str(sample.label) if isinstance(sample.label, Path) else np.asarray(sample.label, np.int64)
         item = dict(zip(self.keys, (image if sample.more else image[0], label), strict=True))
@@ -135,7 +137,8 @@ class BundleData(PreparedData):
             found = self._train(item, end=self._first_random) if split == TRAINING else self._validate(item)
             if isinstance(sample.label, Path):
                 _check_places(*(found[key] for key in self.keys))
-        return dict(found)
+        # Without that, a part that a transform cut out would hold the whole image in memory.
+        return dict(convert_to_contiguous(found, memory_format=torch.contiguous_format))
 
     def _preparing(self, sample: Sample, split: str) -> AbstractContextManager[None]:
         """Turn any error of the bundle's transforms, which are code, into one that names the image."""

@@ -161,8 +161,14 @@ class FolderVolumes(VolumeData, FolderImages):
 
     def takes(self) -> int:
         """Return the memory that reading and preparing one volume of the site takes, at most."""
-        samples = [sample for listed in self.datalist.splits.values() for sample in listed]
-        return reading_takes(((s.image, s.label if isinstance(s.label, Path) else None) for s in samples), PREPARED)
+        return reading_takes(
+            (
+                (sample.image, sample.label if isinstance(sample.label, Path) else None)
+                for samples in self.datalist.splits.values()
+                for sample in samples
+            ),
+            PREPARED,
+        )
 
     @abstractmethod
     def prepare(self, split: str, sample: Sample) -> Arrays:
@@ -181,7 +187,7 @@ class FolderVolumes(VolumeData, FolderImages):
     def _pixels(self, sample: Sample, split: str) -> str:
         # Without the job's settings: every job must find the same.
         whole = read_whole(sample, masked=False, site=self.site, split=split, max_bytes=self.max_image_bytes)
-        return hashlib.sha256(np.ascontiguousarray(whole.image)).hexdigest()
+        return hashlib.sha256(whole.image.tobytes()).hexdigest()
 
     def read_sample(self, sample: Sample, split: str) -> Whole:
         """Read the volume of a sample, with its mask if it has one."""

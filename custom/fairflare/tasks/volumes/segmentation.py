@@ -109,15 +109,13 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         This is the loss of nnU-Net (Isensee et al., 2021).
         """
-        entropies = cross_entropies(self.chosen(outputs), self.chosen(targets))
-        return super().loss(outputs, targets) + entropies.mean()
+        return super().loss(outputs, targets) + cross_entropies(self.chosen(outputs), self.chosen(targets)).mean()
 
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
 
-        numbers = self.known(range(self.num_classes))
-        entropies = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in numbers]
-        return super().structure_losses(outputs, targets) + torch.stack(entropies)
+        every = [cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))]
+        return super().structure_losses(outputs, targets) + torch.stack(every)
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of Dice loss and binary cross-entropy for each patch or volume, (n,)."""
@@ -282,7 +280,7 @@ class _Patches(VolumeData):
         from torch.utils.data import DataLoader
 
         draws = np.random.default_rng(seed).random((len(order), 6)).tolist()
-        places: Any = [(number // each, draw) for number, draw in zip(order, draws, strict=True)]
+        places: Any = [*zip((number // each for number in order), draws, strict=True)]
         return DataLoader(
             places, size, collate_fn=partial(self._patches, split, inside), generator=torch.Generator()
         )  # fmt: skip
@@ -323,8 +321,7 @@ class FolderPatches(_Patches, FolderVolumes):
     def labelled(self, sample: Sample, split: str) -> list[int]:
         counts = counts_of(read_labels(sample, self.site, split, self.max_image_bytes, self.reading))
         meaning = self.task.structured(self.coding, self.site, split).meaning(counts, str(sample.label))
-        present = {*meaning.values()}
-        return [number for number, labels in enumerate(self.task.structures) if present & {*labels}]
+        return [number for number, labels in enumerate(self.task.structures) if {*meaning.values()} & {*labels}]
 
     def of_samples(self, split: str, values: list[Any]) -> list[Any]:
         """Repeat each volume's value for its training patches; in other splits a volume is one sample."""

@@ -885,6 +885,21 @@ def test_a_lie_that_spoils_sums_is_confined_to_a_group(task: str, lie: Any, tmp_
 
 
 @pytest.mark.usefixtures("_fast")
+def test_a_site_lost_while_its_group_opens_its_sum_is_named_and_asked_again(tmp_path: Path) -> None:
+    """Give wrong keys in two rounds, none in the third: its group is not called wrong, and is there in the fourth."""
+    wrong = own_keys(lambda key: bytes(32))
+    lies = iter([wrong, wrong, lambda run, message: "it died"])
+    run = lying(tmp_path, "release", lambda run, m: next(lies, lambda _, same: same)(run, m), num_rounds=4)()
+    (group,) = [part for part in run.rounds.sums.kept["parts"] if LIAR in part]
+    third, fourth = run.results["rounds"][2:]
+    assert {left["site"] for left in third["left_out"]} == {*group}
+    reasons = [left["reason"] for left in third["left_out"] if left["site"] != LIAR]
+    assert all(why.endswith(f"lacks a site. {LIAR}: it died") for why in reasons), reasons
+    assert run.rounds.sums.out == {}
+    assert (len(fourth["accepted"]), fourth["left_out"]) == (6, [])
+
+
+@pytest.mark.usefixtures("_fast")
 @pytest.mark.parametrize(
     ("task", "lie"),
     [pytest.param(t, f, id=f"{t} {n}", marks=[] if n in QUICK_LIES else [SLOW]) for t, n, f in NAMED],

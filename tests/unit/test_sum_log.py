@@ -21,7 +21,7 @@ from fairflare.privacy.sums.exposure import Limits, draw_groups, exposure
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Pairs, SiteKeys, SumRefused
 from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
-from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout
+from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout
 
 SITES = ("a", "b", "c", "d")
 LIKE = {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
@@ -423,6 +423,19 @@ def test_groups_that_a_lying_server_asks_for(parts: Any, question: Question, why
     dealt(net, parts)
     with pytest.raises(SumRefused, match=why):
         net.sends(question, "a")
+
+
+def test_groups_of_people_are_summed_over_all_sites_alone(tmp_path: Path) -> None:
+    """Take sums of six sites and, as if sites had been dealt, of five: the sixth's numbers; hold the second closed."""
+    net = Network(tmp_path, SIX)
+    opened = net.sum_of(ask([1 / 6] * 6, "groups", ring=SUMS))
+    fewer = ask([1 / 5] * 5, "groups", ring=SUMS, round=1, model=b"\x05" * 32)
+    difference = 6 * opened["w"] - 5 * net.mean(fewer, "w")
+    assert torch.allclose(difference.float(), net.updates["f"]["w"], atol=1e-5)
+    for parts in (PARTS, [dict.fromkeys(SIX, 1.0)], [dict.fromkeys("abcde", 1.0)]):
+        dealt(net, parts)
+        with pytest.raises(SumRefused, match="numbers by group are not summed in groups"):
+            net.sends(fewer, "a")
 
 
 def test_sums_of_two_partitions_would_give_single_sites_away(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -426,15 +426,15 @@ class SecureSums:
         if masked.left_out and not dealt:
             raise SitesLost({site: masked.left_out[site] for site in members if site in masked.left_out})
         told[PRESENT] = missing = sorted(s for part in parts if masked.good.keys() >= part.keys() for s in part)
-        pause, end, over = PAUSE, time.monotonic() + timeout, False
+        released, pause, end, over = masked, PAUSE, time.monotonic() + timeout, False
         while missing and not over:  # a site that released its mask joins no other attempt: exactly these are needed
-            phase = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
+            released = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
             missing, over = [site for site in missing if site not in own], time.monotonic() + pause > end
             if pause == PAUSE or over or not missing:
-                self.journal.left_out(phase, self.record)
+                self.journal.left_out(released, self.record)
             if missing and over and not dealt:
-                why = f"{reasons(phase.left_out.items())}. Without all of {listed(members)} the sum cannot be read"
-                raise SumLost(f"round {number}, release of the masks: {why}", phase)
+                why = f"{reasons(released.left_out.items())}. Without all of {listed(members)} the sum cannot be read"
+                raise SumLost(f"round {number}, release of the masks: {why}", released)
             time.sleep(pause * bool(missing and not over))
             pause *= 2
         for part in parts:
@@ -446,19 +446,19 @@ class SecureSums:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
         if lost := {site: "" for site in members if not any(site in part for part in done)}:
-            raise SitesLost(self._leave(lost, told[PRESENT], masked.left_out))
+            raise SitesLost(self._leave(lost, own.keys(), masked.left_out | released.left_out))
         return [_join_groups(done, *one) for one in asked]
 
-    def _leave(self, lost: Mapping[str, str], released: Sequence[str], gone: Mapping[str, str]) -> dict[str, str]:
-        """Record sites whose group has no sum, and return why; leave the group out for good if all its sites sent.
+    def _leave(self, lost: Mapping[str, str], released: Set[str], gone: Mapping[str, str]) -> dict[str, str]:
+        """Record sites whose group has no sum, and return why; leave a group out for good if its whole sum is wrong.
 
         Args:
             lost: the sites.
-            released: sites of groups all of which have sent their numbers.
-            gone: reasons why sites have sent none.
+            released: sites that have sent their numbers and the keys of their masks.
+            gone: reasons why sites have not.
         """
         for part in (part for part in self.kept["parts"] if part.keys() & lost.keys()):
-            wrong, lacks = part.keys() <= {*released}, [(site, why) for site, why in gone.items() if site in part]
+            wrong, lacks = part.keys() <= released, [(site, why) for site, why in gone.items() if site in part]
             why = "is wrong by one of them, nobody can say which; the group is out" if wrong else "lacks a site"
             text = f"the sum of its group, {listed(part)}, {why}{f'. {reasons(lacks)}' if lacks else ''}"
             self.record.left_out += [LeftOut(site, TASK_MASK, text) for site in part if site in lost]

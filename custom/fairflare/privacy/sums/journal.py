@@ -124,8 +124,7 @@ class SumLog:
             numbers must now be sent.
         """
         before, rows, asked, lines = list[Line](), [], question.plain(), self._read()
-        if question.label != GROUPS:  # which are summed but once, and are no part of an update
-            self._check_parts(question, [line for line in lines if line["experiment"] == self.experiment])
+        self._check_parts(question, [line for line in lines if line["experiment"] == self.experiment])
         for line in lines:
             if this := self._asked(line, question, pairs):
                 before.append(line)
@@ -165,24 +164,26 @@ class SumLog:
         weights in a group, single sites' updates could be computed.
 
         Args:
-            question: the sum that the server asks for, of numbers of the training.
+            question: the sum that the server asks for.
             lines: what was sent in this experiment.
         """
-        parts, model = self.parts, question.model.hex()
-        told = [line["parts"] for line in lines if line.get("parts")]
-        all_sites = [line for line in lines if line["model"] == model and not line.get("parts")]
-        if not (parts or told):
+        parts = self.parts
+        # Numbers of groups of people are no part of an update: the sites are never dealt for their sums.
+        fixed = next((line["parts"] for line in lines if line.get("parts") and question.label != GROUPS), parts)
+        if not fixed:
             return
-        own = next((part for part in parts if self.site in part), {self.site: 0.0})
-        rows = [of["table"] for of in all_sites if of["opened"] and of["vectors"] == question.vectors]
+        all_sites = [line for line in lines if line["model"] == question.model.hex() and not line.get("parts")]
+        group = next((part for part in parts if self.site in part), {self.site: 0.0})
+        rows = [line["table"] for line in all_sites if line["opened"] and line["vectors"] == question.vectors]
         rows += [{site: (part[site],) for site in part} for part in parts]
         names = sorted({self.site, *(site for row in rows for site in row)})
         shown = float(exposure([*rows, {self.site: (0.0,)}])[:, names.index(self.site)].max())
         problem = first_of({
-            f"sums of {[sorted(part) for part in told[0]] if told else ''} were opened, with fixed weights; others "
-            "would show single sites, so ask for these, or begin another experiment": bool(told) and parts != told[0],
+            f"sums of {[sorted(part) for part in fixed]} were opened, with fixed weights; others "
+            "would show single sites, so ask for these, or begin another experiment": parts != fixed,
+            f"numbers by {BY_PART.get(question.label)} are not summed in groups": question.label in BY_PART,
             "its groups are not drawn from the members of a sum of this model in an earlier round, so that they would "
-            "show single sites": not told and not any(
+            "show single sites": not any(line.get("parts") for line in lines) and not any(
                 line["round"] < question.round and draw_groups(self.experiment, weights) == parts
                 for line in all_sites
                 # Weights by layer are not those of a site; all are then equal.
@@ -191,11 +192,10 @@ class SumLog:
             "a sum of all sites with these numbers is open; train anew before": any(
                 line["opened"] and line["round"] == question.round for line in all_sites
             ),
-            f"its members are {question.members}, its group is {sorted(own)}": question.members != sorted(own),
+            f"its members are {question.members}, its group is {sorted(group)}": question.members != sorted(group),
             "its weights are not those of its group": any(
-                {*row} != {own.get(site)} for site, row in question.table.items()
+                {*row} != {group.get(site)} for site, row in question.table.items()
             ),
-            "numbers by class are not summed in groups": question.label in BY_PART,
             f"its group's sum beside that of all sites would show its numbers to {shown:.4f}, this site allows "
             f"{self.limits.max_exposure:g} (secure_max_exposure)": shown > self.limits.max_exposure,
         })  # fmt: skip

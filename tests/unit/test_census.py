@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from fairflare.base.cases.census import Census, question, told_cases, unexplained
+from fairflare.base.cases.census import Census, annotated_by_labels, question, told_cases, unexplained
 from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError, write_datalist
 from fairflare.data.preparers.__main__ import main
@@ -21,6 +21,19 @@ from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 TASK = SegmentationTask(num_classes=2, image_size=(32, 32), features=(4, 4, 8, 8, 8, 4))
+
+
+@pytest.mark.parametrize(
+    ("known", "marked", "annotated"),
+    [
+        ({2, 0}, {0, 2}, (0, 2)),  # 1 was never looked for
+        ({0, 2}, {0}, None),  # 2 is in no image: absent everywhere, or not looked for
+        ({0, 1, 2}, {0, 1, 2}, None),  # all were looked for
+        ((), (), None), (None, {0}, None),
+    ],
+)  # fmt: skip
+def test_what_labels_show_to_be_annotated(known: Any, marked: Any, annotated: Any) -> None:
+    assert annotated_by_labels(known, marked, 3) == annotated
 
 
 def masks_site(folder: Path, marked: tuple[int, ...], images: int = 3, **more: Any) -> dict[str, Any]:

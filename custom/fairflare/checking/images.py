@@ -22,7 +22,7 @@ import pandas as pd
 from scipy.ndimage import binary_erosion, find_objects
 from scipy.stats import fisher_exact
 
-from fairflare.base.cases.census import contradictions, question, question_of_values, unexplained
+from fairflare.base.cases.census import annotated_by_labels, contradictions, question, question_of_values, unexplained
 from fairflare.base.checks import few, gathered
 from fairflare.base.machine.memory import counted, workers
 from fairflare.base.site_data import UNLABELLED
@@ -186,8 +186,10 @@ def check_sites(
                 number for looker in lookers for look in looker.good for _, number in look.features
             ).most_common(COMBINED)
         }
-    looks = {looker.list.site: looker.good for looker in lookers}
-    line, clashes = compared(looks, meanings, {} if task.class_labels else {one.site: one.here for one in reports})
+    line, clashes = compared(
+        {looker.list.site: looker.good for looker in lookers}, meanings,
+        {} if task.class_labels else {one.site: one.here for one in reports},
+    )  # fmt: skip
     return DataReport(reports, [*problems, *(Problem(*clash) for clash in clashes)], line)
 
 
@@ -334,15 +336,16 @@ class _Looker:
                 )
         good = self.good
         counts = {split: Counter(look.number for look in good if look.split == split) for split in self.list.splits}
-        sizes = Counter(look.size for look in self.looks if look.size)
         labelled = Counter(dict.fromkeys(self.names, 0))
         labelled.update(self.names[k] for look in good if look.split != SPLIT_GLOBAL for k in look.labelled)
         for split in counts:
             self._judge(split)
         for text in (*by_kind(misfits.values()), *two_names((shown(look.path), look.colours) for look in self.looks)):
             self.say(text)
-        notes = notes_of(note for look in self.looks for note in look.notes)
-        for text in [*notes, *self._values.lines(), *odd_masks([mask for look in good for mask in look.drawn])]:
+        for text in (
+            *notes_of(note for look in self.looks for note in look.notes), *self._values.lines(),
+            *odd_masks([mask for look in good for mask in look.drawn]),
+        ):  # fmt: skip
             self.say(text, grave=False)
         masks = [look for look in good if look.drawn]
         for first, second, at in exchanged([{number: of for of, number in look.features} for look in masks]):
@@ -352,10 +355,10 @@ class _Looker:
                 grave=False,
             )
         annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
-        here, prepared = marked if annotated is None else annotated, sum(look.prepared for look in good)
+        limits = sum(look.prepared for look in good), self.own.decoded_bytes
         return SiteReport(
-            self.list.site, counts, _groups(self.list), sizes, labelled, annotated,
-            (prepared, self.own.decoded_bytes), here,
+            self.list.site, counts, _groups(self.list), Counter(look.size for look in self.looks if look.size),
+            labelled, annotated, limits, here=marked if annotated is None else annotated,
         )  # fmt: skip
 
     def _annotated(self, labelled: Mapping[str, int]) -> tuple[int, ...] | None:
@@ -371,9 +374,13 @@ class _Looker:
             self.say(_plain(self.list.site, error))
         if not self.task.findings:
             return told
-        rows = [sample.label for _, sample in self.listed if isinstance(sample.label, tuple)]
-        names = self.list.class_names or ()
-        seen = {name for row in rows for name, value in zip(names, row, strict=False) if value >= 0}
+        seen = {
+            name
+            for _, sample in self.listed
+            if isinstance(sample.label, tuple)
+            for name, value in zip(self.list.class_names or (), sample.label, strict=False)
+            if value >= 0
+        }
         if told is not None:
             if silent := [self.names[k] for k in told if self.names[k] not in seen]:
                 self.say(
@@ -382,8 +389,8 @@ class _Looker:
                     grave=False,
                 )  # fmt: skip
             return told
-        known = tuple(k for k, name in enumerate(self.names) if name in seen)
-        return known if len(known) < len(self.names) and all(labelled[self.names[k]] for k in known) else None
+        known, marked = ([k for k, name in enumerate(self.names) if of[name]] for of in (Counter(seen), labelled))
+        return annotated_by_labels(known, marked, len(self.names))
 
     def _judge(self, split: str) -> None:
         """Add problems on a split's odd masks, and on labels far more or less frequent in it than in 'training'."""
@@ -450,20 +457,21 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
         told = {listed.site: value for _, listed in opened if (value := getattr(listed, key))}
         by_value = {repr(value): [site for site, own in told.items() if own == value] for value in told.values()}
         if len(by_value) > 1:
-            same = key == "class_names" and len({tuple(sorted(value)) for value in told.values()}) == 1
-            order = " (the same ones in another order)" if same else ""
-            said = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
-            yield Problem("", f"the datalists have different {what}{order} ('{key}'): {said:.600}", grave)
+            values = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
+            order = " (the same ones in another order)" * (
+                key == "class_names" and len({tuple(sorted(value)) for value in told.values()}) == 1
+            )
+            yield Problem("", f"the datalists have different {what}{order} ('{key}'): {values:.600}", grave)
 
 
 def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
-    used = gathered(
+    codes_of = gathered(
         (name, (one.site, {group for of in splits.values() for group, n in of.items() if n and group.isdecimal()}))
         for one in reports
         for name, splits in one.groups.items()
     )
-    for name, own in used.items():
+    for name, own in codes_of.items():
         if any(first - second and second - first for (_, first), (_, second) in combinations(own, 2)):
             told = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in own)
             yield Problem("", f"attribute '{name}' has other numbers at each site ({told}): write words", grave=False)
@@ -473,10 +481,12 @@ def _silent(
     reports: Sequence[SiteReport], classes: bool, numbers: Mapping[str, Sequence[int]], file: str
 ) -> Iterator[Problem]:
     """Yield a question for each site without a label that others have, unless its file says what is annotated."""
-    seen = [r for r in reports if any(found.total() for split, found in r.counts.items() if split != UNLABELLED)]
-    told = {report.site: [name for name, count in report.labelled.items() if count] for report in seen}
-    explained = [report.site for report in reports if report.annotated is not None]
-    for site, lacking in unexplained(told, explained).items():
+    told = {
+        report.site: [name for name, count in report.labelled.items() if count]
+        for report in reports
+        if any(numbers.total() for split, numbers in report.counts.items() if split != UNLABELLED)
+    }
+    for site, lacking in unexplained(told, [one.site for one in reports if one.annotated is not None]).items():
         yield Problem(site, question({site: lacking}, classes, numbers, file))
 
 
@@ -552,16 +562,16 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
         if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):
             continue
         lists = {k: ["/".join(s.image.parts[-2:]) for s in own] for k, own in listed.splits.items() if k in SPLITS}
-        found = on_both_sides(lists)
-        if found is not None:
-            expression, both, number = found
+        if (split_up := on_both_sides(lists)) is not None:
+            expression, both, number = split_up
             shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")
-            text = (
+            yield Problem(
+                listed.site,
                 f"no 'patient' is named, and by the names of files images of {len(both)} of {number} groups ({shown}) "
                 f"are in several of {', '.join(lists)}: if these are patients, the test knows them from training; name "
-                f"them ('patient' in the datalist; `fairflare prepare --group '{expression}'`)"
+                f"them ('patient' in the datalist; `fairflare prepare --group '{expression}'`)",
+                grave=False,
             )
-            yield Problem(listed.site, text, grave=False)
         else:
             unknown.append(listed.site)
     if unknown:

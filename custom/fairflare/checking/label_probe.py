@@ -43,12 +43,13 @@ def compared(
         usual = float(np.median([other.agreement for name, other in found.items() if name != site]))
         if one.certain or usual - one.agreement > 2 * CLEAR:
             how = f"look {in_words(one.looks_like, names)}{which}" if one.certain else "are unlike those of other sites"
-            text = (
+            clashes.append((
+                site,
                 f"its labels {how}. A simple probe of the other sites' images agrees with {one.agreement:.0%} of its "
                 f"labels{f', with {one.explained:.0%} of them read so' if one.certain else ''} (at the other sites "
-                f"with {usual:.0%}); compare the list of classes, and look at some images"
-            )
-            clashes.append((site, text, one.certain and one.agreement <= chance < one.explained - CLEAR))
+                f"with {usual:.0%}); compare the list of classes, and look at some images",
+                one.certain and one.agreement <= chance < one.explained - CLEAR,
+            ))  # fmt: skip
     shapes = {
         site: {
             number: np.array([look.shapes[number] for look in own if number in look.shapes])
@@ -67,13 +68,14 @@ def compared(
     if len(found) < 2:
         return "", clashes
     short = [site for site, one in found.items() if not one.enough]
-    told = first_of({
+    verdict = first_of({
         "see above": any(text.startswith("its labels look" if short else "its labels ") for _, text, _ in clashes),
         f"too few images at {', '.join(short)} to tell swapped or shifted labels": bool(short),
         "too little to tell whether the labels mean the same everywhere":
             float(np.median([one.agreement for one in found.values()])) < chance + CLEAR,
         "the labels seem to mean the same": True,
     })  # fmt: skip
-    agreed = ", ".join(f"{site} {one.agreement:.0%}" for site, one in found.items())
-    line = f"labels across sites: a simple probe of the others' images agrees at {agreed} (chance {chance:.0%}): {told}"
-    return line, clashes
+    return (
+        "labels across sites: a simple probe of the others' images agrees at "
+        f"{', '.join(f'{site} {one.agreement:.0%}' for site, one in found.items())} (chance {chance:.0%}): {verdict}"
+    ), clashes

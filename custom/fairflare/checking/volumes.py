@@ -46,7 +46,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     structured = data.task.structured(data.coding, data.site, split)
     counts = counts_of(mask)
     meaning = structured.meaning(counts, str(sample.label))
-    # Refuse a file whose header lacks what the task needs.
+    # One voxel, to refuse a file whose header lacks what the task needs.
     data.task.regrid(mask[None, :1, :1, :1], affine, sample.image.name, data.site, nearest=True)
     image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (opened.array, mask))
     inside = {value: meant for value, meant in meaning.items() if any(meant in own for own in structured.labels)}
@@ -57,8 +57,9 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     seen = structured.inside(np.ascontiguousarray(codes[..., place]), meaning).numpy()
     background = sum(n for value, n in counts.items() if value not in inside and meaning[value] != structured.ignore)
     labelled = [k for k, labels in enumerate(structured.labels) if {*labels} & {*inside.values()}]
-    marking = [[value for value, meant in inside.items() if meant in own] for own in structured.labels]
-    lines = not any(_has_inner(codes, values) for values in marking)
+    lines = not any(
+        _has_inner(codes, [value for value, meant in inside.items() if meant in own]) for own in structured.labels
+    )
     return {
         "size": opened.array.shape, "content": _content(opened.array), "labelled": labelled,
         "target": hashlib.sha256(seen.tobytes()).hexdigest(),

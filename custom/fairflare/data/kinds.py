@@ -42,13 +42,12 @@ def grouped(problems: Iterable[tuple[str, P]]) -> list[list[tuple[str, P]]]:
     """
     from fairflare.data.geometry import Misfit  # here, as numpy's import is slow for shell completion
 
-    found: dict[object, list[tuple[str, P]]] = {}
-    for name, problem in problems:
-        text = PARTS.sub("#", str(problem).replace(name.strip("'"), ""))  # equal for messages of one kind
-        found.setdefault((problem.cause, problem.remedy) if isinstance(problem, Misfit) else text, []).append(
-            (name, problem)
-        )
-    return list(found.values())
+    return [*gathered(
+        ((problem.cause, problem.remedy) if isinstance(problem, Misfit)
+         else PARTS.sub("#", str(problem).replace(name.strip("'"), "")),  # equal for messages of one kind
+         (name, problem))
+        for name, problem in problems
+    ).values()]  # fmt: skip
 
 
 def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
@@ -78,18 +77,18 @@ def two_names(told: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator[str]:
     Args:
         told: name of each file, and the names of its values.
     """
-    by_value = gathered((value, (name, file)) for file, names in told for value, name in names.items())
+    pairs_of = gathered((value, (name, file)) for file, names in told for value, name in names.items())
     if odd := {
         value: by_name
-        for value, pairs in sorted(by_value.items())
+        for value, pairs in sorted(pairs_of.items())
         if len(by_name := gathered((" ".join(name.split()).casefold(), file) for name, file in pairs)) > 1
     }:
-        said = "; ".join(
+        values = "; ".join(
             f"{value} is {', '.join(f'{name} in {named(files)}' for name, files in by_name.items())}"
             for value, by_name in odd.items()
         )
         yield (
-            f"masks contradict each other: {said}. Give each number one meaning in all masks; of palettes write all "
+            f"masks contradict each other: {values}. Give each number one meaning in all masks; of palettes write all "
             "masks with that of a first one, in Python: Image.open(mask).convert('RGB').quantize(palette=Image.open("
             "first), dither=0)"
         )
@@ -204,8 +203,8 @@ def _placed(values: npt.NDArray[Any], way: Way) -> npt.NDArray[Any]:
     import numpy as np
 
     order, flips, far = way
-    turned = np.flip(values.transpose(0, *order), tuple(axis for axis, flip in enumerate(flips, 1) if flip))
-    return np.roll(turned, far, sorted(order))
+    mirrored = tuple(axis for axis, flip in enumerate(flips, 1) if flip)
+    return np.roll(np.flip(values.transpose(0, *order), mirrored), far, sorted(order))
 
 
 def _ways(seen: npt.NDArray[Any], marked: npt.NDArray[Any]) -> Iterator[Way]:
@@ -300,8 +299,13 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
         for way in _ways(others[:1], own[:1]):
             (marked, seen), (told, alike) = ((others * mean).sum(axes) for mean in (_placed(own, way), own))
             if min(marked, alike) > ALIKE and min(marked - told, alike - seen) > CLEAR:
-                how = f"{_in_words(way, own.shape[1:])}, and its images do as they are"
-                yield site, f"its masks lie as those of other sites do if {how}; look at some images with their masks"
+                yield (
+                    site,
+                    (
+                        f"its masks lie as those of other sites do if {_in_words(way, own.shape[1:])}, and its images "
+                        "do as they are; look at some images with their masks"
+                    ),
+                )
                 break
 
 
@@ -323,10 +327,10 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     """
     import numpy as np
 
-    same: dict[str, dict[str, str]] = {}
-    for one in filter(lambda mask: mask.contrast, masks):
-        same.setdefault(one.mask, {})[one.image] = one.file
-    if copied := sorted(name for own in same.values() if len({*own.values()}) >= NAMED for name in own.values()):
+    same = gathered((one.mask, (one.image, one.file)) for one in masks if one.contrast)
+    if copied := sorted(
+        name for own in map(dict, same.values()) if len({*own.values()}) >= NAMED for name in own.values()
+    ):
         yield f"{len(copied)} different images share a mask with two others or more: {named(copied)}; was it copied?"
     if len(masks) < LEAST:
         return
@@ -341,10 +345,10 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     usual = np.median(contrast[along > 0])
     odd = (along < -CLEAR) & (contrast * np.sign(usual) < -CLEAR) & (abs(usual) > CLEAR)
     if odd.sum() >= max(1, SHARE * len(masks)):
-        files = named(sorted({masks[at].file for at in np.flatnonzero(odd).tolist()}))
         yield (
-            f"{odd.sum()} of {len(masks)} masks mark mostly what the others leave: {files}; are inside and "
-            "outside exchanged in them?"
+            f"{odd.sum()} of {len(masks)} masks mark mostly what the others leave: "
+            f"{named(sorted({masks[at].file for at in np.flatnonzero(odd).tolist()}))}; are inside and outside "
+            "exchanged in them?"
         )
     elif len(boxes) < len(masks) / 2 and len(judged := [mask for mask in masks if mask.contrast][:MOST]) >= ENOUGH:
         yield from misplaced(judged)

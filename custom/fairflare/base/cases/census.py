@@ -78,8 +78,21 @@ class Marked(SiteData):
     def structures(self, split: str) -> tuple[int, ...] | None:
         if self._least <= 1 or self.task.class_labels or split == UNLABELLED:
             return None
-        enough = (self.class_cases(split) >= self._least).nonzero().flatten().tolist()
-        return tuple(k for k in enough if k in (self.annotated or (k,)))
+        cases = self.class_cases(split).tolist()
+        return tuple(k for k, n in enumerate(cases) if n >= self._least and k in (self.annotated or (k,)))
+
+
+def annotated_by_labels(known: Collection[int] | None, marked: Collection[int], count: int) -> tuple[int, ...] | None:
+    """Return the findings of which a site's labels show that they were looked for; ``None`` if labels do not say so.
+
+    Those are the findings with a known label in any image, if some have none and each of those is marked in an image.
+
+    Args:
+        known: numbers of the findings with a known label, present or absent; ``None`` for data without findings.
+        marked: numbers of the findings that are present in an image, and may be told.
+        count: number of all findings.
+    """
+    return tuple(sorted(known)) if known and len({*known}) < count and {*known} <= {*marked} else None
 
 
 def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, int]:
@@ -125,11 +138,10 @@ def contradictions(told: Mapping[str, Iterable[str]]) -> dict[str, dict[str, lis
             )
             for so in (False, True)
         )
-        known = all(name for *_, name in own) and not (words and colours)
-        values = [] if known else [(f"value {value}", site) for site, value, _ in own if value]
-        if different := next((of for of in (words, colours, gathered(values)) if len(of) > 1), None):
-            found[label] = different
-    return found
+        nameless = not all(name for *_, name in own) or (words and colours)
+        values = gathered((f"value {value}", site) for site, value, _ in own if value and nameless)
+        found[label] = next((meanings for meanings in (words, colours, values) if len(meanings) > 1), {})
+    return {label: meanings for label, meanings in found.items() if meanings}
 
 
 def question_of_values(found: Mapping[str, Mapping[str, Sequence[str]]]) -> str:

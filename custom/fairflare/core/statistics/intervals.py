@@ -131,8 +131,8 @@ def holm(p: npt.ArrayLike) -> Array:
     """
     found = np.asarray(p, float)
     order = np.argsort(found, -1)
-    factors = found.shape[-1] - np.arange(found.shape[-1])
-    stepped = np.minimum(np.maximum.accumulate(np.take_along_axis(found, order, -1) * factors, -1), 1.0)
+    scaled = np.take_along_axis(found, order, -1) * np.arange(found.shape[-1], 0, -1)
+    stepped = np.minimum(np.maximum.accumulate(scaled, -1), 1.0)
     corrected = np.empty_like(stepped)
     np.put_along_axis(corrected, order, stepped, -1)
     return corrected

@@ -58,8 +58,11 @@ def features_of(picture: Array) -> Array:
     Returns:
         (channels * 128,) float32.
     """
-    bands = np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1)
-    cells = [cell for band in bands for cell in np.array_split(band, min(_CELLS, picture.shape[2]), axis=2)]
+    cells = [
+        cell
+        for band in np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1)
+        for cell in np.array_split(band, min(_CELLS, picture.shape[2]), axis=2)
+    ]
     return np.concatenate([of for cell in cells for of in (cell.mean((1, 2)), cell.std((1, 2)))]).astype(np.float32)
 
 
@@ -158,12 +161,14 @@ def mistaken(shapes: Mapping[str, Mapping[int, Array]], among: Collection[str]) 
     means = {site: {k: own.mean(0) / scale for k, own in of.items()} for site, of in enough.items()}
     found = dict[str, dict[int, int]]()
     for site, number in ((one, k) for one in among for k in means[one] if k):
-        far = gathered(
-            (k, float(np.linalg.norm(means[site][number] - centre)))
-            for other in means.keys() - {site}
-            for k, centre in means[other].items()
-        )
-        nearest = {k: min(of) for k, of in far.items()}
+        nearest = {
+            label: min(distances)
+            for label, distances in gathered(
+                (k, float(np.linalg.norm(means[site][number] - centre)))
+                for other in means.keys() - {site}
+                for k, centre in means[other].items()
+            ).items()
+        }
         best = min(nearest, key=nearest.__getitem__, default=number)
         if nearest.get(number, 0.0) > 1 and nearest[best] < _NEARER * nearest[number]:
             found.setdefault(site, {})[number] = best
@@ -218,39 +223,32 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
     found = {}
     for site in usable:
         others = [means[other] for other in usable if other != site]
-        known = sorted({c for by in others for c in by})
-        centroids = {c: np.median([by[c] for by in others if c in by], axis=0) for c in known}
-        told = [int(c) for c in np.unique(labels[site])]
-        if len(set(told) & set(centroids)) > 1:
+        by_class = gathered((c, mean) for by in others for c, mean in by.items())
+        centroids = {c: np.median(by_class[c], axis=0) for c in sorted(by_class)}
+        if len(means[site].keys() & centroids.keys()) > 1:
             found[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})
     return found
 
 
 def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping[int, Array]) -> LabelMap:
     known = list(centroids)
-    distances = np.stack([((features - centroids[c]) ** 2).sum(1) for c in known], axis=1)
-    nearest = np.array(known)[distances.argmin(1)]
-    told = [int(c) for c in np.unique(labels) if int(c) in centroids]
-    share = np.array([[np.mean(nearest[labels == c] == other) for other in known] for c in told])
+    nearest = np.array(known)[np.stack([((features - centroids[c]) ** 2).sum(1) for c in known]).argmin(0)]
+    given = [int(c) for c in np.unique(labels) if int(c) in centroids]
+    share = np.array([[np.mean(nearest[labels == c] == other) for other in known] for c in given])
     rows, columns = linear_sum_assignment(-share)
-    looks_like = {told[row]: known[column] for row, column in zip(rows, columns, strict=True)}
-    kept = np.isin(labels, told)
-    mapped = np.array([looks_like[int(c)] for c in labels[kept]])
+    looks_like = {given[row]: known[column] for row, column in zip(rows, columns, strict=True)}
+    usable = np.isin(labels, given)
+    mapped = np.array([looks_like[int(c)] for c in labels[usable]])
     # 1: only the map of labels explains the image's class; -1: only the image's own label does.
-    gain = (nearest[kept] == mapped).astype(int) - (nearest[kept] == labels[kept])
+    gain = (nearest[usable] == mapped).astype(int) - (nearest[usable] == labels[usable])
     z = gain.sum() / math.sqrt(max(np.abs(gain).sum(), 1))
-    agreement = float(np.mean([share[row, known.index(c)] for row, c in enumerate(told)]))
-    explained = float(np.mean([share[row, known.index(looks_like[c])] for row, c in enumerate(told)]))
-    gained = [
-        share[row, known.index(looks_like[c])] - share[row, known.index(c)]
-        for row, c in enumerate(told)
-        if looks_like[c] != c
-    ]
+    agreed, explained = share[rows, [known.index(c) for c in given]], share[rows, columns]  # of each given class
+    gained = (explained - agreed)[[looks_like[c] != c for c in given]]
     least = _EVIDENCE + 2 * math.lgamma(len(known) + 1)
-    certain = bool(z > 0 and z * z > least and gained and np.mean(gained) > _CLEAR)
     return LabelMap(
-        agreement, looks_like, explained, certain,
-        enough=bool(np.sort(np.unique(labels[kept], return_counts=True)[1])[-2:].sum() > least),
+        float(agreed.mean()), looks_like, float(explained.mean()),
+        certain=bool(z > 0 and z * z > least and gained.size and gained.mean() > _CLEAR),
+        enough=bool(np.sort(np.unique(labels[usable], return_counts=True)[1])[-2:].sum() > least),
     )  # fmt: skip
 
 

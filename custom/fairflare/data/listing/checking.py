@@ -84,33 +84,29 @@ class CheckedList:
 
     def class_names(self, content: dict[str, Any]) -> tuple[str, ...] | None:
         names = content.get("class_names")
-        if names is None:
-            return None
         self.need(
-            isinstance(names, list) and all(map(is_name, names)) and len(set(names)) == len(names),
+            names is None or (isinstance(names, list) and all(map(is_name, names)) and len(set(names)) == len(names)),
             f"'class_names' must be a list of different names of at most {MAX_NAME} characters, got {names!r:.200}",
             "'class_names' is not a list of different names",
         )
-        return tuple(names)
+        return None if names is None else tuple(names)
 
     def class_groups(
         self, content: dict[str, Any], names: tuple[str, ...] | None
     ) -> Mapping[str, tuple[int, ...]] | None:
         groups = content.get("class_groups")
-        if groups is None:
-            return None
         usable = isinstance(groups, dict) and all(
             is_name(name) and isinstance(members, list) and members
             and all(_is_count(number) and (names is None or number < len(names)) for number in members)
             for name, members in groups.items()
         )  # fmt: skip
         self.need(
-            usable,
+            usable or groups is None,
             '\'class_groups\' must name lists of numbers of classes, such as {"head": [0, 2], "tail": [1]}, got '
             f"{groups!r:.200}",
             "'class_groups' does not name lists of classes",
         )
-        return {name: tuple(members) for name, members in groups.items()}
+        return None if groups is None else {name: tuple(members) for name, members in groups.items()}
 
     def mask_labels(self, content: dict[str, Any]) -> dict[int, str]:
         told = content.get("mask_labels") or {}
@@ -140,13 +136,11 @@ class CheckedList:
             except ValueError as error:
                 raise self.bad(str(error), f"'attributes' must give each attribute as {FORM}") from error
         self.names.extend(named if isinstance(named := content.get("class_names"), list) else ())
-        found: dict[str, tuple[Sample, ...]] = {}
-        images: dict[Path, list[str]] = {}
-        patients: dict[str, list[str]] = {}
-        more = [UNLABELLED] if UNLABELLED in content else []
-        for split in (*SPLITS, *sorted(key for key in content if key.startswith(EXTRA_TEST)), *more):
-            samples = []
-            entries: list[Any] = []
+        checked = dict[str, tuple[Sample, ...]]()
+        images, patients = dict[Path, list[str]](), dict[str, list[str]]()
+        further = sorted(key for key in content if key.startswith(EXTRA_TEST))
+        for split in (*SPLITS, *further, *[UNLABELLED] * (UNLABELLED in content)):
+            samples, entries = list[Sample](), list[Any]()
             with self.noted():
                 entries = self.entries(content, split)
             for number, entry in enumerate(entries):
@@ -157,8 +151,8 @@ class CheckedList:
             for patient in dict.fromkeys(sample.patient for sample in samples if sample.patient is not None):
                 with self.noted():
                     self.one_split(patients, patient, split, f"patient '{patient}'", "a patient")
-            found[split] = tuple(samples)
-        return found
+            checked[split] = tuple(samples)
+        return checked
 
     def unread_of(self, content: dict[str, Any]) -> Iterator[str]:
         """Yield a note on each list of images that nothing reads, and on each key that is almost a known one.
@@ -223,9 +217,8 @@ class CheckedList:
             isinstance(entries, list), f"'{split}' must be a list, got {_kind(entries)}", f"'{split}' is not a list"
         )
         # Without any label at the site, nothing can be validated or tested there either.
-        nothing = split != UNLABELLED and content.get(UNLABELLED) and content.get("training") == []
         self.need(
-            entries or nothing,
+            entries or (split != UNLABELLED and content.get(UNLABELLED) and content.get("training") == []),
             f"split '{split}' is empty; every split needs at least one image with its label",
             f"split '{split}' is empty",
         )
@@ -327,8 +320,9 @@ class CheckedList:
 
     def path(self, entry: dict[str, Any], key: str, where: str) -> Path:
         value = entry[key]
-        number = key == "label" and isinstance(value, int)
-        of_classes = "; numbers of classes are for a job with task=classification" if number else ""
+        of_classes = "; numbers of classes are for a job with task=classification" * (
+            key == "label" and isinstance(value, int)
+        )
         self.need(
             isinstance(value, str) and value,
             f"'{key}' of {where} must be the path of one file, got {_kind(value)}{of_classes}",
@@ -350,14 +344,14 @@ class CheckedList:
                 "take the entry out",
                 f"'{key}' of {where} is no path that can be opened at the site",
             ) from error
-        how = (
-            "write folders with '/', not with a backslash"
-            if "\\" in value
-            else "correct the path or take the entry out"
-        )
         self.need(
             there or series,
-            f"'{key}' of {where}, '{path}', does not exist; {how}",
+            f"'{key}' of {where}, '{path}', does not exist; "
+            + (
+                "write folders with '/', not with a backslash"
+                if "\\" in value
+                else "correct the path or take the entry out"
+            ),
             f"'{key}' of {where} does not exist",
         )
         self.check_inside(path, key, where)

@@ -66,8 +66,10 @@ def labels_of(
         task["class_names"] = [called[value] for value in known[1:]]
     if known in (list(range(len(known))), BLACK_AND_WHITE):
         return task, {}, meanings
-    note = f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))}"
-    note += " (mask_values in fairflare.json)"
+    note = (
+        f"the labels {', '.join(map(str, known))} are read as {', '.join(map(str, range(len(known))))} (mask_values in "
+        "fairflare.json)"
+    )
     if known == [*range(number), VOID] and not called:
         note += (
             f"; where {VOID} means 'not annotated', write \"{VOID}\": {VOID} there, and give the run "

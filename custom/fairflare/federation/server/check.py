@@ -157,8 +157,10 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     """
     found = read_report(read_head(site, message, current_round).get("report"), FIELDS, site)
     splits, counts = found.pop("splits") or [], found.pop("images") or []
-    names = ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
-    of_classes = [found[key] or () for key in names]
+    of_classes = [
+        found[key] or ()
+        for key in ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
+    ]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
@@ -180,8 +182,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     if PRIVACY in found:
         parts = ("unit", "mechanism", "covers", "target", "delta", "worth", "lasts")
         found[PRIVACY] = dict(zip(parts, [*found[PRIVACY], *found.pop(BUDGET)], strict=True))
-    images = {printable(split): int(count) for split, count in zip(splits, counts, strict=False)}
-    return {"images": images, **found}
+    return {"images": {printable(split): int(n) for split, n in zip(splits, counts, strict=False)}, **found}
 
 
 #: Functions that convert a value of a site's report, by the kind of the value's field.
@@ -263,8 +264,10 @@ class Check:
         left = run.num_rounds - current_round
         private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
         if problems := [*problems, *self._unready(phase, private, left)]:
-            words = ["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]
-            raise RoundFailed(" ".join(words), phase)
+            raise RoundFailed(
+                " ".join(["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]),
+                phase,
+            )
         for site, of in private.items():
             for text, warning in budget_notes(of["target"], of["lasts"], left):
                 self.journal.note(f"privacy budget of site {site!r}: {text}", warning=warning)
@@ -273,12 +276,11 @@ class Check:
     @property
     def global_lists(self) -> list[list[str]]:
         """Return groups of sites with the same list ``test_global``; a site whose list lacks a checksum is a group."""
-        found = gathered(
-            (said[GLOBAL_LIST] or f"of {site}", site)
-            for site, said in sorted(self.facts.items())
-            if SPLIT_GLOBAL in said["images"]
-        )
-        return list(found.values())
+        return [*gathered(
+            (facts[GLOBAL_LIST] or f"of {site}", site)
+            for site, facts in sorted(self.facts.items())
+            if SPLIT_GLOBAL in facts["images"]
+        ).values()]  # fmt: skip
 
     @property
     def patchwise(self) -> bool:
@@ -286,8 +288,9 @@ class Check:
 
         Under differential privacy it is not, since the noise is reckoned for figures of patients.
         """
-        many = any(found.get("windows", (0,))[0] > MOST_WINDOWS for found in self.facts.values())
-        return many and not any(PRIVACY in found for found in self.facts.values())
+        return not any(PRIVACY in found for found in self.facts.values()) and any(
+            found.get("windows", (0,))[0] > MOST_WINDOWS for found in self.facts.values()
+        )
 
     @property
     def said(self) -> dict[str, dict[str, float]]:
@@ -503,8 +506,8 @@ class Check:
         if len(by_value) < 2:
             return
         if "{}" in problem:
-            told = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
-            problem = problem.replace("{}", told[:600])
+            values = "; ".join(f"{', '.join(value)} at {', '.join(sites)}" for value, sites in by_value.items())
+            problem = problem.replace("{}", values[:600])
         most = max(by_value, key=lambda value: len(by_value[value]))
         if wanted is None and 2 * len(by_value[most]) > sum(map(len, by_value.values())):
             wanted = most

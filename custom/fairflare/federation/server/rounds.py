@@ -92,9 +92,9 @@ class Rounds:
         folder, small = place.run_dir / RESULTS_FOLDER, place.apart and run.exchange != ALL
         self.journal = Journal(folder, transport, listeners, task.primary_metric, apart=small)
         self.metrics = task.by_name()  # metrics of classes that the sites name are added by the check
-        higher = bool(self.metrics[task.primary_metric].higher_is_better)
-        learned = TaskRecorder(task, lambda: self.journal.info, folder)
-        self.files = ModelFiles(place.run_dir, type(rule).__name__, BestModel(run, higher), learned)
+        best = BestModel(run, bool(self.metrics[task.primary_metric].higher_is_better))
+        recorder = TaskRecorder(task, lambda: self.journal.info, folder)
+        self.files = ModelFiles(place.run_dir, type(rule).__name__, best, recorder)
         bounds = replace(run, max_weight=Limits().max_weight) if run.secure and run.max_weight is None else run
         self.collector = Collector(rule, folder / "staging", bounds, run.seed, place.models_in_memory, self.metrics)
         self.roster = Roster(transport, run.max_missed, run.min_sites)
@@ -199,8 +199,8 @@ class Rounds:
     def _average_rows(self) -> None:
         """Average output rows over the sites that annotate them, where sites annotate different structures."""
         annotators = self.check.annotators if self.settings.num_rounds else {}
-        found = self.task.output_tensors() if annotators else ()
-        tensors = [name for name in found if name not in self.at_home.tensors]
+        outputs = self.task.output_tensors() if annotators else ()
+        tensors = [name for name in outputs if name not in self.at_home.tensors]
         every = frozenset(self.check.facts)
         self.collector.rows = OutputRows(tensors, tuple(every.difference(sites) for sites in annotators.values()))
         partly = {name: sites for name, sites in annotators.items() if tensors and len(sites) < len(every)}
@@ -267,17 +267,22 @@ class Rounds:
         record = RoundRecord(current_round=current_round, sites=self.roster.live(current_round))
         rule = self.collector.rule = self.retraining.rule_at(current_round)
         trained = self.retraining.trained(state, current_round)
-        shape = LikeReceived(trained, self.at_home.tensors)
         self.collector.num_sites = len({*self.journal.info["sites"], *self.roster.known()})
-        self.collector.begin(current_round, self.settings.num_rounds, shape=shape, received=trained, sites=record.sites)
+        self.collector.begin(
+            current_round, run.num_rounds, shape=LikeReceived(trained, self.at_home.tensors), received=trained,
+            sites=record.sites,
+        )  # fmt: skip
         no_key = {}
         asks_again = isinstance(rule, TwoPhase) and rule.asks_about_anchor(current_round)
         if self.sums is not None:
             no_key = self.sums.agree(current_round, record.sites, two=asks_again)
             record.sites = [site for site in record.sites if site in self.sums.agreed]
             makes, stay = rule.makes if isinstance(rule, MakesTensors) else (), self.at_home.tensors
-            shared = {name: of for name, of in trained.items() if name not in stay and not name.startswith(makes)}
-            self.sums.begin(record, shared, self.collector.parameters or frozenset())
+            self.sums.begin(
+                record,
+                {name: own for name, own in trained.items() if name not in stay and not name.startswith(makes)},
+                self.collector.parameters or frozenset(),
+            )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites) | no_key
         train.good = self.collector.footing.on_one(train.good)
@@ -346,16 +351,18 @@ class Rounds:
         next_state: State = clean_state({**received, **state})  # a round may train only some of the tensors
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
-        last = record.current_round == self.settings.num_rounds - 1 and self.retraining.own.weighs
-        self.journal.weighed(weighing, record, self.collector.warnings, last=last)
+        self.journal.weighed(
+            weighing, record, self.collector.warnings,
+            last=record.current_round == self.settings.num_rounds - 1 and self.retraining.own.weighs,
+        )  # fmt: skip
         if self.collector.rule is self.retraining.own:
             # Only in the method's own rounds: in the classifier retraining after them the encoder is frozen.
             next_state = self.recalibration(next_state, record)
         for listener in self.listeners:
             listener.aggregated(next_state)
         if self.settings.keep_local_models:
-            kept = self.place.run_dir / RESULTS_FOLDER / "local_models" / f"round_{record.current_round:04d}"
-            self.collector.staging.write_all(kept)
+            folder = self.place.run_dir / RESULTS_FOLDER / "local_models"
+            self.collector.staging.write_all(folder / f"round_{record.current_round:04d}")
         self.collector.clear()
         return next_state
 
@@ -391,10 +398,14 @@ class Rounds:
                 self._keep_best(state, last.validation, number - 1, last=True)
         best = self.files.best
         # The sites' own tensors from the best model's round are gone, so no site could test that model with them.
-        untested = best.made in (None, number - 1) or self.journal.info["measured"] == PERSONAL
-        of_best = None if untested else self.test(self.files.load_best(), number)
-        staging = self.collector.staging
-        last.personal = own_models(self.place.site_half, self.asking, self.test, staging, metric, state, last)
+        of_best = (
+            self.test(self.files.load_best(), number)
+            if best.made not in (None, number - 1) and self.journal.info["measured"] != PERSONAL
+            else None
+        )
+        last.personal = own_models(
+            self.place.site_half, self.asking, self.test, self.collector.staging, metric, state, last
+        )
         with writing("the final results", self.place.run_dir):
             self.journal.tested(last, best, of_best)
 
@@ -410,8 +421,10 @@ class Rounds:
         found, measured = self.test.of_all(state, number, lists)
         tested.phases += found.phases
         names = {name for name, metric in self.metrics.items() if metric.mean_of_images or name == LOSS.name}
-        told = found.phase.left_out if len(measured) < len(lists) else {}
-        return global_test(found.test, found.said(SAID), measured, told, self.journal.info, names, self.check.groups)
+        return global_test(
+            found.test, found.said(SAID), measured, found.phase.left_out if len(measured) < len(lists) else {},
+            self.journal.info, names, self.check.groups,
+        )  # fmt: skip
 
     def _keep_best(self, state: State, validation: Any, made: int, *, last: bool = False) -> None:
         if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):

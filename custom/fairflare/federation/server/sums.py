@@ -123,24 +123,24 @@ class SecureSums:
             return out
         hellos: dict[str, dict[str, bytes]] = {}
 
-        def said(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            told = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
-            owner = self._owners.setdefault((hello := told.get("hello", b""))[-SIZE:], site)
+        def take_hello(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            parts = _bytes_of(site, message, current_round, {"hello", "certificate", "signature"}, MOST_OF_HELLO)
+            owner = self._owners.setdefault((hello := parts.get("hello", b""))[-SIZE:], site)
             refuse_if(site, {
                 "its hello is of another run, site or version": hello != hello_of(self.id, site, hello),
                 f"it shows the key of site {owner!r}, which sent it first": owner != site,
             })  # fmt: skip
-            hellos[site] = told
+            hellos[site] = parts
             return {}
 
-        timeout, own, two = self.run.check_timeout, self.run.min_sites, two and not dealt
-        least = max(FEWEST + two, own)
-        first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, said)
+        timeout, fewest, two = self.run.check_timeout, self.run.min_sites, two and not dealt
+        least = max(FEWEST + two, fewest)
+        first = second = self.ask(TASK_KEYS, current_round, {}, live, timeout, take_hello)
         if len(first.good) >= least:
-            told = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
-            second = self.ask(TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only, sums=told)
+            shown = {RUN: self.id, HELLOS: [hellos[site] for site in first.good]}
+            second = self.ask(TASK_KEYS, current_round, {}, sorted(first.good), timeout, _head_only, sums=shown)
         left = {**out, **first.left_out, **second.left_out}
-        about = {why: found[1] for why in second.left_out.values() if (found := REFUSES.search(why))}
+        about = {why: match[1] for why in second.left_out.values() if (match := REFUSES.search(why))}
         (worst, count), *_ = [*Counter(about.values()).most_common(1), ("", 0)]
         if count > 1 and worst in hellos:
             self.renew()  # the others have agreed with it already, and would miss it
@@ -149,13 +149,13 @@ class SecureSums:
         if len(second.good) < least:
             why = (
                 f"{len(second.good)} site(s) {'sent' if second is first else 'agreed on'} keys, secure sums"
-                f"{' of this method' * two} need {least} sites{'; fed_avg needs one less' * (two and least > own)}"
+                f"{' of this method' * two} need {least} sites{'; fed_avg needs one less' * (two and least > fewest)}"
             )
             raise RoundFailed(
                 f"round {current_round}, keys: {why}. Left out: {reasons(left.items()) or 'none'}", second
             )
         self.agreed = sorted(second.good)
-        signed = all(len(of) > 1 for of in hellos.values())
+        signed = all(len(parts) > 1 for parts in hellos.values())
         brief = (
             f"Secure sums of {len(self.agreed)} sites, keys "
             f"{'signed with certificates' if signed else 'unsigned: protects from a curious server only'}"
@@ -192,8 +192,8 @@ class SecureSums:
         Raises:
             SitesLost: a new attempt is needed.
         """
-        even = dict.fromkeys(sites, 1.0 / len(sites))
-        _, state = self._sum(("anchor", "anchor_buffers"), Weighing(sites=even), steps)
+        weighing = Weighing(sites=dict.fromkeys(sites, 1.0 / len(sites)))
+        _, state = self._sum(("anchor", "anchor_buffers"), weighing, steps)
         self._anchor = sorted(sites), state
         return state
 
@@ -283,8 +283,10 @@ class SecureSums:
         for (label, view), n, of in zip(found.items(), owners, told.T, strict=True):
             view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and of.any()) else np.nan
         few = [name for name, n in zip(names, owners[:: len(found) // len(names)], strict=True) if 0 < n < FEWEST]
-        text = f"sums of {listed(few, 5)} are not opened: fewer than {FEWEST} sites have one"
-        self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
+        self.journal.warned([
+            Warned("", "exposure", len(few), 0.0,
+                   f"sums of {listed(few, 5)} are not opened: fewer than {FEWEST} sites have one")
+        ] * bool(few), self.record)  # fmt: skip
         known = {
             key: np.round(of, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # all other sums are counts
             for key, of in sums.items()
@@ -307,14 +309,13 @@ class SecureSums:
             why = f"{listed(sorted({*_sites(before)} - {*members}))} is gone since the lost sum of the same model"
             need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
             weighing = replace(weighing, **before)
-        layers = weighing.layers
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
         asked, even = list[tuple[Question, Layout]](), (set[str](), set[str]())
         parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, even, strict=True)
         for label, names, ring, of_sites, of_part in parts:
             if names:
                 like = {name: self.received[name] for name in names}
-                asked.append(self._question(label, ring, like, layers or {"": of_sites}, members, of_part))
+                asked.append(self._question(label, ring, like, weighing.layers or {"": of_sites}, members, of_part))
         weighing = self._evened(weighing, even, members)
         self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         # In groups, classes that not all sites have would give single sites away beside earlier sums of all.
@@ -322,8 +323,10 @@ class SecureSums:
             few = [label for label, of in by_class.items() if sum(map(bool, of.values())) < FEWEST]
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
             asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
-            why = f"fewer than {FEWEST} sites have one, or the run's bounds forbid equal weights"
-            text = f"gradients of classes {listed(few, 5)} are not summed: {why}"
+            text = (
+                f"gradients of classes {listed(few, 5)} are not summed: fewer than {FEWEST} sites have one, or the "
+                "run's bounds forbid equal weights"
+            )
             self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
         sums = self._opened(asked, members) if asked else []
         weighing.means = sums.pop() if by_class else {}
@@ -361,11 +364,11 @@ class SecureSums:
         if not (layers := sorted(parts[0] | parts[1])):
             return weighing
         even = dict.fromkeys(members, 1 / len(members))
-        of_part = "this round" if all(parts) else f"this round ({'trained tensors' if parts[0] else 'buffers'} alone)"
-        where = f"layers {listed(layers, 3)}" if weighing.layers else of_part
+        alone = " (trained tensors alone)" * (not parts[1]) + " (buffers alone)" * (not parts[0])
+        where = f"layers {listed(layers, 3)}" if weighing.layers else f"this round{alone}"
         text = f"weights of {where} made equal: the method's would show one site's update"
-        count = len(layers) if weighing.layers else None
-        self.journal.warned([Warned("", "exposure", 1.0, Limits().max_exposure, text, count)], self.record)
+        warning = Warned("", "exposure", 1.0, Limits().max_exposure, text, len(layers) if weighing.layers else None)
+        self.journal.warned([warning], self.record)
         if weighing.layers is None:
             buffers = weighing.buffers or weighing.sites
             return replace(weighing, sites=even if parts[0] else weighing.sites, buffers=even if parts[1] else buffers)
@@ -388,13 +391,20 @@ class SecureSums:
         dealt: list[dict[str, float]] = self.kept["parts"] if label != GROUPS else []
         parts = [part for part in dealt if part.keys() <= {*members}] if dealt else [dict.fromkeys(members, 1.0)]
         done = self._done.setdefault((self.model, label), {})
-        totals, plain, own = dict[str, dict[str, Addition]](), list[Any](), dict[str, dict[str, bytes]]()
+        totals, plain, keys = dict[str, dict[str, Addition]](), list[Any](), dict[str, dict[str, bytes]]()
         for part in parts:
             if tuple(part) not in done:
-                of_part = {q.label: Addition(_group_question(q, part) if dealt else q, layout) for q, layout in asked}
-                totals |= dict.fromkeys(part, of_part)
-                plain += [total.question.plain() for total in of_part.values()]
-        told = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
+                tables = [
+                    {site: (weight,) * len(q.table[site]) for site, weight in part.items()} if dealt else q.table
+                    for q, _ in asked
+                ]
+                additions = {
+                    q.label: Addition(replace(q, table=table), layout)
+                    for (q, layout), table in zip(asked, tables, strict=True)
+                }
+                totals |= dict.fromkeys(part, additions)
+                plain += [total.question.plain() for total in additions.values()]
+        asking = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
         def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
             clipped = read_report(read_head(site, message, number).get("report"), MASKED, site)[SATURATED]
@@ -411,25 +421,27 @@ class SecureSums:
             except (TypeError, ValueError) as error:
                 raise ReportError(named(site, printable(str(error)))) from error
             if clipped > 1e-6 * numbers:
-                text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
-                self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
+                self.journal.warned([
+                    Warned(site, "secure", clipped, 0.0,
+                           f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum")
+                ], self.record)  # fmt: skip
             return {}
 
-        def open_own(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            own[site] = _bytes_of(site, message, number, set(totals[site]), SIZE, all_of=True)
+        def take_key(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            keys[site] = _bytes_of(site, message, number, set(totals[site]), SIZE, all_of=True)
             return {}
 
         timeout = self.run.anchor_timeout
-        masked = self.ask(TASK_MASK, number, {}, sorted(totals), timeout, add, sums=told)
+        masked = self.ask(TASK_MASK, number, {}, sorted(totals), timeout, add, sums=asking)
         self.journal.left_out(masked, self.record)
         self.agreed = [site for site in self.agreed if site not in masked.left_out]  # it may have lost its key
         if masked.left_out and not dealt:
             raise SitesLost({site: masked.left_out[site] for site in members if site in masked.left_out})
-        told[PRESENT] = missing = sorted(s for part in parts if masked.good.keys() >= part.keys() for s in part)
+        asking[PRESENT] = missing = sorted(s for part in parts if masked.good.keys() >= part.keys() for s in part)
         released, pause, end, over = masked, PAUSE, time.monotonic() + timeout, False
         while missing and not over:  # a site that released its mask joins no other attempt: exactly these are needed
-            released = self.ask(TASK_RELEASE, number, {}, missing, timeout, open_own, sums=told)
-            missing, over = [site for site in missing if site not in own], time.monotonic() + pause > end
+            released = self.ask(TASK_RELEASE, number, {}, missing, timeout, take_key, sums=asking)
+            missing, over = [site for site in missing if site not in keys], time.monotonic() + pause > end
             if pause == PAUSE or over or not missing:
                 self.journal.left_out(released, self.record)
             if missing and over and not dealt:
@@ -439,14 +451,16 @@ class SecureSums:
             pause *= 2
         for part in parts:
             try:
-                if own.keys() >= part.keys():
-                    sums = totals[min(part)].items()
-                    done[tuple(part)] = {name: of.opened({s: own[s][name] for s in part}) for name, of in sums}
+                if keys.keys() >= part.keys():
+                    done[tuple(part)] = {
+                        label: total.opened({site: keys[site][label] for site in part})
+                        for label, total in totals[min(part)].items()
+                    }
             except SumSpoiled as error:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
         if lost := {site: "" for site in members if not any(site in part for part in done)}:
-            raise SitesLost(self._leave(lost, own.keys(), masked.left_out | released.left_out))
+            raise SitesLost(self._leave(lost, keys.keys(), masked.left_out | released.left_out))
         return [_join_groups(done, *one) for one in asked]
 
     def _leave(self, lost: Mapping[str, str], released: Set[str], gone: Mapping[str, str]) -> dict[str, str]:
@@ -499,19 +513,15 @@ def _sites(weights: Mapping[str, Any]) -> list[str]:
     return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
 
 
-def _group_question(question: Question, part: Mapping[str, float]) -> Question:
-    """Return the question for the sum of one group of sites, whose weights are fixed."""
-    return replace(question, table={site: (weight,) * len(question.table[site]) for site, weight in part.items()})
-
-
 def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
     """Return the mean over all sites from the opened sums of one or several groups of sites."""
     sums = [of[question.label] for of in done.values()]
     shares = [np.array([question.table[site] for site in part]).sum(0) for part in done]  # by group and layer
 
     def make(name: str) -> torch.Tensor:
-        means = zip((share[layout.columns[name]] for share in shares), sums, strict=True)
-        return torch.stack([float(share) * of[name] for share, of in means]).sum(0)
+        return torch.stack([
+            float(share[layout.columns[name]]) * means[name] for share, means in zip(shares, sums, strict=True)
+        ]).sum(0)  # fmt: skip
 
     return sums[0] if len(sums) == 1 else Made(layout.shapes, make)
 
@@ -533,8 +543,10 @@ def _bytes_of(
     report = read_head(site, message, current_round).get("report")
     told = dict(report) if isinstance(report, Mapping) else {}
     if not told or not told.keys() <= known or (all_of and told.keys() != known):
-        had = listed([str(name)[:40] for name in told], 5)
-        raise ReportError(f"site {site!r}: the report must have {listed(known)}, got {had or 'nothing'}")
+        raise ReportError(
+            f"site {site!r}: the report must have {listed(known)}, got "
+            f"{listed([str(name)[:40] for name in told], 5) or 'nothing'}"
+        )
     for name, value in told.items():
         if not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most:
             raise ReportError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fairflare.base.cases.census import Census
+from fairflare.base.cases.census import Census, annotated_by_labels
 from fairflare.base.cases.floor import Floor
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
@@ -74,9 +74,9 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     if None in own or not any(own):  # without any label there is nothing to count
         return facts
     told = Census(mark for of in own for mark in of or ()).told(names, floor.least) if sends_classes else {}
-    silent = {*names}.difference(names[k] for k in data.known or range(len(names)))
-    if silent and sends_classes and {*names} <= {*told, *silent}:  # every name is marked or left open
-        facts.setdefault(ANNOTATED, [name for name in names if name not in silent])
+    shown = annotated_by_labels(data.known, [k for k, name in enumerate(names) if name in told], len(names))
+    if shown is not None:
+        facts.setdefault(ANNOTATED, [names[k] for k in shown])
     return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}
 
 

@@ -102,10 +102,10 @@ def kept_home(
             for label in range(classes)
         }
         reply.report = {name: of for name, of in reply.report.items() if of is not by_class} | {CLASSES: shown}
-    told = json.dumps(clean_meta(vars(reply)))
-    model_of = _digest(request, (*of.params, *of.buffers)).hex()
-    has = [f"{label}.sum" for label in shown]
-    store.save(KEPT, request.current_round, {**parts, "model": model_of, "reply": told, SHOWN: has}, kept=1)
+    store.save(KEPT, request.current_round, {
+        **parts, "model": _digest(request, (*of.params, *of.buffers)).hex(),
+        "reply": json.dumps(clean_meta(vars(reply))), SHOWN: [f"{label}.sum" for label in shown],
+    }, kept=1)  # fmt: skip
     return reply
 
 
@@ -119,8 +119,8 @@ def moments_home(request: SiteTask, store: SiteStore, report: Mapping[str, Any],
         for name, part in zip(report["norms"], values.split(widths), strict=True)
     }
     if floor.holds("training"):
-        of = {NORMS: kept, "model": _digest(request, request.state).hex()}
-        store.save(NORMS, request.current_round, of, kept=1)
+        model = _digest(request, request.state).hex()
+        store.save(NORMS, request.current_round, {NORMS: kept, "model": model}, kept=1)
     return {name: value for name, value in report.items() if name not in MEASURED}
 
 
@@ -182,8 +182,9 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 def release(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``release``: send the keys of the site's own masks, after the vectors of all members have arrived."""
     present = _listed(worker, request, PRESENT, str)
-    asked = _asked(worker, request)
-    return SiteReply(STATUS_OK, report={of.label: log.release(of, pairs, present) for log, of, pairs in asked})
+    return SiteReply(STATUS_OK, report={
+        question.label: log.release(question, pairs, present) for log, question, pairs in _asked(worker, request)
+    })  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ pieces

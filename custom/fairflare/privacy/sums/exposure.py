@@ -56,9 +56,8 @@ def exposure(tables: Sequence[Table]) -> Floats:
     stacked[:, 1:] -= stacked[:, :1].copy()
     largest = np.abs(stacked).max(2, keepdims=True)
     _, sizes, directions = np.linalg.svd(stacked / np.where(largest > 0, largest, 1), full_matrices=False)
-    counted = sizes > SAME * sizes[:, :1]
-    found: Floats = np.sqrt(((directions * counted[..., None]) ** 2).sum(1))
-    return found
+    shown: Floats = np.sqrt(((directions * (sizes > SAME * sizes[:, :1])[..., None]) ** 2).sum(1))
+    return shown
 
 
 def softened(table: Table, opened: Sequence[Table], most: float) -> tuple[dict[str, tuple[float, ...]], list[int]]:
@@ -92,8 +91,10 @@ def draw_groups(experiment: str, weights: Mapping[str, float]) -> list[dict[str,
         At least two groups, or none if no turn gives such groups.
     """
     for count, turn in itertools.product(range(len(weights) // FEWEST, 1, -1), range(TURNS)):
-        texts = {s: fields(MAGIC, b"group", experiment.encode(), b"%d" % turn, s.encode()) for s in weights}
-        order = sorted((hashlib.sha256(text).digest(), site) for site, text in texts.items())
+        order = sorted(
+            (hashlib.sha256(fields(MAGIC, b"group", experiment.encode(), b"%d" % turn, site.encode())).digest(), site)
+            for site in weights
+        )
         dealt = sorted(sorted(site for _, site in order[first::count]) for first in range(count))
         parts = [{s: weights[s] / (sum(weights[one] for one in part) or 1.0) for s in part} for part in dealt]
         shown = [exposure([{site: (weight,) for site, weight in part.items()}]).max() for part in parts]

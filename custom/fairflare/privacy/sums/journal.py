@@ -74,15 +74,18 @@ class SumLog:
             self._need(had == shape, question, f"tensor {name!r} is {had}, not {shape}; use one model everywhere")
             for part in layout.parts(name):
                 values = tensor.reshape(-1)[part].cpu().double().numpy()
-                finite = bool(np.isfinite(values).all())
-                self._need(finite, question, f"tensor {name!r} is not finite; lower the learning rate")
+                self._need(
+                    np.isfinite(values).all(), question, f"tensor {name!r} is not finite; lower the learning rate"
+                )
                 saturated += int(np.count_nonzero(np.abs(values) > ring.bound))
                 block = sent[start : (start := start + len(values))]
                 block[:] = ring.quantised(values, row[layout.columns[name]])
                 content.update(block.data)
                 masks.put_on(block)
-        same = all(line["vector"] == content.hexdigest() for line in before)
-        self._need(same, question, "its numbers are others than before; bring its kept update back, or leave it out")
+        self._need(
+            {line["vector"] for line in before} <= {content.hexdigest()}, question,
+            "its numbers are others than before; bring its kept update back, or leave it out",
+        )  # fmt: skip
         if not any(self._asked(line, question, pairs) for line in before):
             told = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
             self._append({
@@ -105,8 +108,8 @@ class SumLog:
             SumRefused: a member is missing, another attempt is open, or another rule forbids it.
             OSError: the disk is full or cannot be written.
         """
-        before = self._check(question, pairs)  # again: another sum of the same numbers may be open by now
-        sent = [line for line in before if self._asked(line, question, pairs)]
+        # Checked again, as another sum of the same numbers may be open by now.
+        sent = [line for line in self._check(question, pairs) if self._asked(line, question, pairs)]
         self._need(sent, question, "it has sent no numbers for this question; ask for them first")
         there, members = sorted(one for one in present if not self.parts or one in question.table), question.members
         self._need(there == members, question, f"present are {there}, not all of {members}; ask again without others")
@@ -138,9 +141,9 @@ class SumLog:
                 self._need(not same or line["attempt"] < question.attempt, question, why.format("was asked for"))
             same, of = line["model"] == asked["model"].hex(), (self.experiment, question.vectors)
             # A group has the same number of images for every model, so a sum of other members would reveal a site's.
-            other = (line["experiment"], line["vectors"]) != of or not (same or question.label == GROUPS)
+            alike = (line["experiment"], line["vectors"]) == of and (same or question.label == GROUPS)
             # What a group's sum shows beside that of all sites is the matter of :meth:`_check_parts`.
-            if this or not line["opened"] or other or bool(line.get("parts")) != bool(self.parts):
+            if this or not line["opened"] or not alike or bool(line.get("parts")) != bool(self.parts):
                 continue
             gone = sorted({*line["members"]} - {*question.members})
             if line["label"] != question.label:
@@ -221,8 +224,9 @@ class SumLog:
             need(_hash(content[: int(size)]) == told, ValueError(f"it is not the log that {HEAD} tells of"))
             lines = list(map(json.loads, whole))
             opened = {(line["run"], line["context"]) for line in lines if line["what"] == "released"}
-            sent = [line for line in lines if line["what"] == "sent"]
-            return [{**line, "opened": (line["run"], line["context"]) in opened} for line in sent]
+            return [
+                {**line, "opened": (line["run"], line["context"]) in opened} for line in lines if line["what"] == "sent"
+            ]
         except (KeyError, TypeError, ValueError) as error:
             why = f"its log of sums ({LOG}) is damaged, cut, older than {HEAD} or gone, so what was opened is not known"
             raise SumRefused(self.site, f"{why}; bring back both as they were, or begin another experiment") from error

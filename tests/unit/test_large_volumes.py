@@ -27,14 +27,14 @@ from fairflare.checking.images import check_sites
 from fairflare.checking.volumes import CHECKED, look_at_masked
 from fairflare.core.statistics.site_figures import AXES
 from fairflare.data import intensity
-from fairflare.data.image_file import Volume, reading_takes
+from fairflare.data.image_file import Volume
 from fairflare.data.intensity import counts_of, labels_of, slabs
 from fairflare.data.kinds import drawn_of
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.looking import MADE, Look, look_at_volume, looks_of
 from fairflare.data.preparers.own import suited_patches
-from fairflare.data.reading import Reading
+from fairflare.data.reading import Reading, reading_takes
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.tasks.scores.site_statistics import measure

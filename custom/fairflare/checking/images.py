@@ -32,11 +32,11 @@ from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_mask
 from fairflare.core.statistics.label_maps import exchanged, features_of, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
-from fairflare.data.image_file import image_file, reading_takes
+from fairflare.data.image_file import image_file
 from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown, two_names
 from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
-from fairflare.data.reading import PLAIN, ValueNotes, notes_on
+from fairflare.data.reading import PLAIN, ValueNotes, notes_on, reading_takes
 from fairflare.methods.base.site_run import SiteError
 from fairflare.privacy.policy import Private, budget_notes
 from fairflare.tasks.images import ImageTask

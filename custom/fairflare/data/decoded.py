@@ -25,8 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
-from fairflare.data.image_file import ImageFile, npy_header
+from fairflare.data.image_file import ImageFile
 from fairflare.data.intensity import Bounds
+from fairflare.data.picture_values import npy_header
 
 log = logging.getLogger(__name__)
 

@@ -10,18 +10,16 @@ import gzip
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import nlargest
 from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base.checks import first_of
-from fairflare.base.own_errors import may_be_of_file, reading_as
-from fairflare.base.stopping import TaskStopped
+from fairflare.base.own_errors import reading_as
 from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark
 from fairflare.data.picture_values import (
     check_end,
@@ -32,6 +30,7 @@ from fairflare.data.picture_values import (
     is_misread,
     is_reduced,
     min_is_white,
+    npy_header,
     pictures_in,
     plain_mode,
     white_high,
@@ -60,7 +59,6 @@ PLAIN_GAMMA = 1 / 2.2  # gamma of a PNG in sRGB
 # TIFF tags of orientation (also in EXIF), height, width, and GDAL's value of no data.
 ORIENTATION, IMAGE_LENGTH, IMAGE_WIDTH, NO_DATA = 0x0112, 257, 256, 42113
 IMPORTING = threading.RLock()  # held while the packages of readers are imported
-PICTURES_OPENED = 16  # number of pictures whose headers say what reading a picture takes
 SCALED = 8  # bytes per value if a NIfTI header scales the values: nibabel then returns float64
 
 
@@ -407,37 +405,6 @@ class Dicom(ImageFile):
         return {} if file is None else dicom_seg.names_of(file)
 
 
-def reading_takes(pairs: Iterable[tuple[Path, Path | None]], voxel: int) -> int:
-    """Return the memory that reading one image with its mask takes, at most, by the headers of all given files.
-
-    Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
-    whoever reads it reports it.
-
-    Args:
-        pairs: image and mask; ``None`` for an image without a mask.
-        voxel: bytes that the caller makes of each voxel, beside what the files hold.
-
-    Returns:
-        Bytes for what the files hold and for ``voxel``, and 32 a voxel of what is converted at a time.
-    """
-    from fairflare.data.intensity import SLAB
-
-    masks = dict(pairs)
-    pictures = [path for path in masks if path.is_file() and not kind_of(path, False).may_be_volume]
-    largest = nlargest(PICTURES_OPENED, pictures, key=lambda path: path.stat().st_size)
-    most = 0
-    for path in (*masks.keys() - pictures, *largest):
-        try:
-            image, mask = image_file(path), masks[path]
-            size = image.decoded(False) + (image_file(mask).decoded(True) if mask is not None else 0)
-            voxels = math.prod(image.facts().grid.shape)
-            most = max(most, size + voxel * voxels + 32 * min(voxels, SLAB))
-        except Exception as error:  # libraries raise errors of any type for a damaged file
-            if isinstance(error, TaskStopped) or not may_be_of_file(error):
-                raise
-    return most
-
-
 KINDS: dict[str, type[ImageFile]] = {
     suffix: kind
     for suffixes, kind in ((PICTURES, Picture), (ARRAYS, Array), (VOLUMES, Volume), (DICOM, Dicom))
@@ -517,25 +484,6 @@ def suffix_of(path: Path) -> str:
     """Return the ending of a file's name in small letters; for ``.nii.gz`` both parts."""
     name = path.name.lower()
     return ".nii.gz" if name.endswith(".nii.gz") else Path(name).suffix
-
-
-def npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
-    """Return the shape and type of the array in a ``.npy`` file, read from the beginning of the file."""
-    import numpy as np
-
-    with reading_as(".npy file"):
-        version = np.lib.format.read_magic(file)
-    readers: dict[Any, Callable[[Any], Any]] = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    if version not in readers:
-        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
-    with reading_as(".npy file"):
-        shape, _, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("it holds Python objects, not numbers")
-    return tuple(shape), dtype
 
 
 def _nifti_header(stream: Any) -> tuple[Any, Any]:

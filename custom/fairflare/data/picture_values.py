@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,3 +137,22 @@ def plain_mode(mode: str, is_mask: bool) -> str:
     """
     in_colours = ("P", "PA", "RGBA", "CMYK", "YCbCr")
     return "RGB" if mode in in_colours and not is_mask else {"LA": "L", "RGBA": "RGB", "PA": "P"}.get(mode, mode)
+
+
+def npy_header(file: Any) -> tuple[tuple[int, ...], Any]:
+    """Return the shape and type of the array in a ``.npy`` file, read from the beginning of the file."""
+    import numpy as np
+
+    with reading_as(".npy file"):
+        version = np.lib.format.read_magic(file)
+    readers: dict[Any, Callable[[Any], Any]] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    if version not in readers:
+        raise ValueError(f"it is a .npy file of version {version}, which holds records, not numbers")
+    with reading_as(".npy file"):
+        shape, _, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects, not numbers")
+    return tuple(shape), dtype

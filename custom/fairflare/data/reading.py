@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from fairflare.data.orientation import Orientation, Turn, turn_of, turned
 Labels = npt.NDArray[np.unsignedinteger[Any]]
 NAMES_SHOWN = 3
 ARTICLES = {"image": "an image", "mask": "a mask"}
+PICTURES_OPENED = 16  # number of pictures whose headers say what reading a picture takes
 COLOURS_SHOWN = 5  # number of colours that the message about a coloured mask names
 
 
@@ -503,3 +506,34 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
         f"site '{site}': {ARTICLES[what]} of split '{split}' cannot be read",
         reason,
     )
+
+
+def reading_takes(pairs: Iterable[tuple[Path, Path | None]], voxel: int) -> int:
+    """Return the memory that reading one image with its mask takes, at most, by the headers of all given files.
+
+    Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
+    whoever reads it reports it.
+
+    Args:
+        pairs: image and mask; ``None`` for an image without a mask.
+        voxel: bytes that the caller makes of each voxel, beside what the files hold.
+
+    Returns:
+        Bytes for what the files hold and for ``voxel``, and 32 a voxel of what is converted at a time.
+    """
+    from fairflare.data.intensity import SLAB
+
+    masks = dict(pairs)
+    pictures = [path for path in masks if path.is_file() and not kind_of(path, False).may_be_volume]
+    largest = nlargest(PICTURES_OPENED, pictures, key=lambda path: path.stat().st_size)
+    most = 0
+    for path in (*masks.keys() - pictures, *largest):
+        try:
+            image, mask = image_file(path), masks[path]
+            size = image.decoded(False) + (image_file(mask).decoded(True) if mask is not None else 0)
+            voxels = math.prod(image.facts().grid.shape)
+            most = max(most, size + voxel * voxels + 32 * min(voxels, SLAB))
+        except Exception as error:  # libraries raise errors of any type for a damaged file
+            if isinstance(error, TaskStopped) or not may_be_of_file(error):
+                raise
+    return most

@@ -129,7 +129,7 @@ def contradictions(told: Mapping[str, Iterable[str]]) -> dict[str, dict[str, lis
     Args:
         told: what the labels are at each site, see :attr:`SiteData.mask_labels`.
     """
-    parts = [(site, (*text.split("=", 2), "", "")[:3]) for site, own in sorted(told.items()) for text in own]
+    parts = [(site, (*text.split("=", 2), "", "")[:3]) for site, own in sorted(told.items()) for text in sorted(own)]
     found = {}
     for label, own in gathered((label, (site, value, name)) for site, (label, value, name) in parts).items():
         words, colours = (

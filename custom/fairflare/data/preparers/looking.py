@@ -17,14 +17,14 @@ from fairflare.base.machine.memory import counted, workers
 from fairflare.base.own_errors import may_be_of_file
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
-from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file, reading_takes
+from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of, counts_of
 from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
 from fairflare.data.orientation import PLAIN, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
-from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, whole_numbers
+from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, reading_takes, whole_numbers
 
 MADE = 5  # bytes a voxel for a check: what a mask marks, and numbers of its connected parts
 AIR = -500  # values below it are those of CT: MR and PET have none

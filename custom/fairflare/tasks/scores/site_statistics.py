@@ -20,9 +20,9 @@ from fairflare.base.machine.memory import workers
 from fairflare.base.stopping import check_stop
 from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY, PARTLY, SPLITS, told
 from fairflare.data.datalist import DataError, Sample, load_datalist
-from fairflare.data.image_file import image_file, reading_takes
+from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
-from fairflare.data.reading import Reading, ValueNotes, read_planes
+from fairflare.data.reading import Reading, ValueNotes, read_planes, reading_takes
 from fairflare.tasks.classification import ClassificationSite
 from fairflare.tasks.segmentation import SegmentationSite
 from fairflare.tasks.shared.site_settings import SiteSettings, read_settings

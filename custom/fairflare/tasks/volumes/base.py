@@ -17,7 +17,8 @@ from fairflare.base.machine.memory import workers
 from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
-from fairflare.data.image_file import image_file, reading_takes
+from fairflare.data.image_file import image_file
+from fairflare.data.reading import reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
 from fairflare.tasks.images import FolderImages, ImageData, ImageTask

@@ -206,7 +206,7 @@ def run(
         }  # fmt: skip
         given, made = fitted(given, PlanHere, local, None if data is None else Path(data), trial=True)
         if not overwrite:
-            refuse_to_replace_run(place, experiment, other="workspace, label or seed")
+            refuse_to_replace_run(place, experiment, other="workspace, label or seed", overwrite="overwrite=True")
         with earlier_results(place, folder, experiment):
             if simulator:
                 from fairflare.flare.export.recipes import FairRecipe

@@ -146,7 +146,10 @@ def test_a_run_gives_the_results_of_the_command_line(
     assert all(torch.equal(state[name], one[name]) for name in one)
     assert "round 1 done" not in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()
     assert "weights: site-1" in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()
-    with pytest.raises(ValueError, match=r"holds a run already .* or another workspace, label or seed"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds a run already .*; give overwrite=True to replace it, or another workspace, label or seed",
+    ):
         small()
     small(overwrite=True, rounds=1)
 

@@ -383,7 +383,12 @@ def test_other_mistakes_are_one_line(
         (["compare", "fed_avg", "--seed", "3"], "probably: fairflare compare fed_avg --seeds 3"),
         (["show", "--epochs", "3"], "No such option: --epochs"),
         (["version"], "probably: fairflare --version"),
-        (["train", "fed_avg"], "probably: fairflare run METHOD"),
+        (["train", "fed_avg", "--rounds", "1"], "probably: fairflare run fed_avg --rounds 1"),
+        (
+            ["run", "fed_avg", "--epochs", "1", "--lr", "0.01", "--clients=2", "--in-process"],
+            "fairflare run fed_avg --set local_epochs=1 --set learning_rate=0.01 --sites 2 --in-process",
+        ),
+        (["run", "fed_avg", "--dry-run", "--lr", "1"], "fairflare export fed_avg --out jobs --set learning_rate=1"),
         (["export", "fed_avg", "--data", "x", "--out", "y"], "--data x does not exist"),
         (["run", "fed_avg", "--set", "local_epochs", "2"], "--set wants KEY=VALUE: --set local_epochs=2"),
         (["run", "fed_avg", "--paper", "fed_prox"], "Papers that --paper knows by name: fed_lwr, fed_lwr_rif,"),

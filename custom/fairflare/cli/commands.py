@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated, Any
 
 import typer
@@ -25,7 +26,7 @@ from fairflare.cli.screen import console, say
 from fairflare.cli.show import show
 
 #: How commands that users of other tools type are spelled here.
-SPELLED = {"version": "--version", "-v": "--version", "train": "run METHOD", "methods": "list", "test": "evaluate RUN"}
+SPELLED = {"version": "--version", "-v": "--version", "train": "run", "methods": "list", "test": "evaluate"}
 
 
 class Commands(TyperGroup):
@@ -33,7 +34,7 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and (meant := SPELLED.get(args[0])):
-            ctx.fail(f"No such command: {args[0]}. Meant is probably: fairflare {meant}")
+            ctx.fail(f"No such command: {args[0]}. Meant is probably: fairflare {shlex.join([meant, *args[1:]])}")
         return super().parse_args(ctx, args)
 
 

@@ -202,23 +202,24 @@ def _spelled(command: str, words: Sequence[str], wrong: str, options: Collection
     from fairflare.federation.plan.describe import sections
     from fairflare.methods.base.catalog import all_methods
 
-    name = wrong.lstrip("-").replace("-", "_").lower()
     method = next((method for word in words if (method := word.partition(":")[0]) in all_methods()), None)
-    known = (setting.name for group in sections(method).values() for setting in group) if method else ()
-    as_setting = (f"--set {name}={{}}",) if name in known else ()
-    spellings = next((spellings for names, spellings in SPELLED.items() if name in names), as_setting)
-    place = next((place for place, word in enumerate(words) if word.partition("=")[0] == wrong), None)
-    if place is None:  # a letter within several, such as -xyz
-        return ""
-    value, rest = words[place].partition("=")[2], [*words[place + 1 :]]
-    if not value and rest and not rest[0].startswith("-"):
-        value = rest.pop(0)
-    for other, _, form in (spelling.rpartition(": ") for spelling in spellings):
-        if other or not form.startswith("--") or form.partition(" ")[0] in options:
-            shown = form.replace("{}", shlex.quote(value) if value else "VALUE")
-            line = ["fairflare", other or command, shlex.join(words[:place]), shown, shlex.join(rest)]
-            return f". Meant is probably: {' '.join(filter(None, line))}"
-    return ""
+    known = [setting.name for group in sections(method).values() for setting in group] if method else []
+    line, rest, answered = list[str](), [*words], False
+    while rest:
+        option, _, value = (word := rest.pop(0)).partition("=")
+        name = option.lstrip("-").replace("-", "_").lower() if option.startswith("--") and option not in options else ""
+        as_setting = (f"--set {name}={{}}",) if name in known else ()
+        for spelling in next((spellings for names, spellings in SPELLED.items() if name in names), as_setting):
+            other, _, form = spelling.rpartition(": ")
+            if other or not form.startswith("--") or form.partition(" ")[0] in options:
+                if not value and rest and not rest[0].startswith("-"):
+                    value = rest.pop(0)
+                line.append(form.replace("{}", shlex.quote(value) if value else "VALUE"))
+                command, answered = other or command, answered or option == wrong
+                break
+        else:
+            line.append(shlex.quote(word))
+    return f". Meant is probably: fairflare {command} {' '.join(line)}" if answered else ""
 
 
 def _meant(words: Sequence[str]) -> str:

@@ -39,19 +39,21 @@ def site_settings(site_file: Path | None, experiment: str, workspace: Path) -> d
     return local
 
 
-def refuse_to_replace_run(workspace: Path, experiment: str, other: str = "--label, --seed or --workspace") -> None:
+def refuse_to_replace_run(
+    workspace: Path, experiment: str, other: str = "--label, --seed or --workspace", overwrite: str = "--overwrite"
+) -> None:
     """Raise ValueError when the folder holds a run with rounds that is not the experiment to be resumed.
 
     Args:
         workspace: the folder.
         experiment: id of the experiment that is resumed.
-        other: options of the command that lead to another folder.
+        other, overwrite: options of the command that lead to another folder, and the one that replaces a run.
     """
     found = _there(workspace)
     if found is None or refused(workspace) or (experiment and found.info.experiment == experiment):
         return
     raise ValueError(
-        f"{workspace} holds a run already ({found.status}, of {found.started}); give --overwrite to replace "
+        f"{workspace} holds a run already ({found.status}, of {found.started}); give {overwrite} to replace "
         f"it, or another {other}"
     )
 

@@ -76,7 +76,10 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **({"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}),
         **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
-    facts |= worker.task.costs(model, run.data, worker.device, worker.training.samples_of(run.data))
+    half = worker.training
+    epochs = half.local_epochs * run.data.num_samples("training")
+    samples = epochs if half.local_steps is None else half.local_steps * half.batch_size  # of training in a round
+    facts |= worker.task.costs(model, run.data, worker.device, samples)
     return SiteReply(STATUS_OK, report={**facts, **answers})
 
 

@@ -150,11 +150,6 @@ class LocalTraining:
         if self.optimizer == "task" and not task.has_optimizer:
             raise ValueError("optimizer='task' needs a MONAI bundle's; set optimizer to 'adam', 'adamw' or 'sgd'")
 
-    def samples_of(self, data: Any) -> int:
-        """Return how many training samples a round has at a site."""
-        steps = self.local_steps
-        return self.local_epochs * data.num_samples("training") if steps is None else steps * self.batch_size
-
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Check, without training, that the site's data and the network have what :meth:`train` needs.
 

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 KEYS = {True: "classes", False: "structures"}
 WORDS = {
     True: ("label", "is", KEYS[True], '"class_numbers" (of findings "class_names" of its datalist)'),
-    False: ("mask", "marks", KEYS[False], '"mask_values"'),
+    False: (
+        "mask",
+        "marks",
+        KEYS[False],
+        '"mask_values", and num_classes (--set) to the number of structures that are left',
+    ),
 }
 
 

@@ -422,7 +422,7 @@ def test_a_checkpoint_of_the_job_is_one_that_it_carries(tmp_path: Path, trap: Tr
 PLACES = {
     "fairflare/base/machine/one_run.py REFUSAL.format": "a text of the module",
     "fairflare/methods/base/home.py re.search": "personalise of the job, on names of the network's tensors",
-    "fairflare/reporting/sites/own_models.py WORDS[advice].format": "texts of the module",
+    "fairflare/reporting/sites/own_models.py words.format": "texts of the module",
     "fairflare/tasks/bundles/bundle_config.py re.compile": "names of the bundle's own modules, escaped",
     "fairflare_lab/cli/compare/provenance.py subprocess.run": "git, with arguments of the module",
     "fairflare_lab/page/style.py re.sub": "colours of the module",

@@ -88,7 +88,5 @@ METHODS = [
         rule=FedLF,
         training=LossProbe,
         source="Pan et al., AAAI 2024",
-        keeps=("norm_statistics",),
-        small={"norm_statistics": "recalibrated"},  # averaged statistics do not fit its direction
     )
 ]

@@ -177,7 +177,7 @@ def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
     assert run.results["test"] == document["test"]
     checksums = [found["info"]["task_file"]["monai_bundle_sha256"] for found in (run.results, document)]
     assert checksums[0] == checksums[1]
-    carried = run.workspace / "server" / "simulate_job" / "app_server" / "custom"
+    carried = run.workspace / "server" / "simulate_job" / "app_server"
     assert (carried / "monai_bundle" / "configs" / "train.json").is_file()
 
 

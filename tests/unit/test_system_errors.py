@@ -27,7 +27,7 @@ from .report_runs import document
 #: What each command needs besides, so that it gets to the path; ``{}`` is the folder of the test.
 OTHERWISE = {
     "adapt": "{}/run --data {}/images --out {}/out.pt", "check-data": "{}/sites.json", "compare": "fed_avg fed_prox",
-    "doctor": "", "evaluate": "{}/run --data {}/sites.json --out {}/new", "examples": "method",
+    "describe": "fed_avg", "doctor": "", "evaluate": "{}/run --data {}/sites.json --out {}/new", "examples": "method",
     "export": "fed_avg --out {}/jobs",
     "policies": "", "predict": "{}/run --images {}/images --out {}/new",
     "report": "{}/run", "run": "fed_avg --in-process",

@@ -93,7 +93,7 @@ class VolumeSettings(ImageTask):
             )
         turned, lies = oriented(np.moveaxis(array, 0, -1), affine, self.orientation)
         turned = np.moveaxis(turned, -1, 0)
-        turned = turned if min(turned.strides) >= 0 else np.ascontiguousarray(turned)  # torch knows no mirrored views
+        turned = turned if min(turned.strides) >= 0 else turned.copy()  # torch knows no mirrored views, even of a voxel
         found = MetaTensor(torch.from_numpy(turned), affine=torch.from_numpy(lies))
         return found if self.spacing is None else zoomed(found, self.spacing, nearest)
 

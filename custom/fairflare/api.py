@@ -194,6 +194,8 @@ def run(
     label, experiment = str(options.get("label") or chosen.name), options.get("experiment", "")
     place = Path(workspace or Path("runs") / safe_name(f"{label}-seed{seed}")).absolute()
     log, folder = place.with_name(place.name + ".log"), place / RUN_FOLDER
+    if not overwrite:  # before the log of the run that is there is replaced
+        refuse_to_replace_run(place, experiment, other="workspace, label or seed", overwrite="overwrite=True")
     place.parent.mkdir(parents=True, exist_ok=True)
     paper = {"small": False} if options.get("paper") else {}
     screen = sys.stderr
@@ -205,8 +207,6 @@ def run(
             "task": task, "sites": names, "num_rounds": rounds, "seed": seed, "settings": dict(settings or {}),
         }  # fmt: skip
         given, made = fitted(given, PlanHere, local, None if data is None else Path(data), trial=True)
-        if not overwrite:
-            refuse_to_replace_run(place, experiment, other="workspace, label or seed", overwrite="overwrite=True")
         with earlier_results(place, folder, experiment):
             if simulator:
                 from fairflare.flare.export.recipes import FairRecipe

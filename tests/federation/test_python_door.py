@@ -151,6 +151,7 @@ def test_a_run_gives_the_results_of_the_command_line(
         match=r"holds a run already .*; give overwrite=True to replace it, or another workspace, label or seed",
     ):
         small()
+    assert "weights: site-1" in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()  # the refusal replaced nothing
     small(overwrite=True, rounds=1)
 
 

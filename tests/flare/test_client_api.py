@@ -133,7 +133,7 @@ def test_every_task_of_two_rounds_is_answered(federation: Any) -> None:
 def test_the_server_learns_why_a_script_could_not_begin(
     wrong: dict[str, Any], told: str, federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error ends the script, in whose log nobody looks first; until the job ends the answers have its sentence."""
+    """Check that the error ends the script, and that until the job ends the answers have its sentence."""
     tasks = [asked(name, LocalTraining()) for name in ("check", "train")]
     seen: list[Any] = []
     send = Flare.send

@@ -1,4 +1,4 @@
-"""What a label of masks means: handed on by prepare, compared between sites, and told from edges and from objects."""
+"""Test what a label of masks means: handed on by prepare, compared between sites, no edge and no object."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_a_new_process_does_not_execute_the_main_script(work: str, form: str, tm
 
 
 def test_a_process_of_flare_has_processes_of_its_own_but_no_chain_of_them(tmp_path: Path) -> None:
-    """A site with ``isolate`` and the server start one; a module that such a process imports cannot start the next."""
+    """Check that a site with ``isolate`` starts one, and that a module which it imports cannot start the next."""
     program = (
         "import os\nfrom fairflare.base.machine.child import in_child\nprint(in_child(os.getpid) != os.getpid())\n"
     )

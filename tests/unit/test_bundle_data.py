@@ -262,7 +262,7 @@ def test_an_image_may_be_a_list_of_files_a_channel_each(tmp_path: Path) -> None:
     for odd, message in (
         ([content["test"][0]["image"][0], "images/nowhere.nii"], "nowhere.nii', does not exist"),
         ([content["test"][0]["image"][0], content["training"][0]["image"][1]], "is in both 'training' and 'test'"),
-        ([], "is an empty list"),
+        ([], r"a list of 1 different files, got \[\]"),
     ):
         changed = json.loads(json.dumps(content))
         changed["test"][0]["image"] = odd

@@ -321,8 +321,9 @@ def test_22_axes_of_one_behind_the_third() -> None:
     assert nifti_grid(header((3, 4, 5, 1), affine)).shape == (4, 3, 5)
     assert nifti_grid(header((3, 4, 5, 1, 1), affine)).shape == (4, 3, 5)
     assert nifti_grid(header((3, 4), affine)).shape == (4, 3, 1)
-    with pytest.raises(Misfit, match=r"it holds 6 volumes \(its shape is \(3, 4, 5, 6\)\). `nibabel.four_to_three`"):
-        nifti_grid(header((3, 4, 5, 6), affine))
+    assert nifti_grid(header((3, 4, 5, 6), affine)).shape == (4, 3, 5)  # who opens the file asks how many volumes
+    with pytest.raises(Misfit, match=r"it holds 6 volumes \(its shape is \(3, 4, 5, 3, 2\)\). `nibabel.four_to_three`"):
+        nifti_grid(header((3, 4, 5, 3, 2), affine))
 
 
 def test_23_units() -> None:

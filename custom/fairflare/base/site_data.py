@@ -63,6 +63,7 @@ class SiteData(ABC):
         annotated: numbers of the structures or classes that the site's file says are annotated; ``None`` if it says
             nothing.
         mask_labels: what each label of the masks is in the site's files, as ``LABEL=VALUE=NAME``; empty if not known.
+        channels: numbers of the run's channels that the site's cases have; ``None`` if the run names none.
         lists: all lists (splits) that the data have.
         known: numbers of the findings that at least one label marks as present or absent; ``None`` if the data are
             not labelled with findings.
@@ -78,6 +79,7 @@ class SiteData(ABC):
     annotated: tuple[int, ...] | None = None
     known: tuple[int, ...] | None = None
     mask_labels: tuple[str, ...] = ()
+    channels: tuple[int, ...] | None = None
 
     @property
     def lists(self) -> tuple[str, ...]:

@@ -40,15 +40,18 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     Raises:
         DataError: the task cannot use the volume or its mask.
     """
-    opened, mask, affine = open_volume(sample, data.site, split, data.max_image_bytes, data.reading)
-    assert mask is not None
-    check_scale(opened, data.reading)
+    case = open_volume(sample, data.site, split, data.max_image_bytes, data.reading)
+    assert case.mask is not None
+    mask, affine = case.mask, case.affine
+    for one, channel in zip(case.images, data.reading.channels, strict=True):
+        check_scale(one, data.reading.of_channel(max(0, channel)))
+    volumes = [case.brought(number, one.array) for number, one in enumerate(case.images)]
     structured = data.task.structured(data.coding, data.site, split)
     counts = counts_of(mask)
     meaning = structured.meaning(counts, str(sample.label))
     # One voxel, to refuse a file whose header lacks what the task needs.
     data.task.regrid(mask[None, :1, :1, :1], affine, sample.image.name, data.site, nearest=True)
-    image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (opened.array, mask))
+    image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (volumes[0], mask))
     inside = {value: meant for value, meant in meaning.items() if any(meant in own for own in structured.labels)}
     marks: npt.NDArray[np.uint8] = np.zeros(codes.shape, np.uint8)  # 1, 2, ... for the values that mark structures
     for number, value in enumerate(inside, 1):
@@ -61,7 +64,8 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
         _has_inner(codes, [value for value, meant in inside.items() if meant in own]) for own in structured.labels
     )
     return {
-        "size": opened.array.shape, "content": _content(opened.array), "labelled": labelled,
+        "size": mask.shape, "labelled": labelled,
+        "content": "".join(map(str, contents)) if any(contents := [*map(_content, volumes)]) else None,
         "target": hashlib.sha256(seen.tobytes()).hexdigest(),
         "odd": [FULL] * (not background) + [LINES] * lines if labelled else [EMPTY],
         "features": [(features, number) for number, features in regions_of(seen, True).items()],

@@ -20,9 +20,10 @@ Paths are relative to the folder, and links may not leave it unless the site all
 or TIFF file, a ``.npy`` array, a NIfTI or DICOM file, or a folder with the DICOM files of one series; one slice of a
 volume is picked with a third key, ``"slice": 12``. More keys are optional: ``"patient"`` (the site's own key of a
 person, who may then be in one split only; it never leaves the site), ``"volume"`` (identifier of a volume whose slices
-are separate files), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices if it is
-known), ``"attributes"`` of the person (:mod:`fairflare.data.listing.attributes`). ``"synthetic": true`` beside the
-splits marks the images as synthetic; the results then state this, too.
+are separate files), ``"spacing"`` (size of a pixel in mm: rows, columns, and slices if it is known), ``"attributes"``
+of the person (:mod:`fairflare.data.listing.attributes`). ``"channels": ["T2w", "ADC"]`` beside the splits: each
+``image`` is then a list of as many files, or one file whose fourth axis they are. ``"synthetic": true`` marks the
+images as synthetic; the results then state this, too.
 
 Every problem is a :class:`DataError` that names the site, the file and the key and tells how to correct it. The error's
 ``public`` text has no file name in it: only this text may leave the site.
@@ -68,7 +69,7 @@ def load_datalist(
         datalist: name of the datalist inside ``data_root``, or an absolute path.
         site: name of the site for the messages.
         class_labels: whether ``label`` is the number of a class; otherwise it is the path of a mask.
-        several: whether ``image`` may be a list of files, one for each channel.
+        several: whether ``image`` may be a list of files although the list has no ``channels``.
         linked_roots: further folders that links in ``data_root`` may lead to.
         problems: list to which all errors within the datalist are added, instead of the first one being raised;
             entries with an error are left out of the result.
@@ -107,7 +108,10 @@ def load_datalist(
             groups = checked.class_groups(content, names)
     told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
     doubts += checked.unread_of(content)
-    return Datalist(site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts), labels)
+    return Datalist(
+        site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts), labels,
+        tuple(checked.channels),
+    )  # fmt: skip
 
 
 def write_datalist(

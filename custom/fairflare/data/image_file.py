@@ -85,6 +85,7 @@ class Facts:
         windows: first display window in the header, for each slice or one for all slices.
         padded: whether NaN in the array marks pixels that are no part of the picture.
         eight_bits: whether values are 0 to 255, whatever the type of the array.
+        volumes: number of volumes in the file, which a fourth axis counts.
     """
 
     grid: Grid
@@ -93,6 +94,7 @@ class Facts:
     windows: tuple[Window | None, ...] = (None,)
     padded: bool = False
     eight_bits: bool = False
+    volumes: int = 1
 
     @property
     def affine(self) -> npt.NDArray[Any] | None:
@@ -343,7 +345,7 @@ class Volume(ImageFile):
         with self.opened() as stream:
             header = _nifti_header(stream)[1]
         grid, axes = nifti_grid(header), three_axes(header.get_data_shape())
-        return Facts(grid, grid.shape[2] if len(axes) == 3 else None)
+        return Facts(grid, grid.shape[2] if len(axes) > 2 else None, volumes=math.prod(axes[3:]))
 
 
 class Dicom(ImageFile):

@@ -21,7 +21,7 @@ from fairflare.base.own_errors import may_be_of_file
 from fairflare.base.stopping import TaskStopped
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.decoded import DecodedVolumes
-from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, fit
+from fairflare.data.geometry import TWO_FORMS, DrawnOn, Fit, Misfit, fit, of_several
 from fairflare.data.image_file import (
     MAX_IMAGE_BYTES,
     Facts,
@@ -49,25 +49,38 @@ class Reading:
     Args:
         orientation: orientation to which NIfTI and DICOM images are brought; see :mod:`fairflare.data.orientation`.
         intensity: rule by which values become 0 and 1; see :mod:`fairflare.data.intensity`.
-        window: centre and width for ``intensity="window"``; ``None`` for the window of the DICOM header.
+        window: centre and width for ``intensity="window"``, or both for each channel; ``None`` for the window of the
+            DICOM header.
         kept: cache of decoded volumes on the site's disk; ``None`` for no cache.
         drawn_on: rule for pairs of which only one file states a geometry; see :func:`fairflare.data.geometry.fit`.
         once: whether a file is read once as a whole: what is decoded then stays neither in memory nor on disk.
+        channels: for each image of a case, as the datalist has them, its channel of the network's input; -1: not used.
+        width: number of channels of the network's input; a channel that no image of the case has is 0.
     """
 
     orientation: Orientation = "canonical"
     intensity: Intensity = "auto"
-    window: tuple[float, float] | None = None
+    window: tuple[float, float] | tuple[tuple[float, float], ...] | None = None
     kept: DecodedVolumes | None = field(default=None, compare=False)
     drawn_on: DrawnOn | None = None
     once: bool = False
+    channels: tuple[int, ...] = (0,)
+    width: int = 1
+
+    def of_channel(self, number: int) -> Reading:
+        """Return the settings for one channel of the network's input, with its own window."""
+        own: Any = self.window and (self.window[number] if isinstance(self.window[0], tuple) else self.window)
+        return replace(self, window=own, channels=(0,), width=1)
 
     def in_words(self) -> str:
         """Return text that describes how grey values are scaled."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
-        named = "of the DICOM header" if self.window is None else "of centre {:g} and width {:g}".format(*self.window)
-        return IN_WORDS["window"].replace("a window", f"the window {named}")
+        own = (self.of_channel(k).window for k in range(self.width))
+        named = dict.fromkeys(
+            (of and "of centre {:g} and width {:g}".format(*of)) or "of the DICOM header" for of in own
+        )
+        return IN_WORDS["window"].replace("a window", f"the window {', '.join(named)}")
 
 
 PLAIN = Reading()
@@ -121,7 +134,7 @@ def read_image(
 
 def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
     """Return the image of a sample; if sform and qform of its NIfTI header disagree, use the one that fits the mask."""
-    where = (site, split, limit, how)
+    where = (site, split, limit, how.of_channel(0) if sample.more else how)
     try:
         return _open(sample.image, "image", *where)
     except DataError as error:
@@ -293,6 +306,8 @@ def open_pair(
 ) -> tuple[_Opened, _Opened]:
     """Return the image and mask of a sample, both with the axes of the image.
 
+    Of several files it is the first one on which the mask lies.
+
     Args:
         sample, site, split, how: as in :func:`read_pair`.
         limit: largest number of bytes that a decoded file may take.
@@ -301,6 +316,20 @@ def open_pair(
     Raises:
         DataError: image or mask cannot be read, or the mask does not fit the image.
     """
+    if not sample.more:
+        return _pair(sample, site, split, limit, how, masks_only)
+    problems = []
+    for file in sample.files:
+        try:
+            return _pair(replace(sample, image=file, more=()), site, split, limit, how.of_channel(0), masks_only)
+        except DataError as error:
+            problems.append(error)
+            if error.misfit is None:
+                raise
+    raise problems[0]
+
+
+def _pair(sample: Sample, site: str, split: str, limit: int, how: Reading, masks_only: bool) -> tuple[_Opened, _Opened]:
     file = sample.label
     if not isinstance(file, Path):
         raise DataError(
@@ -424,6 +453,10 @@ def _open(
                     file.decode(is_mask=is_mask, limit=limit) if how.once else _decode(file, is_mask, limit, how.kept)
                 )
             facts = _facts(file, is_mask)
+        wanted = 1 if is_mask else len(how.channels)
+        if facts.volumes != wanted:
+            rows, columns, slices = facts.grid.shape
+            raise of_several((columns, rows, slices, *[facts.volumes] * (facts.volumes > 1)), wanted)
         turn = turn_of(facts.affine, how.orientation, facts.slices or 1) if alone else None
     return _Opened(file, what, site, split, array, facts, turn)
 

@@ -1,14 +1,20 @@
-"""Read whole volumes of a datalist: NIfTI, DICOM series and 3D arrays as stored, with the affine of their voxels."""
+"""Read whole volumes of a datalist: NIfTI, DICOM series and 3D arrays as stored, with the affine of their voxels.
+
+The images of a case (its channels) are brought to one grid: that of the first one on which the mask lies.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.ndimage import find_objects
 
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample
+from fairflare.data.geometry import Grid, onto
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import slabs
 from fairflare.data.reading import (
@@ -16,7 +22,9 @@ from fairflare.data.reading import (
     Labels,
     Reading,
     _bounds,
+    _open,
     _Opened,
+    _said_of,
     _scaled,
     open_image,
     open_pair,
@@ -29,14 +37,55 @@ class Whole:
     """Represent a volume with its mask and affine.
 
     Attributes:
-        image: (rows, columns, slices) float32 in [0, 1].
-        mask: values of the mask's file, of the same shape, in the smallest unsigned type; ``None`` if not requested.
+        image: (channels, rows, columns, slices) float32 in [0, 1].
+        mask: (rows, columns, slices) values of the mask's file in the smallest unsigned type; ``None`` if not
+            requested.
         affine: (4, 4) matrix from (row, column, slice) to mm (RAS); ``None`` if the file does not state one.
     """
 
     image: npt.NDArray[np.float32]
     mask: Labels | None
     affine: npt.NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Represent the decoded files of a case.
+
+    Attributes:
+        images: the images of the case, in the order of the datalist, each as its own file has it.
+        grid: the grid to which they are brought.
+        mask, affine: see :class:`Whole`.
+    """
+
+    images: tuple[_Opened, ...]
+    grid: Grid
+    mask: Labels | None
+    affine: npt.NDArray[np.float64] | None
+
+    def brought(self, number: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values of an image, (rows, columns, slices) of its own file, on the grid of the case.
+
+        Raises:
+            DataError: the image does not lie where the label lies.
+        """
+        one = self.images[number]
+        if one.facts.grid is self.grid:
+            return values
+        box = None if self.mask is None else next(iter(find_objects((self.mask > 0).view(np.int8))), None)
+        with _said_of(one.file.path, one.what, one.site, one.split):
+            return onto(self.grid, one.facts.grid, values, box)
+
+    def scaled(self, how: Reading, limit: int) -> npt.NDArray[np.float32]:
+        """Return the channels, (channels, rows, columns, slices) float32 in [0, 1]; a lacking one is 0."""
+        found = {}
+        for number, channel in enumerate(how.channels):
+            if channel >= 0:
+                one, own = self.images[number], how.of_channel(channel)
+                found[channel] = self.brought(number, _scaled(one, one.array, None, _bounds(one, own, limit), own))
+        if how.width == 1:
+            return found[0][None]
+        return np.stack([found.get(k, np.zeros(self.grid.shape, np.float32)) for k in range(how.width)])
 
 
 def read_whole(
@@ -54,15 +103,14 @@ def read_whole(
     Raises:
         DataError: a file is too large, damaged or no volume, or volume and mask do not fit together.
     """
-    how = replace(how, orientation="stored", once=True)
-    opened, mask, affine = open_volume(sample, site, split, max_bytes, how, masked=masked)
-    return Whole(_scaled(opened, opened.array, None, _bounds(opened, how, max_bytes), how), mask, affine)
+    opened = open_volume(sample, site, split, max_bytes, how, masked=masked)
+    return Whole(opened.scaled(replace(how, once=True), max_bytes), opened.mask, opened.affine)
 
 
 def open_volume(
     sample: Sample, site: str, split: str, limit: int, how: Reading, *, masked: bool = True
-) -> tuple[_Opened, Labels | None, npt.NDArray[np.float64] | None]:
-    """Open the volume of a sample as stored; return it with its mask and affine, see :class:`Whole`.
+) -> Opened:  # fmt: skip
+    """Open the images of a case and its mask as stored.
 
     Arguments and errors are those of :func:`read_whole`.
     """
@@ -77,12 +125,17 @@ def open_volume(
             reason,
         )
     how = replace(how, orientation="stored", once=True)
-    where = (sample, site, split, limit, how)
-    opened, *masks = map(_volume, open_pair(*where) if masked else [open_image(*where)])
-    affine = opened.facts.affine if opened.fit is None else opened.fit.affine
+    where = (site, split, limit, how)
+    first, *masks = open_pair(sample, *where) if masked else [open_image(sample, *where)]
+    alone = (site, split, limit, how.of_channel(0))
+    images = [first if file == first.file.path else _open(file, "image", *alone, alone=False) for file in sample.files]
+    if first.facts.volumes > 1:
+        images = [replace(first, array=first.array[..., k]) for k in range(first.facts.volumes)]
+    affine = first.facts.affine if first.fit is None else first.fit.affine
     if affine is None and sample.spacing is not None and len(sample.spacing) == 3:
         affine = np.diag([*sample.spacing, 1.0])
-    return opened, next((whole_numbers(mask, mask.array) for mask in masks), None), affine
+    mask = next((whole_numbers(mask, _volume(mask).array) for mask in masks), None)
+    return Opened(tuple(map(_volume, images)), first.facts.grid, mask, affine)
 
 
 def check_scale(opened: _Opened, how: Reading) -> None:

@@ -139,7 +139,7 @@ class Predictor:
             return found
         own = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
         back = SpatialResample(mode="bilinear", padding_mode="zeros")
-        return plain(back(MetaTensor(found, affine=image.affine), own, whole.image.shape))
+        return plain(back(MetaTensor(found, affine=image.affine), own, whole.image.shape[1:]))
 
 
 def load_predictor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import logging
 import threading
 from abc import abstractmethod
@@ -17,8 +18,9 @@ from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.cases.census import KEYS, Marked
+from fairflare.base.checks import first_of
 from fairflare.base.own_errors import in_one_line
-from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, settings
+from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, Text, settings
 from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
 from fairflare.base.task import evaluating
@@ -72,19 +74,33 @@ class Intensities:
             ``"range"`` (the file's minimum and maximum), ``"percentile"`` (minimum and 99th percentile), ``"zscore"``
             (three standard deviations below and above the mean) or ``"window"``.
         window: centre and width for ``"window"``, in the file's measured values (Hounsfield units); default: that of
-            each DICOM header.
+            each DICOM header. With ``channels`` also a list with both for each of them.
+        channels: names of the channels where a case has several images (T2w and ADC), in the order of the network's
+            input; default: one image, without a name.
     """
 
     intensity: Intensity = "auto"
-    window: tuple[Number, Positive] | None = None
+    window: tuple[Number, Positive] | tuple[tuple[Number, Positive], ...] | None = None
+    channels: tuple[Text, ...] | None = None
+    #: In a site's copy of the task: for each image of a case, its channel of the input; -1: not used.
+    placed_in: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         if self.window is not None and self.intensity != "window":
             raise ValueError(f"window needs intensity='window', got intensity={self.intensity!r}")
+        names, windows = list(self.channels or ()), cast("Any", self.window or ())
+        if problem := first_of({
+            f"channels must be different names, got {names}": len({*names}) < len(names),
+            f"window must be one, or one for each of channels={names}, got {self.window}":
+                isinstance((*windows, 0)[0], tuple) and len(windows) != len(names),
+        }):  # fmt: skip
+            raise ValueError(problem)
 
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
         """Return the settings for reading image files; ``kept`` is a cache of decoded volumes on disk, if any."""
-        return Reading("stored", self.intensity, self.window, kept)
+        width = len(self.channels or "1")
+        places = self.placed_in or tuple(range(width))
+        return Reading("stored", self.intensity, self.window, kept, channels=places, width=width)
 
     @property
     def intensities(self) -> str:
@@ -107,7 +123,7 @@ class Preprocessing(Intensities):
     resize: Literal["stretch", "pad", "crop"] = "stretch"
 
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        return Reading(self.orientation, self.intensity, self.window, kept)
+        return replace(super().reading(kept), orientation=self.orientation)
 
     def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
         """Read one image without a datalist, and prepare it as for evaluation; ``fairflare predict`` uses this.
@@ -245,11 +261,38 @@ class ImageTask(Intensities, Fitted, Task):
             log.warning("site '%s': %s", site, line)  # written to the site's own log only
         return self.open_listed(site, own, listed)
 
+    def places_of(self, site: str, own: SiteSettings, datalist: Datalist) -> tuple[int, ...]:
+        """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
+
+        Raises:
+            DataError: the datalist lacks a channel of the run, and the site's own file does not name those it has.
+        """
+        run, there = list(self.channels or ()), list(datalist.channels or own.channels or ())
+        said = run if own.channels is None else own.channels
+        public = "the channels of the site's cases are not those of the run"
+        if problem := first_of({
+            f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order "
+            "of the network's input": not run and len(there) > 1,
+            "tasks on pictures take one image a case; of several learn whole volumes": self.spatial_dims == 2 and run,
+            f"'channels' of the site's fairflare.json is {json.dumps(said)}, and the run has {json.dumps(run)}; name "
+            "those that the cases have": bool(run) and not {*said} <= {*run},
+            f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
+            f"datalist, or say in the site's fairflare.json which the cases have: "
+            f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
+        }):  # fmt: skip
+            raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
+        return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
+
     def open_listed(self, site: str, own: SiteSettings, listed: Datalist) -> SiteData:
         """Return the images of a datalist, labelled as the site's file says."""
-        said = self.annotated_in(site, own)
-        data = self.annotating(said).open_folder(site, own, listed)
+        said, places = self.annotated_in(site, own), self.places_of(site, own, listed)
+        task = self.annotating(said)
+        if self.channels:
+            task = copy.copy(task)
+            vars(task)["placed_in"] = places
+        data = task.open_folder(site, own, listed)
         data.annotated = said
+        data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
         data.mask_labels = listed.meanings(getattr(data, "coding", None))
         return data
 

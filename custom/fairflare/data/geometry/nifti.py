@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,19 +17,28 @@ FOUR = "`nibabel.four_to_three` gives one file a volume"
 
 
 def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the shape of a NIfTI array without axes of length 1 after the third.
+    """Return the shape of a NIfTI array without axes of length 1 after the third, or with four axes.
 
     Raises:
-        Misfit: the file holds several volumes.
+        Misfit: the file has more axes.
         ValueError: the shape has only one axis.
     """
     found = tuple(int(length) for length in shape)
-    if any(length != 1 for length in found[3:]):
-        count = int(np.prod(found[3:]))
-        raise Misfit("several volumes in one file", f"it holds {count} volumes (its shape is {found})", FOUR)
+    if any(length != 1 for length in found[4:]):
+        raise of_several(found)
     if len(found) < 2:
         raise ValueError(f"it has the shape {found}, which is no picture")
-    return found[:3]
+    return found[: 3 + (found[3:4] not in ((), (1,)))]
+
+
+def of_several(shape: Sequence[int], wanted: int = 1) -> Misfit:
+    """Return the misfit of a file with another number of volumes than is wanted."""
+    found = f"it holds {math.prod(shape[3:])} volume{'s' * (math.prod(shape[3:]) != 1)} (its shape is {tuple(shape)})"
+    if wanted == 1:
+        remedy = f"{FOUR}; or, where they are channels and not times, name them: 'channels' in the datalist"
+        return Misfit("several volumes in one file", found, remedy)
+    remedy = "Correct 'channels', or save the volumes of the case as one file, or as a file a channel"
+    return Misfit("another number of channels", f"{found}, and 'channels' names {wanted}", remedy)
 
 
 def nifti_grid(header: Any) -> Grid:
@@ -41,7 +51,7 @@ def nifti_grid(header: Any) -> Grid:
         header: nibabel's header, not checked, because nibabel's check replaces a voxel size of 0 by 1.
 
     Raises:
-        Misfit: the file holds several volumes, or a form that cannot be used.
+        Misfit: the file has more than four axes, or a form that cannot be used.
     """
     columns, rows, slices = (*three_axes(header.get_data_shape()), 1)[:3]
     shape = (rows, columns, slices)

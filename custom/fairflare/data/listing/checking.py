@@ -31,6 +31,7 @@ SPLITS = ("training", "validation", "test")
 LISTS = (*SPLITS, UNLABELLED)
 KEYS = ("image", "label", "patient", "volume", "slice", "spacing", "attributes")  # keys of an entry that are read
 BESIDE = (
+    "channels",
     "class_names",
     "class_groups",
     "mask_labels",
@@ -59,6 +60,7 @@ class CheckedList:
     attributes: dict[str, Attribute] = field(default_factory=dict)
     numbers: dict[str, list[float]] = field(default_factory=dict)  # values of the attributes that are numbers
     names: list[Any] = field(default_factory=list)  # ``class_names`` of the list, perhaps not yet checked
+    channels: list[str] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)  # keys of entries that nothing reads, and where each is first
 
     @contextmanager
@@ -136,6 +138,14 @@ class CheckedList:
             except ValueError as error:
                 raise self.bad(str(error), f"'attributes' must give each attribute as {FORM}") from error
         self.names.extend(named if isinstance(named := content.get("class_names"), list) else ())
+        with self.noted():
+            channels = content.get("channels", [])
+            self.need(
+                isinstance(channels, list) and all(map(is_name, channels)) and len({*channels}) == len(channels),
+                f'\'channels\' must be a list of different names, such as ["T2w", "ADC"], got {channels!r:.200}',
+                "'channels' is not a list of different names",
+            )
+            self.channels.extend(channels)
         checked = dict[str, tuple[Sample, ...]]()
         images, patients = dict[Path, list[str]](), dict[str, list[str]]()
         further = sorted(key for key in content if key.startswith(EXTRA_TEST))
@@ -239,9 +249,15 @@ class CheckedList:
                 f"{where} has no key '{key}'",
             )
         files, label = [entry["image"]], entry.get("label")
-        if self.several and isinstance(entry["image"], list):
+        if isinstance(entry["image"], list) and (self.channels or self.several):
             files = entry["image"]
-            self.need(files, f"'image' of {where} is an empty list", f"'image' of {where} is an empty list")
+            wanted = len(self.channels) or max(len(files), 1)
+            of_channels = f", one for each of 'channels' ({', '.join(self.channels)})" * bool(self.channels)
+            self.need(
+                len(files) == wanted == len({*map(str, files)}),
+                f"'image' of {where} must be a list of {wanted} different files{of_channels}, got {files!r:.200}",
+                f"'image' of {where} is not a list of one file for each channel",
+            )
         image, *more = [self.path({"image": file}, "image", where) for file in files]
         if split == UNLABELLED:
             self.need(
@@ -322,6 +338,8 @@ class CheckedList:
         value = entry[key]
         of_classes = "; numbers of classes are for a job with task=classification" * (
             key == "label" and isinstance(value, int)
+        ) + '; where each channel is a file, name them all once: "channels": [...] beside the splits' * (
+            key == "image" and isinstance(value, list)
         )
         self.need(
             isinstance(value, str) and value,

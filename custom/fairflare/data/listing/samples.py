@@ -62,6 +62,11 @@ class Sample:
     more: tuple[Path, ...] = ()
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Return the files of the image: one for each channel, or one for all."""
+        return (self.image, *self.more)
+
+    @property
     def part_of(self) -> str | None:
         """Return the identifier of the volume that the image is a slice of; ``None`` for a single picture."""
         return self.volume or (None if self.slice is None else str(self.image))
@@ -79,7 +84,8 @@ class Datalist:
     """Represent the checked datalist of one site: samples by split, with absolute paths.
 
     ``doubts`` has a line, for the site alone, on each name or number that may be a mistake. ``mask_labels`` has the
-    values that `prepare` found in the masks, with their names (empty: not known).
+    values that `prepare` found in the masks, with their names (empty: not known). ``channels`` has the names of the
+    channels, in the order of an image's files, or along the fourth axis of its only file; empty: there is one.
     """
 
     site: str
@@ -91,6 +97,7 @@ class Datalist:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     mask_labels: Mapping[int, str] = field(default_factory=dict)
+    channels: tuple[str, ...] = ()
 
     def meanings(self, coding: Mapping[int, int] | None) -> tuple[str, ...]:
         """Return what each label of the masks is in the site's files, as ``LABEL=VALUE=NAME``.

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fairflare.base import checks
-from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, field_names, settings
+from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, Text, field_names, settings
 from fairflare.data.datalist import DataError
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES
@@ -60,12 +60,14 @@ class SiteSettings(FolderSettings):
             site's ``state_root``.
         decoded_bytes: disk space for decoded volumes, in bytes; 0: none is kept.
         phantom_seed: seed of the synthetic data; default: the task's.
+        channels: names of the run's channels that the site's cases have, where they lack one; default: all.
     """
 
     max_image_bytes: PositiveInt = MAX_IMAGE_BYTES
     decoded_folder: Filename | None = None
     decoded_bytes: NonNegativeInt = DECODED_BYTES
     phantom_seed: NonNegativeInt | None = None
+    channels: list[Text] | None = None
 
     def __post_init__(self) -> None:
         for folder in self.linked_roots:

@@ -18,7 +18,7 @@ from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.image_file import image_file
-from fairflare.data.reading import reading_takes
+from fairflare.data.reading import Reading, reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
 from fairflare.tasks.images import FolderImages, ImageData, ImageTask
@@ -56,24 +56,28 @@ class VolumeSettings(ImageTask):
             about the first axis, 10 % in size), ``"intensity"`` (gamma and scale).
     """
 
-    in_channels: ClassVar[int] = 1  # type: ignore[misc]
     spatial_dims: ClassVar[int] = 3
 
     orientation: Codes = "RAS"
     spacing: tuple[Positive, Positive, Positive] | None = None
     augmentation: Changes = ()
 
+    @property
+    def in_channels(self) -> int:  # type: ignore[override]
+        """Return the number of channels of the network's input."""
+        return len(self.channels or "1")
+
     @abstractmethod
     def fitted(self, image: MetaTensor) -> MetaTensor:
         """Return a volume (channels, x, y, z) of the task's orientation and spacing, brought to the network's size."""
 
     def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
-        """Return a volume as (1, x, y, z) float32 in [0, 1], in the task's orientation, spacing and size.
+        """Return a volume as (channels, x, y, z) float32 in [0, 1], in the task's orientation, spacing and size.
 
         Raises:
             DataError: the task needs the orientation and spacing of the file, which does not state them.
         """
-        return self.fitted(self.regrid(volume.image[None], volume.affine, name, site)).clamp_(0.0, 1.0)
+        return self.fitted(self.regrid(volume.image, volume.affine, name, site)).clamp_(0.0, 1.0)
 
     def regrid(self, array: Any, affine: Any, name: str, site: str, nearest: bool = False) -> MetaTensor:
         """Return an array (channels, rows, columns, slices) in the task's orientation and spacing, in its own type."""
@@ -98,9 +102,8 @@ class VolumeSettings(ImageTask):
         return found if self.spacing is None else zoomed(found, self.spacing, nearest)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
-        return read_whole(
-            sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=self.reading()
-        ).image  # fmt: skip
+        how = self.reading()
+        return read_whole(sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=how).image[0]
 
     def read_volume(self, file: Path) -> tuple[MetaTensor, Whole]:
         """Read one volume for ``fairflare predict``; return the network's input, and the volume as stored."""
@@ -125,7 +128,7 @@ def oriented(array: npt.NDArray[Any], affine: Any, codes: str) -> tuple[npt.NDAr
 
 
 class VolumeData(ImageData):
-    """Define the base class of a site's volumes; an image is (1, x, y, z), ``task`` a :class:`VolumeSettings`."""
+    """Define the base class of a site's volumes, (channels, x, y, z); ``task`` is a :class:`VolumeSettings`."""
 
     task: Any
 
@@ -180,14 +183,16 @@ class FolderVolumes(VolumeData, FolderImages):
         with _TURNS[hash(sample) % len(_TURNS)]:
             if self._on_disk is None:
                 return self.in_memory(split, sample)
-            task, files = self.task, [sample.image, *([sample.label] if isinstance(sample.label, Path) else [])]
+            task, files = self.task, [*sample.files, *([sample.label] if isinstance(sample.label, Path) else [])]
             how = [getattr(task, name, None) for name in AS_PREPARED]
             how += [self.coding, task.annotated, self.reading.drawn_on, self.max_image_bytes, sample.spacing]
+            how += [self.reading.channels, self.reading.width]
             return self._on_disk.arrays(repr(how), [*map(image_file, files)], partial(self.prepare, split, sample))
 
     def _pixels(self, sample: Sample, split: str) -> str:
         # Without the job's settings: every job must find the same.
-        whole = read_whole(sample, masked=False, site=self.site, split=split, max_bytes=self.max_image_bytes)
+        plain = Reading(channels=self.reading.channels, width=self.reading.width)
+        whole = read_whole(sample, masked=False, site=self.site, split=split, max_bytes=self.max_image_bytes, how=plain)
         return hashlib.sha256(whole.image.tobytes()).hexdigest()
 
     def read_sample(self, sample: Sample, split: str) -> Whole:
@@ -225,6 +230,6 @@ class PhantomVolumes(VolumeData):
             check_stop()
             volume = self.drawn[split][index]
             image = between(volume.image, cast("Bounds", bounds_of(volume.image, "percentile")))
-            whole = Whole(image, volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
+            whole = Whole(image[None], volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
             self._held[split, index] = self.made(volume, whole)
         return self._held[split, index]

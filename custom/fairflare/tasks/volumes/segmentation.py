@@ -97,7 +97,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         if self.norm == "instance":
             norm = ("instance", {"affine": True})
         model = BasicUNet(
-            spatial_dims=3, in_channels=1, out_channels=self.num_classes, features=self.features,
+            spatial_dims=3, in_channels=self.in_channels, out_channels=self.num_classes, features=self.features,
             act=("relu", {"inplace": True}), norm=norm, bias=False,
         )  # fmt: skip
         last: Any = model.final_conv
@@ -196,7 +196,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         import torch
         from monai.data import MetaTensor
 
-        mask = np.zeros(whole.image.shape, np.uint8) if whole.mask is None else whole.mask
+        mask = np.zeros(whole.image.shape[1:], np.uint8) if whole.mask is None else whole.mask
         meaning = {} if sample.label is None else structured.meaning(counts_of(mask), str(sample.label))
         placed = self.regrid(mask[None], whole.affine, str(sample.label), site, nearest=True)
         inside = structured.inside(placed.as_tensor()[0].numpy(), meaning).to(torch.int8)

@@ -1,8 +1,8 @@
 """Train the small prior network that the package ships, without labels: SimCLR on synthetic images.
 
-Sources: classification phantoms (of the file that is shipped: the scenes of 0.2.0), prostate-MRI-like phantoms, and
-"dead leaves" (random overlapping shapes, Baradad et al., NeurIPS 2021), as many of each; the phantoms' classes in equal
-parts, otherwise labels play no role. The endoscopy phantom is left out on purpose: Fed-MAS is tried on it, and the
+Sources: classification phantoms (in the file that is shipped: the scenes of 0.2.0), phantoms like MRI of the prostate
+(there: of 0.3.0), and "dead leaves" (random overlapping shapes, Baradad et al., NeurIPS 2021), as many of each; the
+phantoms' classes in equal parts, otherwise labels play no role. The endoscopy phantom is left out on purpose: Fed-MAS is tried on it, and the
 paper's prior has not seen its data either (``--endoscopy`` puts it in, to see what that is worth). No patients'
 data, no licence of others. The same seed, versions and machine give the same file. ``--check`` compares an existing
 file with random weights by linear probes on phantoms of other seeds.
@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from fairflare.tasks.networks import IMAGENET_MEAN, IMAGENET_STD
 from fairflare.tasks.priors import EMBEDDED_FILE, PriorNetwork, build_encoder, load_prior
-from fairflare_lab.phantoms import PHANTOMS, prostate_site
+from fairflare_lab.phantoms import PELVIS, PHANTOMS
 
 SIZE, CROP = 64, 48  # pixels drawn, pixels seen
 SEED_OFFSET = 7_000_000  # far from the seeds of phantoms that federations learn
@@ -74,8 +74,8 @@ def training_images(count: int, seed: int, endoscopy: bool) -> torch.Tensor:
         parts.append(phantom_images("endoscopy", count, SEED_OFFSET + seed)[0])
     slices: list[np.ndarray] = []
     for number in range(1, 13):  # twelve scanners
-        drawn = prostate_site(f"site-{number}", image_size=(SIZE, SIZE), seed=SEED_OFFSET + seed, cases=3.0)
-        slices.append(drawn["training"][0])
+        drawn = PELVIS.patients(f"site-{number}", size=(SIZE, SIZE, 4), seed=SEED_OFFSET + seed, cases=3.0)
+        slices += [patient.image[0].T[:, None] for patient in drawn["training"]]
     grey = np.concatenate(slices)
     chosen = np.random.default_rng(seed).permutation(len(grey))[:count]
     parts.append(np.repeat(grey[chosen].transpose(0, 2, 3, 1), 3, axis=3))

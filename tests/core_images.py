@@ -20,39 +20,26 @@ def _of_split(site: str, seed: int, split: str) -> np.random.Generator:
     return np.random.default_rng([seed, *f"{site}/{split}".encode()])
 
 
-def patients(site: str, cases: float) -> dict[str, int]:
-    """Count the patients of each split."""
+def patients(
+    site: str, *, size: Any, seed: int = 0, cases: float = 1.0, halved: float = 0.0
+) -> dict[str, list[SimpleNamespace]]:
+    """Draw a bright disc in each slice, which is the mask; every second patient is of the second group."""
     number = int("".join(filter(str.isdigit, site)) or 1)
     counts = {"training": TRAINING[(number - 1) % 6], "validation": 3, "test": 6}
-    return {split: max(1, round(count * cases)) for split, count in counts.items()}
-
-
-def prostate_site(
-    site: str, *, image_size: Any = (64, 64), seed: int = 0, cases: float = 1.0
-) -> dict[str, tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
-    """Draw a bright disc in each image; the mask is the disc."""
-    y, x = np.mgrid[: image_size[0], : image_size[1]]
+    x, y = np.mgrid[: size[0], : size[1]]
     found = {}
-    for split, count in patients(site, cases).items():
-        rng, masks = _of_split(site, seed, split), []
-        for _ in range(count * SLICES):
-            cy, cx = rng.uniform(0.35, 0.65, 2) * image_size
-            masks.append((y - cy) ** 2 + (x - cx) ** 2 < (rng.uniform(0.15, 0.3) * min(image_size)) ** 2)
-        drawn = np.stack(masks)[:, None]
-        noise = rng.normal(0, 20, drawn.shape)
-        found[split] = np.clip(60 + 90 * drawn + noise, 0, 255).astype(np.uint8), drawn.astype(np.uint8)
-    return found
-
-
-def zones(site: str, *, seed: int = 0, cases: float = 1.0) -> Arrays:
-    """Give every second patient an enlarged zone."""
-    return {split: np.repeat(np.arange(count) % 2, SLICES) for split, count in patients(site, cases).items()}
-
-
-def one_sided(masks: npt.NDArray[np.uint8], numbers: Any, share: float, seed: int) -> npt.NDArray[np.uint8]:
-    """Outline half of the disc where the zone is enlarged."""
-    found = masks.copy()
-    found[np.asarray(numbers) == 1, :, :, : masks.shape[-1] // 2] = 0
+    for split, count in counts.items():
+        rng, found[split] = _of_split(site, seed, split), []
+        for i in range(max(1, round(count * cases))):
+            masks = []
+            for _ in range(size[2]):
+                cx, cy = rng.uniform(0.35, 0.65, 2) * size[:2]
+                masks.append((y - cy) ** 2 + (x - cx) ** 2 < (rng.uniform(0.15, 0.3) * min(size[:2])) ** 2)
+            drawn = np.stack(masks, -1)
+            image = np.clip(60 + 90 * drawn + rng.normal(0, 20, drawn.shape), 0, 255).astype(np.uint8)
+            if halved and i % 2:
+                drawn[: size[0] // 2] = False
+            found[split].append(SimpleNamespace(image=image[None], label=drawn.astype(np.uint8), group=i % 2))
     return found
 
 

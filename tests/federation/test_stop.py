@@ -27,7 +27,7 @@ from fairflare.methods.fed_mrl import FairProximalTraining
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
-from fairflare_lab.phantoms import prostate_site
+from fairflare_lab.phantoms import PELVIS
 from tests.tiny import CLASSES
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
@@ -199,7 +199,7 @@ def test_opening_of_data(tmp_path: Path) -> None:
     with stoppable(stopped_after(4)):
         assert load_datalist(str(tmp_path), site="site-1", class_labels=True)
     with stoppable(stopped_after(2)), pytest.raises(TaskStopped):
-        prostate_site("site-1", image_size=(32, 32), seed=0, cases=1.0)
+        PELVIS.patients("site-1", size=(32, 32, 4))
     for corrupted in (0, 2):  # drawing the images, and corrupting them after that
         task = ClassificationTask(**{**CLASSES, "phantom_seed": 77 + corrupted, "corrupted_sites": corrupted})
         data = task.open_site("site-1", {})

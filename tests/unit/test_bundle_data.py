@@ -20,7 +20,7 @@ from fairflare.cli.data.doctor import sealing
 from fairflare.data.datalist import DataError
 from fairflare.federation.plan.plan import make_plan
 from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
-from fairflare_lab.phantoms import volumes_site
+from fairflare_lab.phantoms import ABDOMEN
 from fairflare_lab.sets.phantoms import prepare_phantom
 from tests.bundles import train_config, write_bundle, write_volumes
 
@@ -402,8 +402,8 @@ def test_images_are_validated_in_the_bundles_batches(tmp_path: Path) -> None:
 
 
 def test_synthetic_volumes(tmp_path: Path, task: MonaiBundleTask) -> None:
-    drawn = {site: volumes_site(site, cases=0.4) for site in ("site-1", "site-2", "a hospital")}
-    again = volumes_site("site-1", cases=0.4)
+    drawn = {site: ABDOMEN.patients(site, size=(32, 32, 24), cases=0.4) for site in ("site-1", "site-2", "a hospital")}
+    again = ABDOMEN.patients("site-1", size=(32, 32, 24), cases=0.4)
     for split, volumes in drawn["site-1"].items():
         for first, second in zip(volumes, again[split], strict=True):
             assert np.array_equal(first.image, second.image)
@@ -412,8 +412,8 @@ def test_synthetic_volumes(tmp_path: Path, task: MonaiBundleTask) -> None:
         assert all((volume.label > 0).mean() > 0.01 for volume in volumes)
     one, two = drawn["site-1"]["test"][0], drawn["site-2"]["test"][0]
     assert one.voxel != two.voxel
-    assert one.image.shape == one.label.shape == (32, 32, 24)
-    contrast = [float(v.image[v.label == 2].mean() - v.image[v.label == 1].mean()) for v in (one, two)]
+    assert one.image[0].shape == one.label.shape == (32, 32, 24)
+    contrast = [float(v.image[0][v.label == 2].mean() - v.image[0][v.label == 1].mean()) for v in (one, two)]
     assert contrast[0] > 100 > -100 > contrast[1]  # lesions are bright at one site and dark at the other
     written = prepare_phantom("volumes3d", tmp_path / "out", sites=2, seed=0, cases=0.4)
     data = task.open_site("site-1", {"data_root": str(written["site-1"])})
@@ -422,7 +422,7 @@ def test_synthetic_volumes(tmp_path: Path, task: MonaiBundleTask) -> None:
     inputs, targets = next(iter(data.batches("test", batch_size=1)))
     assert inputs.shape == (1, 1, 32, 32, 24)
     assert np.array_equal(targets[0, 0].numpy(), one.label)
-    other = volumes_site("site-1", cases=0.4, seed=1)
+    other = ABDOMEN.patients("site-1", size=(32, 32, 24), cases=0.4, seed=1)
     assert not np.array_equal(other["test"][0].label, one.label)
     with pytest.raises(ValueError, match="each of size"):
-        volumes_site("site-1", size=(8, 32, 32))
+        ABDOMEN.patients("site-1", size=(8, 32, 32))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
@@ -152,15 +153,17 @@ class PhantomData(PhantomImages):
         import torch
 
         super().__init__(task, site)
-        phantom = source("prostate")
+        phantom, (height, width) = source("prostate"), task.image_size
         self._splits: dict[str, Batch] = {}
-        self._zones = phantom.zones(site, seed=seed, cases=cases) if task.attributes else {}
+        self._zones: dict[str, list[int]] = {}
         self.attributes = {phantom.ATTRIBUTE: (*phantom.ZONES, UNKNOWN)} if task.attributes else {}
-        drawn = phantom.prostate_site(site, image_size=task.image_size, seed=seed, cases=cases)
-        for split, (images, masks) in drawn.items():
-            if task.attribute_noise:
-                masks = phantom.one_sided(masks, self._zones[split], task.attribute_noise, seed)
-            self._splits[split] = torch.from_numpy(images), torch.from_numpy(masks)
+        size = (width, height, phantom.SLICES)
+        drawn = phantom.patients(site, size=size, seed=seed, cases=cases, halved=task.attribute_noise)
+        for split, patients in drawn.items():
+            volumes = ([patient.image[0] for patient in patients], [patient.label for patient in patients])
+            images, masks = (torch.from_numpy(np.concatenate([v.T[:, None] for v in part])) for part in volumes)
+            self._splits[split] = images, masks
+            self._zones[split] = np.repeat([patient.group for patient in patients], phantom.SLICES).tolist()
         self.describe("prostate phantom", {split: self.num_samples(split) for split in SPLITS})
 
     def num_samples(self, split: str) -> int:
@@ -170,7 +173,7 @@ class PhantomData(PhantomImages):
         return self._splits[split]
 
     def group_numbers(self, split: str, attribute: str) -> list[int]:
-        return self._zones[self.check_split(split)].tolist()
+        return self._zones[self.check_split(split)]
 
     def cases(self, split: str) -> list[tuple[str, str]]:
         return [("patient", str(index // source("prostate").SLICES)) for index in range(self.num_samples(split))]

@@ -2,7 +2,7 @@
 
 from fairflare_lab.phantoms.classes import PhantomSite, class_site
 from fairflare_lab.phantoms.plan import PHANTOMS, ClassPhantom, PhantomPlan
-from fairflare_lab.phantoms.prostate import prostate_site
-from fairflare_lab.phantoms.volumes import volumes_site
+from fairflare_lab.phantoms.prostate import PELVIS
+from fairflare_lab.phantoms.volumes import ABDOMEN
 
-__all__ = ["PHANTOMS", "ClassPhantom", "PhantomPlan", "PhantomSite", "class_site", "prostate_site", "volumes_site"]
+__all__ = ["ABDOMEN", "PELVIS", "PHANTOMS", "ClassPhantom", "PhantomPlan", "PhantomSite", "class_site"]

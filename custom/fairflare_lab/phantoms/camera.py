@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.checks import number, whole
-from fairflare_lab.phantoms.canvas import Colour, grid
+from fairflare_lab.phantoms.canvas import Colour
+from fairflare_lab.phantoms.scene import coordinates
 
 BALANCE = (0.05, 0.11)  # range of the standard deviation of the logarithms of the three channels' gains
 CONTRAST = (-0.35, 0.35)  # range of the contrast: below 0 a flat curve, above 0 a steep one
@@ -46,19 +47,15 @@ class Camera:
         """
         if self == PLAIN or not len(images):
             return images
-        return np.stack([self._one(image) for image in images])
-
-    def _one(self, image: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-        size = len(image)
-        seen = image.astype(np.float32) / 255
+        size = images.shape[1]
+        seen = images.astype(np.float32) / 255
         if self.blur:
             from scipy.ndimage import gaussian_filter
 
-            seen = gaussian_filter(seen, (self.blur * size, self.blur * size, 0), mode="nearest")
-        x, y = grid(size)
+            seen = gaussian_filter(seen, (0, self.blur * size, self.blur * size, 0), mode="nearest")
+        x, y = coordinates(size)
         seen *= (1 - np.float32(self.vignetting) * (x * x + y * y) / 2)[:, :, None]
-        seen *= np.asarray(self.balance, np.float32)
-        seen = np.clip(seen, 0, 1)
+        seen = np.clip(seen * np.asarray(self.balance, np.float32), 0, 1)
         seen += np.float32(self.contrast) * (seen * seen * (3 - 2 * seen) - seen)
         return np.round(np.clip(seen, 0, 1) * 255).astype(np.uint8)
 

@@ -1,29 +1,22 @@
-"""Draw shapes, noise and colours of the classification phantoms on a small colour canvas. NumPy only.
+"""Draw shapes, noise and colours of the phantoms on a small canvas of pictures or volumes. NumPy only.
 
-Coordinates run from -1 to 1, x to the right and y downwards, whatever the size of the image; random numbers
-are drawn in an order that does not depend on the size either, except for the sensor noise, which comes last.
+Random numbers are drawn in an order that does not depend on the number of pixels, except for the sensor's noise, which
+comes last.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-Map = npt.NDArray[np.floating[Any]]  # array (size, size), float32 apart from intermediate results
+Map = npt.NDArray[np.floating[Any]]  # array of the canvas's shape, float32 apart from intermediate results
 Colour = tuple[float, float, float]  # red, green and blue, each in [0, 1]
 
-NOISE_SCALE = 1 / 0.4794  # factor that brings B-spline noise to a standard deviation of about 1
-
-
-@lru_cache(maxsize=8)
-def grid(size: int) -> tuple[Map, Map]:
-    line = ((np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1).astype(np.float32)
-    x, y = (np.ascontiguousarray(m) for m in np.meshgrid(line, line))
-    x.flags.writeable = y.flags.writeable = False
-    return x, y
+NOISE_SCALE = 1 / 0.4794  # factor that brings B-spline noise of a picture to a standard deviation of about 1
 
 
 @lru_cache(maxsize=256)
@@ -46,48 +39,38 @@ def ramp(values: Map, low: Map | float, high: Map | float) -> Map:
 
 
 class Canvas:
-    """Represent one image while it is drawn; attribute ``image`` is (3, size, size), in [0, 1]."""
+    """Represent one image while it is drawn.
 
-    def __init__(self, size: int, rng: np.random.Generator) -> None:
-        self.size = size
-        self.rng = rng
-        self.uniform = rng.uniform
-        self.x, self.y = grid(size)
-        self.image = np.zeros((3, size, size), np.float32)
+    Args:
+        places: coordinates x, y and for volumes z of the pixels, float32, which broadcast to the canvas's shape.
+        rng: random generator of noise.
+        channels: number of colours. Attribute ``image`` is (channels, *shape), in [0, 1].
+    """
 
-    # methods that draw random numbers
+    def __init__(self, places: Sequence[Map], rng: np.random.Generator, channels: int = 3) -> None:
+        self.places, self.rng, self.channels = list(places), rng, channels
+        self.shape = np.broadcast_shapes(*(place.shape for place in places))
+        self.image = np.zeros((channels, *self.shape), np.float32)
 
-    def noise(self, cells: int, stretch: float = 1.0) -> Map:
-        """Return a smooth random field of mean 0 and deviation 1, with features of about a ``cells``-th of the width.
+    def noise(self, cells: Sequence[int]) -> Map:
+        """Return a smooth random field of mean 0; of pictures its deviation is 1, of volumes 0.7.
 
-        A ``stretch`` above 1 makes the features longer in x by that factor.
+        Args:
+            cells: along each axis of the canvas, how many features it has, about.
         """
-        across = max(1, round(cells / stretch))
-        grid = self.rng.standard_normal((cells + 3, across + 3), np.float32)
-        return (_spline(self.size, cells) * NOISE_SCALE) @ grid @ _spline(self.size, across).T
+        field = self.rng.standard_normal([count + 3 for count in cells], np.float32)
+        for axis, (size, count) in enumerate(zip(self.shape, cells, strict=True)):
+            scale = NOISE_SCALE if axis == 0 else 1
+            field = np.moveaxis(np.tensordot(_spline(size, count) * scale, field, (1, axis)), 0, axis)
+        return field
 
-    # methods that return shapes
-
-    def ellipse(self, cx: float, cy: float, a: float, b: float, turn: float = 0.0) -> Map:
-        """Return each pixel's radius relative to an ellipse: below 1 inside, 1 on its edge."""
+    def ellipse(self, centre: Iterable[float], radii: Iterable[float], turn: float = 0.0) -> Map:
+        """Return each pixel's radius relative to an ellipsoid: below 1 inside, 1 on its edge; ``turn``: about z."""
         c, s = np.float32(np.cos(turn)), np.float32(np.sin(turn))
-        dx, dy = self.x - np.float32(cx), self.y - np.float32(cy)
-        return np.sqrt(((c * dx + s * dy) / np.float32(a)) ** 2 + ((c * dy - s * dx) / np.float32(b)) ** 2)
+        x, y, *rest = (place - np.float32(middle) for place, middle in zip(self.places, centre, strict=True))
+        turned = zip((c * x + s * y, c * y - s * x, *rest), radii, strict=True)
+        return np.sqrt(sum((part / np.float32(radius)) ** 2 for part, radius in turned))
 
-    # methods that paint
-
-    def paint(self, alpha: Map | float, colour: Colour | npt.NDArray[Any]) -> None:
-        """Blend a colour (3,) over the image, with ``alpha`` as its share at each pixel."""
-        self.image += alpha * (np.asarray(colour, np.float32)[:, None, None] - self.image)
-
-    def finish(self, *, gain: float, cast: float, noise: float) -> npt.NDArray[np.uint8]:
-        """Apply exposure and white balance that differ by ``gain`` and ``cast``, and sensor noise.
-
-        Returns:
-            (size, size, 3) uint8.
-        """
-        balance = np.exp(self.rng.normal(0, cast, 3) + self.rng.normal(0, gain)).astype(np.float32)
-        self.image *= balance[:, None, None]
-        self.image += np.float32(noise) * self.rng.standard_normal(self.image.shape, np.float32)
-        levels = np.round(np.clip(self.image, 0, 1) * 255).astype(np.uint8)
-        return np.ascontiguousarray(levels.transpose(1, 2, 0))
+    def paint(self, alpha: Map | float, colour: Sequence[float] | npt.NDArray[Any]) -> None:
+        """Blend a colour (channels,) over the image, with ``alpha`` as its share at each pixel."""
+        self.image += alpha * (np.asarray(colour, np.float32).reshape(-1, *[1] * len(self.shape)) - self.image)

@@ -13,7 +13,6 @@ from pydantic import Field
 from fairflare.base.checks import choice, number
 from fairflare.base.settings import NonNegative, NonNegativeInt, PositiveInt, settings
 from fairflare.tasks.shared.dealt import Dealt
-from fairflare_lab.phantoms.canvas import Canvas
 from fairflare_lab.phantoms.scene import TONES, draw_spot
 from fairflare_lab.sets.published import GRADES, HYPERKVASIR, ISIC2018, ISIC2019
 
@@ -63,7 +62,7 @@ class ClassPhantom:
         if attribute is not None:
             self.check_attributes()
             choice("attribute", attribute, self.attributes)
-        return draw_spot(Canvas(size, rng), label, attribute)
+        return draw_spot(size, rng, label, attribute)
 
     def check_attributes(self) -> None:
         """Raise ValueError if images of this phantom have no attributes."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fairflare_lab.phantoms.canvas import Canvas, Colour, ramp
+from fairflare_lab.phantoms.canvas import Canvas, Colour, Map, ramp
 
 TONES = ("light", "dark")  # tones of the skin around the spot
 SKIN: dict[str, Colour] = {"light": (0.86, 0.70, 0.62), "dark": (0.46, 0.33, 0.27)}
@@ -48,36 +48,49 @@ def look_of(label: int) -> Look:
     )
 
 
-def draw_spot(c: Canvas, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
+def coordinates(size: int) -> tuple[Map, Map]:
+    """Return x, to the right, and y, downwards, of the pixels of a picture: from -1 to 1 whatever its size."""
+    line = ((np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1).astype(np.float32)
+    return line[None, :], line[:, None]
+
+
+def draw_spot(size: int, rng: np.random.Generator, label: int, tone: str | None) -> npt.NDArray[np.uint8]:
     """Draw one image of a spot on skin.
 
     Args:
-        c: an empty canvas; the image is a function of its random numbers.
+        size: height and width in pixels.
+        rng: random generator; the image is a function of its state.
         label: number of the class.
         tone: tone of the skin, one of :data:`TONES`; ``None`` for the first tone.
 
     Returns:
         (size, size, 3) uint8.
     """
+    c, uniform = Canvas(coordinates(size), rng), rng.uniform
     look, tone = look_of(label), tone or TONES[0]
     c.paint(1, SKIN[tone])
-    c.image *= 1 + 0.06 * c.noise(4) + np.float32(c.uniform(0.01, 0.04)) * c.noise(14)
-    cx, cy = c.uniform(-0.2, 0.2), c.uniform(-0.2, 0.2)
-    radius = c.uniform(0.45, 0.75)
-    turn, stretched = c.uniform(0, 2 * np.pi), c.uniform(0.75, 1.0)
-    angle = np.arctan2(c.y - np.float32(cy), c.x - np.float32(cx))
-    edge = c.ellipse(cx, cy, radius, radius * stretched, turn)
-    edge = edge * (1 + np.float32(look.ragged * c.uniform(0.5, 1.2)) * np.cos(look.lobes * (angle - np.float32(turn))))
+    c.image *= 1 + 0.06 * c.noise((4, 4)) + np.float32(uniform(0.01, 0.04)) * c.noise((14, 14))
+    cx, cy = uniform(-0.2, 0.2), uniform(-0.2, 0.2)
+    radius = uniform(0.45, 0.75)
+    turn, stretched = uniform(0, 2 * np.pi), uniform(0.75, 1.0)
+    angle = np.arctan2(c.places[1] - np.float32(cy), c.places[0] - np.float32(cx))
+    edge = c.ellipse((cx, cy), (radius, radius * stretched), turn)
+    edge = edge * (1 + np.float32(look.ragged * uniform(0.5, 1.2)) * np.cos(look.lobes * (angle - np.float32(turn))))
     inside = ramp(edge, 1.1, 0.85)
-    colour = np.clip(look.colour + c.rng.normal(0, 0.13, 3), 0, 1)
-    c.paint(inside * np.float32(SEEN[tone] * c.uniform(0.45, 0.9)), colour)
-    texture = ramp(c.noise(look.cells, look.stretch), -0.4, 0.6)
-    c.image *= 1 - inside * texture * np.float32(SEEN[tone] * c.uniform(0.15, 0.5))
+    colour = np.clip(look.colour + rng.normal(0, 0.13, 3), 0, 1)
+    c.paint(inside * np.float32(SEEN[tone] * uniform(0.45, 0.9)), colour)
+    texture = ramp(c.noise((look.cells, max(1, round(look.cells / look.stretch)))), -0.4, 0.6)
+    c.image *= 1 - inside * texture * np.float32(SEEN[tone] * uniform(0.15, 0.5))
     dots = np.zeros_like(inside)
-    for _ in range(int(c.rng.poisson(look.dots))):
-        reach, around = radius * np.sqrt(c.uniform(0, 1)), c.uniform(0, 2 * np.pi)
-        size = c.uniform(0.04, 0.08)
-        dot = c.ellipse(cx + reach * np.cos(around), cy + reach * np.sin(around), size, size)
-        dots = np.maximum(dots, ramp(dot, 1.3, 0.7))
-    c.paint(dots * np.float32(SEEN[tone] * c.uniform(0.4, 0.9)), (look.bright,) * 3)
-    return c.finish(gain=0.12, cast=0.06, noise=0.015)
+    for _ in range(int(rng.poisson(look.dots))):
+        reach, around = radius * np.sqrt(uniform(0, 1)), uniform(0, 2 * np.pi)
+        dot = uniform(0.04, 0.08)
+        there = c.ellipse((cx + reach * np.cos(around), cy + reach * np.sin(around)), (dot, dot))
+        dots = np.maximum(dots, ramp(there, 1.3, 0.7))
+    c.paint(dots * np.float32(SEEN[tone] * uniform(0.4, 0.9)), (look.bright,) * 3)
+    # Exposure and white balance, then the sensor's noise.
+    balance = np.exp(rng.normal(0, 0.06, 3) + rng.normal(0, 0.12)).astype(np.float32)
+    c.image *= balance[:, None, None]
+    c.image += np.float32(0.015) * rng.standard_normal(c.image.shape, np.float32)
+    levels = np.round(np.clip(c.image, 0, 1) * 255).astype(np.uint8)
+    return np.ascontiguousarray(levels.transpose(1, 2, 0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +13,8 @@ from fairflare.base.for_types import Unpack
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.writing import Form, Writing, write_sites
-from fairflare_lab.phantoms import PHANTOMS, PhantomPlan, class_site, prostate_site, volumes_site
+from fairflare_lab.phantoms import ABDOMEN, PELVIS, PHANTOMS, PhantomPlan, class_site
+from fairflare_lab.phantoms.anatomy import Patient
 from fairflare_lab.phantoms.prostate import SLICES
 
 PROSTATE = "prostate"
@@ -24,7 +25,8 @@ SAME_EVERYWHERE = ("test_clean", "test_corrupted")
 
 def prepare_phantom(
     name: str, out_dir: str | Path, *, sites: int | Sequence[str] = 6, image_size: int | None = None,
-    cases: float = 1.0, plan: PhantomPlan | None = None, **writing: Unpack[Writing],
+    cases: float = 1.0, plan: PhantomPlan | None = None, drawing: Mapping[str, Any] | None = None,
+    **writing: Unpack[Writing],
 ) -> dict[str, Path]:  # fmt: skip
     """Write the synthetic images that a task draws for its sites, as PNG files with datalists that mark them synthetic.
 
@@ -40,6 +42,8 @@ def prepare_phantom(
         cases: factor on the number of patients of the prostate and the volumes.
         plan: for a phantom with classes, the plan with numbers of images, partition and corruption; the other arguments
             override its name, sites, seed and (if given) size. Default: a plan with default values.
+        drawing: further arguments of :meth:`fairflare_lab.phantoms.anatomy.Anatomy.patients`, such as ``channels`` of
+            volumes, which are the last of a file's four axes.
         seed, overwrite and others: arguments of :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
@@ -48,11 +52,14 @@ def prepare_phantom(
     seed = whole("seed", writing.get("seed", 0), low=0)
     if choice("phantom", name, NAMES) in (PROSTATE, VOLUMES):
         names = [f"site-{i + 1}" for i in range(whole("sites", sites))] if isinstance(sites, int) else list(sites)
-        if name == VOLUMES:
-            return _volumes(names, 32 if image_size is None else image_size, seed, cases, out_dir, writing)
-        size = 64 if image_size is None else whole("image_size", image_size, low=32)
-        drawn = {site: _prostate(site, size, seed, cases) for site in names}
-        return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
+        edge = whole("image_size", image_size or (64 if name == PROSTATE else 32), low=16)
+        anatomy, slices = (PELVIS, SLICES) if name == PROSTATE else (ABDOMEN, edge * 3 // 4)
+        size = (edge, edge, slices)
+        drawn = {site: anatomy.patients(site, size=size, seed=seed, cases=cases, **(drawing or {})) for site in names}
+        with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
+            by_site = {site: _slices(patients) for site, patients in drawn.items()}
+            items = by_site if name == PROSTATE else dict(_volumes(drawn, Path(folder)))
+            return write_sites(items, out_dir, None, Form(synthetic=True), **writing)
     number = whole("sites", sites)
     scale: dict[str, Any] = {} if image_size is None else {"image_size": image_size}
     whole_plan = replace(plan or PhantomPlan(phantom=name), phantom=name, num_sites=number, seed=seed, **scale)
@@ -72,29 +79,25 @@ def prepare_phantom(
     )
 
 
-def _volumes(
-    sites: Sequence[str], size: int, seed: int, cases: float, out_dir: str | Path, writing: Writing
-) -> dict[str, Path]:
-    """Draw volumes into temporary NIfTI files, which are then written as a data set, since arrays would become PNG."""
-    with TemporaryDirectory(prefix="fairflare-volumes-") as folder:
-        drawn: dict[str, list[Item]] = {}
-        for site in sites:
-            for split, volumes in volumes_site(site, size=(size, size, size * 3 // 4), seed=seed, cases=cases).items():
-                for i, volume in enumerate(volumes):
-                    name = f"{split}-{i:03d}"
-                    image, label = (Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels"))
-                    volume.write(image, label)
-                    item = Item(name, name, image, label, name, splits=(split,), spacing=volume.voxel)
-                    drawn.setdefault(site, []).append(item)
-        return write_sites(drawn, out_dir, None, Form(synthetic=True), **writing)
+def _volumes(drawn: Mapping[str, Mapping[str, list[Patient]]], folder: Path) -> Iterator[tuple[str, list[Item]]]:
+    """Write each patient as files, which are then copied into the data set, since arrays would become PNG."""
+    for site, splits in drawn.items():
+        items = []
+        for split, patients in splits.items():
+            for i, patient in enumerate(patients):
+                name = f"{split}-{i:03d}"
+                image, label = (Path(folder, site, kind, f"{name}.nii") for kind in ("images", "labels"))
+                patient.write(image, label)
+                items.append(Item(name, name, image, label, name, splits=(split,), spacing=patient.voxel))
+        yield site, items
 
 
-def _prostate(site: str, size: int, seed: int, cases: float) -> Iterator[Item]:
-    for split, (images, masks) in prostate_site(site, image_size=(size, size), seed=seed, cases=cases).items():
-        for i, (image, mask) in enumerate(zip(images, masks, strict=True)):
-            patient = f"{split}-{i // SLICES:03d}"
-            name = f"{patient}_{i % SLICES}"
-            yield Item(name, patient, image[0], mask[0], patient, splits=(split,), volume=patient)
+def _slices(splits: Mapping[str, list[Patient]]) -> Iterator[Item]:
+    for split, patients in splits.items():
+        for i, patient in enumerate(patients):
+            name = f"{split}-{i:03d}"
+            for k, (image, mask) in enumerate(zip(patient.image[0].T, patient.label.T, strict=True)):
+                yield Item(f"{name}_{k}", name, image, mask, name, splits=(split,), volume=name)
 
 
 def _classes(plan: PhantomPlan, index: int) -> Iterator[Item]:

@@ -37,6 +37,7 @@ Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP
 AS_PREPARED = (
     "orientation", "spacing", "intensity", "window", "patch_size", "volume_size", "num_classes", "labels", "ignore",
 )  # fmt: skip
+DRAWN_SIZE = (32, 32, 24)  # number of voxels of synthetic volumes along each axis
 PREPARED = 14  # bytes a voxel to prepare a volume: its values in 32 bits, turned, resampled and padded, and its targets
 #: Locks by sample: threads that need parts of one volume wait while the first of them prepares it.
 _TURNS = tuple(threading.Lock() for _ in range(64))
@@ -211,7 +212,7 @@ class PhantomVolumes(VolumeData):
 
     def __init__(self, task: Any, site: str, seed: int, cases: float, what: str) -> None:
         super().__init__(task, site)
-        self.drawn = source("volumes").volumes_site(site, seed=seed, cases=cases)
+        self.drawn = source("volumes").patients(site, size=DRAWN_SIZE, seed=seed, cases=cases)
         listed = ", ".join(f"{len(self.drawn[split])} {split}" for split in SPLITS)
         self.description = f"SYNTHETIC {what}, not patient data: {listed} volumes"
         self._held: dict[tuple[str, int], Arrays] = {}
@@ -229,7 +230,7 @@ class PhantomVolumes(VolumeData):
         if (split, index) not in self._held:
             check_stop()
             volume = self.drawn[split][index]
-            image = between(volume.image, cast("Bounds", bounds_of(volume.image, "percentile")))
-            whole = Whole(image[None], volume.label.astype(np.uint8), np.diag([*volume.voxel, 1.0]))
+            images = [between(image, cast("Bounds", bounds_of(image, "percentile"))) for image in volume.image]
+            whole = Whole(np.stack(images), volume.label, np.diag([*volume.voxel, 1.0]))
             self._held[split, index] = self.made(volume, whole)
         return self._held[split, index]

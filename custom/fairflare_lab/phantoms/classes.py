@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -63,46 +63,48 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         ((50, 48, 48, 3), (64, 48, 48, 3))
     """
     number("site", index, low=0, high=plan.num_sites - 1, whole=True)
-    pool, own, common = _pool(plan), _own_test(plan, index), _test(plan)
-    quality = plan.is_corrupted(index)
-    camera = camera_of(index, plan.camera_shift)
-    training, validation = _own_split(plan, index)
-    parts = {
-        "training": _Part(pool, training, quality, camera),
-        "validation": _Part(pool, validation, quality, camera),
-        "test": _Part(own, _all(own), quality, camera),
-        "test_common": _Part(common, _all(common), quality),
-        "test_clean": _Part(common, _all(common), False),
-        "test_corrupted": _Part(common, _all(common), True),
-    }
-    for position, attribute in enumerate(plan.kind.attributes):
-        parts[f"test_{attribute}"] = _Part(common, np.flatnonzero(common.attributes == position), quality)
-    parts = {name: parts[name] for name in plan.splits}
-    labels = {name: _frozen(part.batch.labels[part.chosen]) for name, part in parts.items()}
+    pool, common, training_validation = _pool(plan), _test(plan), _own_split(plan, index)
+    camera, corrupted = camera_of(index, plan.camera_shift), plan.is_corrupted(index)
+    own = {split: pool.only(part) for split, part in zip(("training", "validation"), training_validation, strict=True)}
+    own["test"] = _own_test(plan, index)
+    images = {split: partial(_drawn, plan, batch, corrupted, camera) for split, batch in own.items()}
+    batches = own | {split: common for split in plan.splits if split not in own}
+    for number_of, attribute in enumerate(plan.kind.attributes if plan.attributes else ()):
+        batches[f"test_{attribute}"] = common.only(common.attributes == number_of)
+    for split in batches.keys() - own.keys():
+        noisy = {"test_clean": False, "test_corrupted": True}.get(split, corrupted)
+        images[split] = partial(_of_common, plan, noisy, batches[split])
+    labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
         labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
-    attributes = {name: _frozen(part.batch.attributes[part.chosen]) for name, part in parts.items()}
-    images = _Drawn({name: partial(_images, plan, part) for name, part in parts.items()})
-    return PhantomSite(images, MappingProxyType(labels), MappingProxyType(attributes))
+    attributes = {split: batches[split].attributes for split in plan.splits}
+    return PhantomSite(_Drawn(images), MappingProxyType(labels), MappingProxyType(attributes))
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Represent a set of images before it is drawn; ``purpose`` and position form the id of each image."""
+    """Represent images before they are drawn; the purpose and an image's place form its id. Arrays are (n,).
+
+    Attributes:
+        purpose: part of the images' ids.
+        places: number of each image.
+        dealt: class by which an image is dealt to a site: its label as it would be without attribute effects.
+        labels: class of each image.
+        shown: class as which it is drawn.
+        attributes: number of each image's attribute.
+    """
 
     purpose: str
+    places: Labels
+    dealt: Labels
     labels: Labels
-    attributes: npt.NDArray[np.int64]  # index of each image's attribute
+    shown: Labels
+    attributes: Labels
 
-
-@dataclass(frozen=True)
-class _Part:
-    """Represent the images of a batch that a site has, with the site's camera and corruption."""
-
-    batch: _Batch
-    chosen: npt.NDArray[np.int64]
-    corrupted: bool
-    camera: Camera = PLAIN
+    def only(self, chosen: npt.NDArray[Any]) -> _Batch:
+        """Return the chosen images."""
+        purpose, *arrays = astuple(self)
+        return _Batch(purpose, *(_frozen(array[chosen]) for array in arrays))
 
 
 class _Drawn(UserDict[str, Any]):
@@ -114,85 +116,69 @@ class _Drawn(UserDict[str, Any]):
         return np.asarray(self.data[split])
 
 
+def _batch(plan: PhantomPlan, purpose: str, dealt: Labels, attributes: Labels, prevalence: float) -> _Batch:
+    """Return a batch, with the effects that the plan gives to the second attribute."""
+    classes, second = len(plan.kind.counts), np.flatnonzero(attributes == 1)
+
+    def chosen(what: str, share: float) -> npt.NDArray[np.bool_]:
+        rng = np.random.default_rng(image_seed(f"{what}/{purpose}", plan.seed))
+        return np.isin(np.arange(len(dealt)), rng.permutation(second)[: round(share * len(second))])
+
+    labels = np.where(chosen("prevalence", prevalence), classes - 1, dealt)
+    shown = np.where(chosen("noise", plan.attribute_noise), (labels + 1) % classes, labels)
+    return _Batch(purpose, np.arange(len(dealt)), dealt, labels, shown, attributes).only(np.arange(len(dealt)))
+
+
+def _mixed(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[int]) -> _Batch:
+    """Return a batch with ``counts`` images of the ``classes``, in random order, with random attributes."""
+    rng = np.random.default_rng(image_seed(purpose, plan.seed))
+    dealt = rng.permutation(np.repeat(classes, counts))
+    attributes = np.zeros(len(dealt), np.int64)
+    if plan.attributes:
+        others = len(plan.kind.attributes) - 1
+        shares = np.asarray(plan.attribute_shares or (0.75, *[0.25 / others] * others))
+        attributes = rng.choice(len(shares), len(dealt), p=shares / shares.sum())
+    return _batch(plan, purpose, dealt, attributes, plan.attribute_prevalence)
+
+
 @lru_cache(maxsize=8)
 def _pool(plan: PhantomPlan) -> _Batch:
     """Return the batch of training and validation images of all sites together."""
     counts = class_counts(plan.kind.counts, plan.num_samples, plan.min_class)
-    return _batch(plan, "pool", np.arange(len(counts)), counts)
-
-
-def _batch(plan: PhantomPlan, purpose: str, classes: Labels, counts: Sequence[int]) -> _Batch:
-    """Return a batch with ``counts`` images of the ``classes``, in random order."""
-    rng = np.random.default_rng(image_seed(purpose, plan.seed))
-    labels = rng.permutation(np.repeat(classes, counts))
-    attributes = _attributes(plan, len(labels), rng)
-    return _Batch(purpose, _frozen(_prevalent(plan, purpose, labels, attributes)), _frozen(attributes))
-
-
-def _dealt(plan: PhantomPlan) -> Labels:
-    """Return the classes of all sites' training and validation images as they would be without attribute effects.
-
-    These classes define the partition, so that ``attribute_prevalence`` changes neither the partition nor a site's
-    class mix.
-    """
-    return _pool(replace(plan, attribute_prevalence=0.0)).labels
-
-
-def _chosen(plan: PhantomPlan, what: str, attributes: Labels, share: float) -> npt.NDArray[np.bool_]:
-    """Choose a share of the images of the second attribute at random; return which images are chosen."""
-    second = np.flatnonzero(attributes == 1)
-    rng = np.random.default_rng(image_seed(what, plan.seed))
-    found = np.zeros(len(attributes), bool)
-    found[rng.permutation(second)[: round(share * len(second))]] = True
-    return found
-
-
-def _prevalent(plan: PhantomPlan, purpose: str, labels: Labels, attributes: Labels) -> Labels:
-    """Return labels with the last class more frequent among images of the second attribute."""
-    if not plan.attribute_prevalence:
-        return labels
-    made = _chosen(plan, f"prevalence/{purpose}", attributes, plan.attribute_prevalence)
-    return np.where(made, len(plan.kind.counts) - 1, labels)
-
-
-def _attributes(plan: PhantomPlan, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    if not plan.attributes:
-        return np.zeros(count, np.int64)
-    others = len(plan.kind.attributes) - 1
-    shares = plan.attribute_shares or (0.75, *[0.25 / others] * others)
-    return rng.choice(len(shares), count, p=np.asarray(shares) / sum(shares))
+    return _mixed(plan, "pool", np.arange(len(counts)), counts)
 
 
 def _own_test(plan: PhantomPlan, index: int) -> _Batch:
     """Return the batch of a site's own test set, with the class proportions of its training and validation images."""
-    has = np.bincount(_dealt(plan)[_partition(plan)[index]], minlength=len(plan.kind.counts))
+    has = np.bincount(_pool(plan).dealt[_partition(plan)[index]], minlength=len(plan.kind.counts))
     present = np.flatnonzero(has)
-    counts = class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
-    return _batch(plan, f"test/{index}", present, counts)
+    return _mixed(
+        plan, f"test/{index}", present, class_counts(has[present].tolist(), plan.num_own_test, OWN_CLASS)
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=8)
 def _test(plan: PhantomPlan) -> _Batch:
     """Return the batch of the common test set; within each class, the attributes alternate."""
     counts = class_counts(plan.kind.counts, plan.num_test, plan.min_class_test)
-    order = np.random.default_rng(image_seed("test", plan.seed)).permutation(sum(counts))
-    labels = np.repeat(np.arange(len(counts)), counts)
-    turns = np.concatenate([np.arange(n) for n in counts]) if plan.attributes else np.zeros(len(labels), np.int64)
-    return _Batch(COMMON, _frozen(labels[order]), _frozen(turns[order] % max(1, len(plan.kind.attributes))))
+    order = np.random.default_rng(image_seed(COMMON, plan.seed)).permutation(sum(counts))
+    turns = np.concatenate([np.arange(n) for n in counts]) * plan.attributes
+    attributes = turns % max(1, len(plan.kind.attributes))
+    return _batch(plan, COMMON, np.repeat(np.arange(len(counts)), counts)[order], attributes[order], 0.0)
 
 
 @lru_cache(maxsize=8)
 def _partition(plan: PhantomPlan) -> list[npt.NDArray[np.int64]]:
-    labels, sites, seed = _dealt(plan), plan.num_sites, plan.seed
-    if plan.partition == "iid":
-        return iid_partition(labels, sites, seed=seed)
-    if plan.partition == "dirichlet":
-        return dirichlet_partition(labels, sites, plan.alpha, seed=seed, min_size=plan.min_site)
-    if plan.partition == "two_pool":
-        return two_pool_partition(labels, sites, plan.corrupted_sites, plan.alpha, seed=seed, min_size=plan.min_site)
-    parts = shard_partition(labels, sites, plan.eta, seed=seed, mode=plan.shard_mode)
+    sized = {"min_size": plan.min_site}
+    way: Any = {
+        "iid": iid_partition,
+        "dirichlet": partial(dirichlet_partition, alpha=plan.alpha, **sized),
+        "two_pool": partial(two_pool_partition, num_corrupted=plan.corrupted_sites, alpha=plan.alpha, **sized),
+        "shards": partial(shard_partition, eta=plan.eta, mode=plan.shard_mode),
+    }[plan.partition]
+    parts: list[npt.NDArray[np.int64]] = way(_pool(plan).dealt, plan.num_sites, seed=plan.seed)
     for site, part in enumerate(parts):
-        if len(part) < plan.min_site:
+        if plan.partition == "shards" and len(part) < plan.min_site:
             raise ValueError(
                 f"site {site} gets {len(part)} images with eta={plan.eta:g} and shard_mode={plan.shard_mode!r}, "
                 f"fewer than min_site={plan.min_site}; use another seed, more images or a smaller min_site"
@@ -205,9 +191,8 @@ def _own_split(plan: PhantomPlan, index: int) -> tuple[npt.NDArray[np.int64], np
 
     Both splits get an image if there are at least two images and the validation fraction is above 0.
     """
-    mine = _partition(plan)[index]
+    mine, fraction = _partition(plan)[index], plan.validation_fraction
     labels = _pool(plan).labels[mine]
-    fraction = plan.validation_fraction
     training, validation = stratified_split(
         labels, (1 - fraction, fraction), seed=image_seed(f"split/{index}", plan.seed)
     )
@@ -245,52 +230,31 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
     return tuple(int(n) for n in counts)
 
 
-def _all(batch: _Batch) -> npt.NDArray[np.int64]:
-    return np.arange(len(batch.labels))
-
-
-def _images(plan: PhantomPlan, part: _Part) -> Images:
-    """Return the images of a part; those of the common test set are drawn once for all sites."""
-    if part.batch.purpose != COMMON:
-        return _render(plan, part)
-    images = _test_images(plan, part.corrupted)
-    return images if len(part.chosen) == len(images) else _frozen(images[part.chosen])
-
-
-def _render(plan: PhantomPlan, part: _Part) -> Images:
-    size, kind, batch = plan.image_size, plan.kind, part.batch
-    images = np.empty((len(part.chosen), size, size, 3), np.uint8)
-    drawn = batch.labels
-    if plan.attribute_noise:
-        noisy = _chosen(plan, f"noise/{batch.purpose}", batch.attributes, plan.attribute_noise)
-        drawn = np.where(noisy, (drawn + 1) % len(kind.class_names), drawn)
-    for row, place in enumerate(part.chosen.tolist()):
-        check_stop()
-        rng = np.random.default_rng(image_seed(f"{plan.phantom}/{batch.purpose}/{place}", plan.seed))
-        attribute = kind.attributes[int(batch.attributes[place])] if kind.attributes else None
-        images[row] = kind.draw(int(drawn[place]), rng, size, attribute)
-    images = part.camera.take(images)
-    if part.corrupted:
-        _corrupt_all(plan, part, images)
-    return _frozen(images)
-
-
-def _corrupt_all(plan: PhantomPlan, part: _Part, images: Images) -> None:
-    for row, place in enumerate(part.chosen.tolist()):
-        check_stop()
-        seed = image_seed(f"{plan.corruption}/{part.batch.purpose}/{place}", plan.seed)
-        images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
-
-
 @lru_cache(maxsize=2)
 def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
     """Return all images of the common test set, cached because several sites and splits of a process use them."""
-    test = _test(plan)
-    part = _Part(test, _all(test), corrupted)
-    if not corrupted:
-        return _render(plan, part)
-    images = _test_images(plan, False).copy()
-    _corrupt_all(plan, part, images)
+    return _drawn(plan, _test(plan), corrupted, PLAIN)
+
+
+def _of_common(plan: PhantomPlan, corrupted: bool, batch: _Batch) -> Images:
+    images = _test_images(plan, corrupted)
+    return images if len(batch.places) == len(images) else _frozen(images[batch.places])
+
+
+def _drawn(plan: PhantomPlan, batch: _Batch, corrupted: bool, camera: Camera) -> Images:
+    """Draw the images of a batch as a camera takes them, (n, size, size, 3), and corrupt them after that."""
+    size, kind = plan.image_size, plan.kind
+    images = np.empty((len(batch.places), size, size, 3), np.uint8)
+    ids = [f"{batch.purpose}/{place}" for place in batch.places]
+    for row, (name, shown, attribute) in enumerate(zip(ids, batch.shown, batch.attributes, strict=True)):
+        check_stop()
+        rng = np.random.default_rng(image_seed(f"{plan.phantom}/{name}", plan.seed))
+        images[row] = kind.draw(int(shown), rng, size, kind.attributes[attribute] if kind.attributes else None)
+    images = camera.take(images)
+    for row, name in enumerate(ids if corrupted else ()):
+        check_stop()
+        seed = image_seed(f"{plan.corruption}/{name}", plan.seed)
+        images[row] = corrupt(images[row], plan.corruption, plan.severity, seed)
     return _frozen(images)
 
 

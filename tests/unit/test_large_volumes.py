@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -40,7 +43,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.tasks.scores.site_statistics import measure
 from fairflare.tasks.volumes.base import PREPARED
 from fairflare.tasks.volumes.prepared import zoomed
-from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
+from fairflare.tasks.volumes.segmentation import FolderPatches, VolumeSegmentationTask
 
 SHAPE = (96, 80, 64)
 
@@ -369,6 +372,69 @@ def test_damage_a_full_disk_and_a_site_that_forbids_it_change_no_patch(
     data = opened(root, tmp_path / "full")
     assert torch.equal(patches(data)[0], wanted[0])
     assert list((tmp_path / "full").glob("*")) == []
+
+
+@pytest.mark.parametrize("end", ["killed", "no space"])
+@pytest.mark.parametrize("writes", range(1, 7))
+def test_an_end_at_any_write_of_a_prepared_volume_changes_no_patch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, writes: int
+) -> None:
+    """Check each of the five arrays of a volume, half of which is on disk then, and its record."""
+    root, kept = site(tmp_path / "site", (32, 32, 32)), tmp_path / "kept"
+    wanted = patches(opened(root, decoded_bytes=0))
+    left = [writes]
+
+    def half(write: Callable[..., Any]) -> Callable[..., Any]:
+        def first_half(target: Any, content: Any, **how: Any) -> None:
+            left[0] -= 1
+            if left[0]:
+                write(target, content, **how)
+                return
+            write(target, content[: len(content) // 2], **how)
+            if end == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        return first_half
+
+    with monkeypatch.context() as patched:
+        patched.setattr(np.lib.format, "write_array", half(np.lib.format.write_array))
+        patched.setattr(Path, "write_text", half(Path.write_text))
+        if end == "killed":
+            child = os.fork()
+            if child == 0:
+                opened(root, kept).volume("training", 0)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+            assert list(kept.iterdir())
+        else:
+            assert torch.equal(patches(opened(root, kept))[0], wanted[0])
+    assert all(torch.equal(found, part) for found, part in zip(patches(opened(root, kept)), wanted, strict=True))
+    assert len(list(kept.iterdir())) == 4  # two volumes, each with its record, and nothing that was left
+
+
+def test_files_replaced_while_they_are_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, kept = site(tmp_path / "site", (32, 32, 32)), tmp_path / "kept"
+    other = pair(tmp_path, (32, 32, 32), shift=9)
+    left = [True]
+    real = FolderPatches.read_sample
+
+    def replaced(self: Any, sample: Any, split: str) -> Any:
+        whole = real(self, sample, split)
+        if left:
+            left.clear()
+            for new, old in zip(other, (sample.image, sample.label), strict=True):
+                new.replace(old)
+        return whole
+
+    monkeypatch.setattr(FolderPatches, "read_sample", replaced)
+    first = opened(root, kept).item("training", 0)
+    assert not left
+    again, plain = opened(root, kept).item("training", 0), opened(root, decoded_bytes=0).item("training", 0)
+    for name in ("image", "label"):
+        assert torch.equal(first[name], plain[name])
+        assert torch.equal(again[name], plain[name])
+    assert len(list(kept.glob("*.npy"))) == 1
 
 
 @pytest.mark.parametrize("nearest", [False, True])

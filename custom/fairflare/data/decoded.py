@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.disk.files import private_folder, remove_partials, write_whole
-from fairflare.data.image_file import ImageFile
+from fairflare.data.image_file import ImageFile, image_file
 from fairflare.data.intensity import Bounds
 from fairflare.data.picture_values import npy_header
 
@@ -68,6 +68,9 @@ class DecodedVolumes:
         cached = _open(file)
         if cached is None:
             arrays = make()
+            now = [image_file(source.path) for source in sources]
+            if self._file(how, now) != file:  # a file was replaced while it was read: image and mask may not belong
+                return self.arrays(how, now, make)
             self._write(file, arrays)
             cached = _open(file) or arrays
         return cached

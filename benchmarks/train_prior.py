@@ -2,10 +2,10 @@
 
 Sources: classification phantoms (in the file that is shipped: the scenes of 0.2.0), phantoms like MRI of the prostate
 (there: of 0.3.0), and "dead leaves" (random overlapping shapes, Baradad et al., NeurIPS 2021), as many of each; the
-phantoms' classes in equal parts, otherwise labels play no role. The endoscopy phantom is left out on purpose: Fed-MAS is tried on it, and the
-paper's prior has not seen its data either (``--endoscopy`` puts it in, to see what that is worth). No patients'
-data, no licence of others. The same seed, versions and machine give the same file. ``--check`` compares an existing
-file with random weights by linear probes on phantoms of other seeds.
+phantoms' classes in equal parts, otherwise labels play no role. The endoscopy phantom is left out on purpose: Fed-MAS
+is tried on it, and the paper's prior has not seen its data either (``--endoscopy`` puts it in, to see what that is
+worth). No patients' data, no licence of others. The same seed, versions and machine give the same file. ``--check``
+compares an existing file with random weights by linear probes on phantoms of other seeds.
 
     python benchmarks/train_prior.py [--out FILE] [--images 1000] [--steps 700] [--seed 0] [--endoscopy]
     python benchmarks/train_prior.py --check [--out FILE]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -313,13 +314,13 @@ def test_a_partition_is_drawn_again_until_no_site_is_too_small(partition: str) -
 
 def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    original = classes._render
+    original = classes._drawn
 
-    def counting(plan: PhantomPlan, part: classes._Part) -> np.ndarray:
-        drawn.append(len(part.chosen))
-        return original(plan, part)
+    def counting(plan: PhantomPlan, batch: classes._Batch, *how: Any) -> np.ndarray:
+        drawn.append(len(batch.places))
+        return original(plan, batch, *how)
 
-    monkeypatch.setattr(classes, "_render", counting)
+    monkeypatch.setattr(classes, "_drawn", counting)
     site = class_site(PLAN, 4)
     assert drawn == []
     site.images["training"]
@@ -327,7 +328,7 @@ def test_images_are_drawn_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -
     assert drawn == [len(site.labels["training"])]
     for split in ("test_corrupted", "test_common", "test_clean"):
         site.images[split]
-    assert drawn == [len(site.labels["training"]), PLAN.num_test]  # the corrupted copy is made from the clean one
+    assert drawn == [len(site.labels["training"]), PLAN.num_test, PLAN.num_test]  # in both qualities, for all sites
     with pytest.raises(ValueError, match="read-only"):
         site.images["test"][0, 0, 0, 0] = 1
     with pytest.raises(KeyError):

@@ -78,14 +78,10 @@ def camera_of(site: int, strength: float = 1.0) -> Camera:
     reach, contrast, corners, turn, blur = ((0.5 + (site + 1) * step) % 1 for step in STEPS)
     # The logarithms of the gains are cosines of three angles 120 degrees apart, so that they sum to 0 for any hue.
     around = 2 * np.pi * (turn + np.arange(3) / 3)
-    gains = np.exp(strength * _between(BALANCE, reach) * np.sqrt(2) * np.cos(around))
+    gains = np.exp(strength * np.interp(reach, (0, 1), BALANCE) * np.sqrt(2) * np.cos(around))
     return Camera(
         balance=(float(gains[0]), float(gains[1]), float(gains[2])),
-        contrast=strength * _between(CONTRAST, contrast),
-        vignetting=strength * _between(DARK_CORNERS, corners),
-        blur=strength * _between(BLUR, blur),
+        contrast=strength * float(np.interp(contrast, (0, 1), CONTRAST)),
+        vignetting=strength * float(np.interp(corners, (0, 1), DARK_CORNERS)),
+        blur=strength * float(np.interp(blur, (0, 1), BLUR)),
     )
-
-
-def _between(ends: tuple[float, float], share: float) -> float:
-    return ends[0] + (ends[1] - ends[0]) * share

@@ -78,7 +78,8 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     if plan.has_label_noise(index):
         labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
     attributes = {split: batches[split].attributes for split in plan.splits}
-    return PhantomSite(_Drawn(images), MappingProxyType(labels), MappingProxyType(attributes))
+    drawn = _Drawn({split: images[split] for split in plan.splits})
+    return PhantomSite(drawn, MappingProxyType(labels), MappingProxyType(attributes))
 
 
 @dataclass(frozen=True)
@@ -218,16 +219,12 @@ def class_counts(proportions: Sequence[int], total: int, least: int) -> tuple[in
     """
     if total < least * len(proportions):
         raise ValueError(f"{total} images are too few for {len(proportions)} classes of at least {least}")
-    counts = np.full(len(proportions), least)
     raised = np.zeros(len(proportions), bool)
-    while not raised.all():
-        share = apportion(np.where(raised, 0, proportions), total - int(raised.sum()) * least)
-        low = ~raised & (share < least)
-        if not low.any():
-            counts = np.where(raised, least, share)
-            break
-        raised |= low
-    return tuple(int(n) for n in counts)
+    while True:
+        share = np.where(raised, least, apportion(np.where(raised, 0, proportions), total - int(raised.sum()) * least))
+        if not (share < least).any():
+            return tuple(share.tolist())
+        raised |= share < least
 
 
 @lru_cache(maxsize=2)

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from fairflare import __version__
-from fairflare.base.checks import is_number
+from fairflare.base.checks import MAX_SAMPLES, is_number, printable
 from fairflare.base.settings import settings
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting import received_state as incoming
 from fairflare.federation.collecting.collector import Collector, QuorumError
-from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_metrics, reasons
+from fairflare.federation.site.replies import read_metrics, reasons
 from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg

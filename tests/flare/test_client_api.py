@@ -14,9 +14,9 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fairflare import client
+from fairflare.base.checks import MAX_REASON
 from fairflare.data.datalist import DataError
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
-from fairflare.federation.site.replies import MAX_REASON
 from fairflare.federation.site.script import told_training
 from fairflare.flare import client_api
 from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model

@@ -18,7 +18,14 @@ SUM_TOLERANCE = 1e-6  # largest allowed difference between the sum of weights an
 _NUMBERS, _PLAIN, _LARGEST = (int, float), {int, float}, sys.float_info.max
 CLOSE, SHORTEST = 0.65, 3  # similarity from which a name is near; least letters of a name's beginning
 MAX_NAMES = 3  # most names in a message: names that one of two collections lacks, or those like an unknown name
+MAX_SAMPLES = 10**9  # a site that claims more samples is refused
+MAX_REASON = 300  # most characters of a site's text in a message
 SHORT = 12  # most names that a message lists in full; for more names it says where they are listed
+
+
+class ReportError(ValueError):
+    """Signal that a site's message cannot be used; the text names the site, the field and the value."""
+
 
 # ------------------------------------------------------------------------------------------------ numbers
 
@@ -210,6 +217,26 @@ def first_of(texts: Mapping[str, object]) -> str:
 def true_texts(texts: Mapping[str, object]) -> list[str]:
     """Return the texts whose conditions are true, in their order."""
     return [text for text, holds in texts.items() if holds]
+
+
+def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
+    """Raise an error with the first problem of a site's reply whose condition is true.
+
+    Args:
+        site: name of the site that sent the reply.
+        problems: whether the reply has a problem, by the text that describes the problem.
+
+    Raises:
+        ReportError: a condition is true (names the site).
+    """
+    if text := first_of(problems):
+        raise ReportError(f"site {site!r}: {text}")
+
+
+def printable(text: str, most: int = MAX_REASON) -> str:
+    """Return a site's text cut to ``most`` characters, with a space for each character that cannot be printed."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
+    return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from fairflare.base.checks import gathered
+from fairflare.base.checks import MAX_REASON, gathered
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
 from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_MASK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
@@ -15,7 +15,7 @@ from fairflare.federation.server import check
 from fairflare.federation.server.sums import MASKED
 from fairflare.federation.site import clinical, groups, norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
-from fairflare.federation.site.replies import COUNTS, MAX_REASON, STATS
+from fairflare.federation.site.replies import COUNTS, STATS
 from fairflare.federation.site.sampling import SAMPLING
 from fairflare.methods.base.catalog import Method, all_methods
 from fairflare.methods.base.reports import Field

@@ -21,6 +21,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from fairflare import __version__
 from fairflare.base import checks
+from fairflare.base.checks import MAX_SAMPLES, printable
 from fairflare.base.machine.one_run import refuse_main
 from fairflare.base.settings import PositiveInt, settings
 from fairflare.core.states import add_update, check_state, difference
@@ -29,7 +30,6 @@ from fairflare.exchange.tensor_file import Layout, in_words, layout_of
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
 from fairflare.federation.collecting.received_state import Incoming, conformed, is_trained
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.federation.site.replies import MAX_SAMPLES, printable
 from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model
 from fairflare.methods.base.reports import SENT_BACK, ReportError
 from fairflare.methods.base.rule import (

@@ -25,6 +25,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
+from fairflare.base.checks import printable
 from fairflare.base.disk.temporary import sweep
 from fairflare.base.settings import Flag, Positive, settings, values_of
 from fairflare.base.task import Task
@@ -32,7 +33,6 @@ from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_sit
 from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds, Stopped
-from fairflare.federation.site.replies import printable
 from fairflare.federation.site.script import told_training
 from fairflare.federation.site.site_file import SITE_FILE, read_site_file
 from fairflare.flare.messages.memory import job_cell, memory_given_back, replies_on_disk

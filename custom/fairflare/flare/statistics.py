@@ -27,7 +27,7 @@ from nvflare.app_common.statistics.numeric_stats import get_global_stats
 from nvflare.app_common.workflows.statistics_controller import StatisticsController
 from nvflare.fuel.utils import fobs
 
-from fairflare.base.checks import listed
+from fairflare.base.checks import listed, printable
 from fairflare.base.settings import Flag, PositiveInt, settings
 from fairflare.core.statistics.site_figures import AXES, COUNTS, INTENSITY
 from fairflare.data.datalist import labels_in
@@ -35,7 +35,7 @@ from fairflare.data.decoded import DecodedVolumes
 from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading
 from fairflare.federation.site.gate import MIN_CASES
-from fairflare.federation.site.replies import named, printable, reasons
+from fairflare.federation.site.replies import named, reasons
 from fairflare.federation.site.site_file import SHELL_SETTINGS, SITE_FILE, read_site_file, setting
 from fairflare.methods.base.reports import shortened
 from fairflare.methods.base.site_run import SiteError

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fairflare.base.checks import printable, refuse_if
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.site_data import UNLABELLED
@@ -38,14 +39,12 @@ from fairflare.federation.site.replies import (
     COUNTS,
     IN_REPORT,
     named,
-    printable,
     read_head,
     read_metrics,
     read_stats,
     reasons,
     suppressed_in,
 )
-from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import SENT_BACK, Field, ReportError, misfits, numbers, read_report
 from fairflare.methods.base.rule import MakesTensors, RoundInputs, Rule, State, TwoPhase, Weighing
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from fairflare.base.cases.resampling import UNITS
-from fairflare.base.checks import listed
+from fairflare.base.checks import listed, printable, refuse_if
 from fairflare.base.task import SPLIT_GLOBAL, Metric
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
 from fairflare.core.statistics.group_sums import shapes
@@ -25,13 +25,12 @@ from fairflare.federation.site.replies import (
     NUM_UNITS,
     RESAMPLED,
     VALIDATED,
-    printable,
     read_head,
     read_metrics,
     read_stats,
     suppressed_in,
 )
-from fairflare.federation.site.sampling import read_sampling, refuse_if
+from fairflare.federation.site.sampling import read_sampling
 from fairflare.methods.base.reports import read_report
 from fairflare.reporting.documents import LeftOut, PhaseRecord
 

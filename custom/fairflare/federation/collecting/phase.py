@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fairflare.base.checks import listed
+from fairflare.base.checks import listed, printable
 from fairflare.exchange.messages import Message, SiteTask, encode_task, num_bytes
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Question, Transport
 from fairflare.federation.plan.run_settings import RunSettings
-from fairflare.federation.site.replies import printable, reasons
+from fairflare.federation.site.replies import reasons
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import State
 from fairflare.reporting.results import PhaseRecord

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fairflare.base.checks import printable
 from fairflare.base.machine.child import in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
@@ -21,7 +22,7 @@ from fairflare.federation.plan.site_training import COMMON, PERSONAL
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.run_info import directions_of
 from fairflare.federation.site.facts import OTHER_IMAGES
-from fairflare.federation.site.replies import AT_HOME, RESAMPLED, printable
+from fairflare.federation.site.replies import AT_HOME, RESAMPLED
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS

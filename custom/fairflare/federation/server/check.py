@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 from fairflare.base.cases.census import contradictions, question, question_of_values, unexplained
-from fairflare.base.checks import few, first_of, gathered
+from fairflare.base.checks import MAX_SAMPLES, few, first_of, gathered, printable, refuse_if
 from fairflare.base.site_data import MOST_WINDOWS
 from fairflare.base.task import SPLIT_GLOBAL, Batches, Metric, SiteData, Task
 from fairflare.core.statistics.footing import Footing
@@ -34,8 +34,8 @@ from fairflare.federation.site.facts import (
     OTHER_IMAGES,
 )
 from fairflare.federation.site.groups import NAMES
-from fairflare.federation.site.replies import MAX_SAMPLES, printable, read_head, reasons
-from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES, refuse_if
+from fairflare.federation.site.replies import read_head, reasons
+from fairflare.federation.site.sampling import BY_CLASS, MOST_CLASSES
 from fairflare.methods.base.reports import NO_IMAGES, VALIDATION, Field, ReportError, read_report
 from fairflare.methods.base.rule import TwoPhase
 from fairflare.methods.parts.group_sums import ACTED_ON

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fairflare.base.checks import refuse_if
 from fairflare.base.task import Metric
 from fairflare.exchange.messages import TASK_TRAIN, Message
 from fairflare.exchange.staging import Staging
@@ -16,7 +17,7 @@ from fairflare.federation.collecting.collector import LikeReceived, read_state
 from fairflare.federation.collecting.final_test import SAID, FinalTest, Tested
 from fairflare.federation.collecting.phase import Exchange, Phase
 from fairflare.federation.site.replies import read_head, read_stats
-from fairflare.federation.site.sampling import CASES, refuse_if
+from fairflare.federation.site.sampling import CASES
 from fairflare.methods.base.home import tuned_part
 from fairflare.methods.base.rule import State
 from fairflare.methods.parts.fine_tuning import DIRECTIVE, OWN_GAIN

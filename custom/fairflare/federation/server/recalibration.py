@@ -17,7 +17,7 @@ from functools import cached_property
 
 import torch
 
-from fairflare.base.checks import few
+from fairflare.base.checks import few, printable, refuse_if
 from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, other_running, pooled, registered_names
@@ -29,8 +29,7 @@ from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.server.sums import SecureSums, SitesLost
 from fairflare.federation.site.norm_moments import DONE, EXCHANGE, FIELDS, MEASURED
-from fairflare.federation.site.replies import COUNTS, IN_REPORT, printable, read_head, read_stats, suppressed_in
-from fairflare.federation.site.sampling import refuse_if
+from fairflare.federation.site.replies import COUNTS, IN_REPORT, read_head, read_stats, suppressed_in
 from fairflare.methods.base.reports import read_report, shortened
 from fairflare.methods.base.rule import State, Weighing
 from fairflare.reporting.documents import RoundRecord, Warned

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairflare.base.checks import listed
+from fairflare.base.checks import listed, printable, refuse_if
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
 from fairflare.core.states import Made
@@ -32,8 +32,7 @@ from fairflare.federation.collecting.phase import Exchange, Phase, RoundFailed
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.journal import Journal
 from fairflare.federation.site.groups import blank, pieces
-from fairflare.federation.site.replies import named, printable, read_head, reasons
-from fairflare.federation.site.sampling import refuse_if
+from fairflare.federation.site.replies import named, read_head, reasons
 from fairflare.federation.site.sums import HELLOS, PARTS, PRESENT, QUESTIONS, RUN, SATURATED
 from fairflare.methods.base.reports import NO_IMAGES, Field, ReportError, read_report
 from fairflare.methods.base.rule import LayerWeights, State, Weighing

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairflare.base.cases.sampling import numbered
+from fairflare.base.checks import refuse_if
 from fairflare.core.statistics.areas import ALL, OPERATING, delong, threshold
 from fairflare.core.statistics.group_metrics import metrics_of, positives
 from fairflare.core.statistics.group_sums import (
@@ -27,7 +28,7 @@ from fairflare.core.statistics.group_sums import (
     impossible,
     sums_of,
 )
-from fairflare.federation.site.sampling import BY_CLASS, CLASSES, refuse_if
+from fairflare.federation.site.sampling import BY_CLASS, CLASSES
 from fairflare.methods.base.reports import Field
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import numpy as np
 
 from fairflare.base.cases.resampling import seeded
 from fairflare.base.cases.sampling import numbered
+from fairflare.base.checks import refuse_if
 from fairflare.core.statistics.group_sums import (
     BRIER,
     CALIBRATION,
@@ -32,7 +33,6 @@ from fairflare.core.statistics.group_sums import (
     shapes,
     sums_of,
 )
-from fairflare.federation.site.sampling import refuse_if
 from fairflare.methods.base.reports import MAX_ENTRIES, Field
 from fairflare.methods.base.training import SiteError
 

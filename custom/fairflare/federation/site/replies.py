@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from fairflare import __version__
-from fairflare.base.checks import first_of, gathered, is_number
+from fairflare.base.checks import MAX_SAMPLES, first_of, gathered, is_number, printable, refuse_if
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import LOSS, Metric
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import STATUS_OK, Message, same_version
 from fairflare.federation.site import clinical, groups
-from fairflare.federation.site.sampling import SAMPLING, refuse_if
+from fairflare.federation.site.sampling import SAMPLING
 from fairflare.methods.base.reports import (
     MAX_TEXT,
     NO_IMAGES,
@@ -37,12 +37,10 @@ RESAMPLED = "resampled"  # key in a reply's stats: values of the primary metric 
 DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # keys in a reply's stats: kind of units, and number
 #: Prefixes of the names in a reply's ``suppressed``: the part of the reply from which a value is withheld.
 IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
-MAX_SAMPLES = 10**9  # a site that claims more samples is refused
 MAX_METRICS = 1000  # largest number of metrics in a reply
 MAX_NAMES = 40_000  # largest number of characters in the names of a reply's metrics together
 METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
-MAX_REASON = 300
 #: Fields of a reply's ``stats``: values for the results, which a site sends besides the report for the rule.
 STATS = (
     Field(
@@ -271,12 +269,6 @@ def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
     if declared is not None:
         return declared_as(name.removeprefix(VALIDATED), declared)
     return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
-
-
-def printable(text: str, most: int = MAX_REASON) -> str:
-    """Return a site's text cut to ``most`` characters, with a space for each character that cannot be printed."""
-    clean = "".join(c if c.isprintable() else " " for c in text[: 2 * most])
-    return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def named(site: str, reason: str) -> str:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairflare.base.cases.sampling import BINS
-from fairflare.base.checks import first_of
-from fairflare.methods.base.reports import Field, ReportError
+from fairflare.base.checks import refuse_if
+from fairflare.methods.base.reports import Field
 
 MOST = 10**6  # a site that claims more test cases is refused
 MOST_CLASSES = 10_000
@@ -60,20 +60,6 @@ SAMPLING = (
         keep="as `structures`", of=("test",),
     ),
 )  # fmt: skip
-
-
-def refuse_if(site: str, problems: Mapping[str, bool]) -> None:
-    """Raise an error with the first problem of a site's reply whose condition is true.
-
-    Args:
-        site: name of the site that sent the reply.
-        problems: whether the reply has a problem, by the text that describes the problem.
-
-    Raises:
-        ReportError: a condition is true (names the site).
-    """
-    if text := first_of(problems):
-        raise ReportError(f"site {site!r}: {text}")
 
 
 def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fairflare.base.checks import ReportError as ReportError
+
 MAX_TEXT = 200
 MAX_ARRAY = 2**28  # largest number of bytes of an array in a report
 MAX_ENTRIES = 100_000  # largest number of entries of a vector or a list of names; no network has more layers
@@ -45,10 +47,6 @@ class ByClass:
             np.concatenate([[label], self.rows[label].reshape(-1)]) for label in sorted(self.rows) if label in labels
         ]
         return np.array(rows, "<f4").tobytes()
-
-
-class ReportError(ValueError):
-    """Signal that a site's message cannot be used; the text names the site, the field and the value."""
 
 
 @dataclass(frozen=True)

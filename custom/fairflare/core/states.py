@@ -2,12 +2,12 @@
 
 A *state* is a mapping from tensor name to tensor (a PyTorch ``state_dict``), parameters and buffers alike.
 Sums are taken in float64 and cast back once, in blocks small enough to stay on one thread, so that a result does not
-depend on the number of threads. Nor does it depend on whether an average is given states by site or a stream of states.
+depend on the number of threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -31,14 +31,13 @@ from fairflare.core.aggregation.tensor_mean import Aggregate as Aggregate
 from fairflare.core.aggregation.tensor_mean import blocks as blocks
 from fairflare.core.aggregation.tensor_mean import sq_norm as sq_norm
 
-States: TypeAlias = Mapping[str, State] | Iterable[tuple[str, State]]
 WeightsOf: TypeAlias = Callable[[str], Mapping[str, float]]  # type of functions from a tensor's name to weights by site
 
 _LARGEST_WHOLE = 2.0**53  # above this limit a floating-point number no longer holds every integer exactly
 
 
 def weighted_average(
-    states: States,
+    states: Mapping[str, State],
     weights: Mapping[str, float],
     *,
     updates: bool = False,
@@ -57,8 +56,7 @@ def weighted_average(
     Args:
         states: ``{site: state}``, whose states may read a tensor from disk at access. They are read tensor by tensor,
             sites in sorted order, so that besides the result one tensor of as many sites as fit into 128 MiB is in
-            memory. Or an iterable of ``(site, state)``, which is read in one pass in the order given, with one float64
-            model as accumulator. Both forms give equal bits for the same order of sites.
+            memory.
         weights: ``a_k`` by site, finite, ``>= 0``, sum 1 within 1e-6; exactly the sites of
             ``states``.
         updates: whether the states are updates (DIFF). In an update a ``running_var`` may be negative and is not
@@ -66,7 +64,7 @@ def weighted_average(
         how: how the sites' values are combined, number by number. Aggregates other than the mean need one tensor of all
             sites in memory, and combine integers by the plain lower median, so that one site alone cannot move a
             counter.
-        movement: transformation of the mean change of trained tensors; allowed only if ``states`` is a mapping.
+        movement: transformation of the mean change of trained tensors.
 
     Returns:
         The averaged state; keys in the order of the first site.
@@ -88,7 +86,7 @@ def weighted_average(
 
 
 def layerwise_average(
-    states: States,
+    states: Mapping[str, State],
     layer_weights: Mapping[str, Mapping[str, float]],
     owner: Mapping[str, str],
     *,
@@ -232,18 +230,14 @@ def check_state(state: State, like: State, site: str) -> None:
 
 
 def _average(
-    states: States, sites: set[str], weights_of: WeightsOf, *, floor: bool, how: Aggregate, movement: Movement | None
-) -> dict[str, torch.Tensor]:
-    """Return the average of every tensor, with the states given as a mapping by site or as a stream.
+    states: Mapping[str, State], sites: set[str], weights_of: WeightsOf, *, floor: bool, how: Aggregate,
+    movement: Movement | None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """Return the average of every tensor; the sites are read once per tensor.
 
-    A stream is read in one pass over the sites, a mapping in one pass per tensor. ``floor``: the states are models, not
-    updates; tensors of a model that depend on each other are then made consistent after averaging.
+    ``floor``: the states are models, not updates; tensors of a model that depend on each other are then made consistent
+    after averaging.
     """
-    if not isinstance(states, Mapping):
-        if movement is None:
-            average = _one_pass(states, sites, weights_of, floor, True, how)
-            return average | singular_vectors(average) if floor else average
-        raise ValueError("a movement needs every tensor by itself: give the states by site, not a stream")
     _check_sites(set(states), sites)
     opened = {site: states[site] for site in sorted(states)}
     first_site, first = next(iter(opened.items()))
@@ -251,10 +245,8 @@ def _average(
         _check_names(state, first, site, f"site {first_site!r}")
 
     def mean(name: str, wide: bool = False) -> torch.Tensor:
-        column = ((site, {name: state[name]}) for site, state in opened.items())
         try:
-            # A non-finite value shows up in a mean, but a median may hide it: for a median, check every site's tensor.
-            return _one_pass(column, sites, weights_of, floor, how.kind != "mean", how, wide)[name]
+            return _mean_of(name, opened, weights_of, floor, how, wide)
         except NotFinite:  # only now look for the site, since testing the mean is cheaper than testing every site
             for site, state in opened.items():
                 check_finite(state[name], f"site {site!r}: tensor {name!r}")
@@ -271,56 +263,31 @@ def _average(
     return average | singular_vectors(average) if floor else average
 
 
-def _one_pass(
-    states: Iterable[tuple[str, State]],
-    sites: set[str],
-    weights_of: WeightsOf,
-    floor: bool,
-    look: bool,
-    how: Aggregate,
-    wide: bool = False,
-) -> dict[str, torch.Tensor]:
-    """Return the averages of all tensors.
-
-    ``look``: check every tensor for finite values as it arrives, since a stream cannot be read twice. ``wide``: return
-    the averages in float64.
-    """
-    means: dict[str, WeightedMean | RobustMiddle] = {}
-    seen: set[str] = set()
-    first_site = ""
-    for site, state in states:
-        if site in seen:
-            raise ValueError(f"site {site!r} comes twice")
-        if site not in sites:
-            raise ValueError(f"site {site!r} has no weight; weights are for {sorted(sites)}")
-        if not seen:
-            first_site = site
-        elif state.keys() != means.keys():
-            _check_names(state, means, site, f"site {first_site!r}")
-        for name in list(means) or list(state):
-            tensor = state[name]
-            if not isinstance(tensor, torch.Tensor):
-                raise ValueError(f"site {site!r}: tensor {name!r} must be a torch.Tensor, got {type(tensor).__name__}")
-            if look:
-                check_finite(tensor, f"site {site!r}: tensor {name!r}")
-            if name not in means:
-                if tensor.is_complex():
-                    raise ValueError(f"site {site!r}: tensor {name!r} is {tensor.dtype}, not a real number")
-                hold = 0 if look else HELD
-                mean = how.kind == "mean"
-                means[name] = WeightedMean(name, site, tensor, hold) if mean else RobustMiddle(name, site, tensor, how)
-            like = means[name].like
-            if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
-                where, whose = f"site {site!r}: tensor {name!r}", f"site {first_site!r}"
-                checks.same_shape(where, tensor, whose, like)
-                _check_kind(tensor, like, where, whose)
-            # Integer tensors are not averaged and need no weight.
-            means[name].add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
-        seen.add(site)
-        del state  # free this state before the next one is loaded
-    if not seen or seen != sites:
-        _check_sites(seen, sites)
-    return {name: means.pop(name).result(floor, wide) for name in list(means)}
+def _mean_of(
+    name: str, states: Mapping[str, State], weights_of: WeightsOf, floor: bool, how: Aggregate, wide: bool
+) -> torch.Tensor:
+    """Return the average of one tensor over the sites; ``wide``: in float64."""
+    mean: WeightedMean | RobustMiddle | None = None
+    first_site, look = next(iter(states)), how.kind != "mean"
+    for site, state in states.items():
+        tensor = state[name]
+        where, whose = f"site {site!r}: tensor {name!r}", f"site {first_site!r}"
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{where} must be a torch.Tensor, got {type(tensor).__name__}")
+        if look:  # a non-finite value shows up in a mean, but a median may hide it
+            check_finite(tensor, where)
+        if mean is None:
+            if tensor.is_complex():
+                raise ValueError(f"{where} is {tensor.dtype}, not a real number")
+            mean = RobustMiddle(name, site, tensor, how) if look else WeightedMean(name, site, tensor, HELD)
+        like = mean.like
+        if tensor.shape != like.shape or tensor.is_floating_point() != like.is_floating_point():
+            checks.same_shape(where, tensor, whose, like)
+            _check_kind(tensor, like, where, whose)
+        # Integer tensors are not averaged and need no weight.
+        mean.add(site, tensor, weights_of(name)[site] if tensor.is_floating_point() else 0.0)
+    assert mean is not None
+    return mean.result(floor, wide)
 
 
 def _check_sites(have: set[str], weighted: set[str]) -> None:

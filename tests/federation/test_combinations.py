@@ -5,34 +5,44 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from shutil import copytree
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
+import fairflare
 from fairflare.base.acting import needs_of
-from fairflare.base.settings import build
+from fairflare.base.aspect import ASPECTS, Aspect, refusals
+from fairflare.base.settings import build, field_names, hints_of
 from fairflare.data.datalist import write_datalist
 from fairflare.exchange.messages import SiteTask, decode_task, encode_task, for_site
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.refusals import facts_of
 from fairflare.federation.plan.run_settings import RunSettings, WithoutTraining
 from fairflare.federation.server import rounds
 from fairflare.federation.transports import isolation
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import TwoPhase
+from fairflare.methods.base.training import LocalTraining
+from fairflare.methods.fed_avg import FedAvg
 from fairflare.privacy import ledger
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
@@ -45,36 +55,55 @@ SMALL: dict[str, Any] = {
     "batch_size": 8,
 }  # fmt: skip
 WITHOUT_NORMS: dict[str, Any] = {"network": "vit_mini", "image_size": [32, 32], "features": None}
-#: Settings of each capability; what is in a site's file or data is written by :class:`World`.
+#: Aspects that are tried elsewhere, and where.
+ELSEWHERE = {
+    "script": "tests/flare/test_script_recipe.py", "products": "tests/federation/test_adapters_run.py",
+    "trim": "trimmed, below",
+}  # fmt: skip
+#: Settings of aspects that a value alone does not switch on; what is in a site's file or data :class:`World` writes.
+SETTINGS: dict[str, dict[str, Any]] = {"privacy": WITHOUT_NORMS, "test_global": {}, "clinical": {}}
+
+
+def switched_on(one: Aspect) -> dict[str, Any]:
+    """Return settings that switch an aspect on: its first value, or the first of its setting's type that does."""
+    if one.on in SETTINGS:
+        return SETTINGS[one.on]
+    hint = next(hints_of(cls)[one.on] for cls in (RunSettings, LocalTraining) if one.on in field_names(cls))
+    tried = (*one.values, *get_args(hint), True, 1, ["tone"])
+    return next({one.on: value} for value in tried if one.is_on({one.on: value}) and fits(hint, value))
+
+
+def fits(hint: Any, value: Any) -> bool:
+    try:
+        return bool(TypeAdapter(hint).validate_python(value) == value)
+    except ValidationError:
+        return False
+
+
+#: Settings of each capability, first of all aspects that are declared.
 CAPABILITIES: dict[str, dict[str, Any]] = {
-    "sums": {"secure": "sums"},
-    "private": WITHOUT_NORMS,
-    "groups": {"groups": ["tone"]},
-    "recalibrated": {"norm_statistics": "recalibrated"},
-    "finetune": {"personalise": "finetune"},
-    "unlabelled": {"unlabelled": "consistency"},
-    "crt": {"crt_rounds": 1},
+    **{one.on: switched_on(one) for one in ASPECTS if one.on not in ELSEWHERE},
+    "trimmed": {"aggregate": "trimmed_mean", "trim": 0.2},
     "trainable": {"exchange": "trainable"},
-    "median": {"aggregate": "median"},
-    "trimmed": {"aggregate": "trimmed_mean"},
     "partial": {},
     "min_cases": {"min_cases": 2},
     "findings": {"findings": ["x", "y", "z"], "num_classes": None},
-}  # fmt: skip
+}
 #: Pairs that are refused, and words of the reason; all others run.
 REFUSED = {
-    ("sums", "finetune"): "may send a site's own model",
-    ("sums", "unlabelled"): "weighs sites without a report",
-    ("sums", "median"): "needs every site's model",
-    ("sums", "trimmed"): "needs every site's model",
-    ("private", "recalibrated"): "norms would be told",
-    ("private", "finetune"): "its choice of steps is not counted",
-    ("private", "unlabelled"): "it is not counted",
-    ("private", "crt"): "draws classes in equal parts, which differential privacy",
-    ("groups", "findings"): "groups needs a task with a result for each image",
-    ("unlabelled", "findings"): "one class an image",
-    ("crt", "findings"): "crt_rounds needs a classifier",
+    ("personalise", "secure"): "may send a site's own model",
+    ("secure", "unlabelled"): "weighs sites without a report",
+    ("aggregate", "secure"): "needs every site's model",
+    ("secure", "trimmed"): "needs every site's model",
+    ("norm_statistics", "privacy"): "norms would be told",
+    ("personalise", "privacy"): "its choice of steps is not counted",
+    ("privacy", "unlabelled"): "it is not counted",
+    ("crt_rounds", "privacy"): "draws classes in equal parts, which differential privacy",
+    ("findings", "groups"): "groups needs a task with a result for each image",
+    ("findings", "unlabelled"): "one class an image",
+    ("crt_rounds", "findings"): "crt_rounds needs a classifier",
 }
+PAIRS = [pair for pair in itertools.combinations(sorted(CAPABILITIES), 2) if {*pair} != {"aggregate", "trimmed"}]
 #: Settings of methods that need some at this size, or are quicker with them.
 OWN: dict[str, dict[str, Any]] = {
     "fed_mrl": {"weighting.grid": [2, 2]},
@@ -93,15 +122,16 @@ class World:
         self.folder = folder
         self.of = cache(self._written)
 
-    def _written(self, findings: bool, partial: bool, unlabelled: bool) -> dict[str, dict[str, Any]]:
-        root = self.folder / f"{findings}-{partial}-{unlabelled}"
-        return {site: self._site(root / site, number, findings, partial and number == 1, unlabelled)
+    def _written(self, findings: bool, partial: bool, unlabelled: bool, common: bool) -> dict[str, dict[str, Any]]:
+        root = self.folder / f"{findings}-{partial}-{unlabelled}-{common}"
+        return {site: self._site(root / site, number, findings, partial and number == 1,
+                                 {"unlabelled": 4 * unlabelled, "test_global": 6 * (common and not number)})
                 for number, site in enumerate(SITES)}  # fmt: skip
 
-    def _site(self, place: Path, number: int, findings: bool, partial: bool, unlabelled: bool) -> dict[str, Any]:
+    def _site(self, place: Path, number: int, findings: bool, partial: bool, more: Mapping[str, int]) -> dict[str, Any]:
         place.mkdir(parents=True)
         splits: dict[str, list[dict[str, Any]]] = {}
-        for split, count in {"training": 9, "validation": 10, "test": 6, "unlabelled": 4 * unlabelled}.items():
+        for split, count in {"training": 9, "validation": 10, "test": 6, **more}.items():
             splits[split] = []
             for k in range(count):
                 code = k % (2 if partial and not findings else 3)
@@ -152,9 +182,9 @@ def done(
     **options: Any,
 ) -> dict[str, Any] | str:  # fmt: skip
     """Return the results of a run, or the reason why it was refused before any training; fail if it fails later."""
-    kind = ("findings" in capabilities, "partial" in capabilities, "unlabelled" in capabilities)
+    kind = tuple(name in capabilities for name in ("findings", "partial", "unlabelled", "test_global"))
     blocks = {site: {**block} for site, block in world.of(*kind).items() if site in SITES[:sites]}
-    if "private" in capabilities:
+    if "privacy" in capabilities:
         blocks["site-1"] |= {"privacy": {"epsilon": 1000, "noise": 2.0}, "state_root": str(folder / "root")}
     change(blocks)
     asked = {**SMALL, **OWN.get(method, {})}
@@ -188,19 +218,69 @@ def test_all_capabilities_are_named() -> None:
     assert {*OWN, *WITHOUT_CRT} <= {*all_methods()}
 
 
-@pytest.mark.many("sums+private", "sums+groups", "unlabelled+crt", "crt+findings")
-@pytest.mark.parametrize(
-    "capabilities", [*itertools.combinations(CAPABILITIES, 2), *((name,) for name in CAPABILITIES)], ids="+".join
-)
+def by_the_table(capabilities: Collection[str]) -> str:
+    """Return why the table of aspects refuses capabilities together; empty if it does not."""
+    asked = {name: value for one in capabilities for name, value in CAPABILITIES[one].items()}
+    run = {name: value for name, value in asked.items() if name in field_names(RunSettings)}
+    half = {name: value for name, value in asked.items() if name in field_names(LocalTraining)}
+    of_task = {name: value for name, value in asked.items() if name == "findings"}
+    task = make_plan("fed_avg", task="classification", settings=of_task).task
+    more = {"no_outcomes": "one with several findings an image" * ("findings" in asked)}
+    more |= {"privacy": "site-1"} if "privacy" in capabilities else {}
+    facts = facts_of(RunSettings(**run), FedAvg(), LocalTraining(**half), task, **more)
+    return next(refusals(facts), "").removesuffix("; set crt_rounds=0")
+
+
+@pytest.mark.many("privacy+secure", "groups+secure", "crt_rounds+unlabelled", "crt_rounds+findings")
+@pytest.mark.parametrize("capabilities", [*PAIRS, *((name,) for name in CAPABILITIES)], ids="+".join)
 def test_every_pair_of_capabilities_runs_or_is_refused_beforehand(
     capabilities: tuple[str, ...], world: World, tmp_path: Path
 ) -> None:
-    if {"median", "trimmed"} <= {*capabilities}:
-        return  # two values of one setting
-    found = done(tmp_path, world, capabilities=capabilities)
-    assert isinstance(found, str) is (capabilities in REFUSED), found
-    if isinstance(found, str):
-        assert REFUSED[capabilities] in found
+    """Check that a run is refused exactly where the table of aspects says so, with the table's text."""
+    found, why = done(tmp_path, world, capabilities=capabilities), by_the_table(capabilities)
+    assert isinstance(found, str) is bool(why), found
+    assert why in str(found)
+
+
+def test_the_table_refuses_these_pairs() -> None:
+    found = {pair: why for pair in PAIRS if (why := by_the_table(pair))}
+    assert found.keys() == REFUSED.keys()
+    assert all(REFUSED[pair] in why for pair, why in found.items())
+
+
+MADE_UP = """MADE_UP = Aspect("made up", "made_up", settings=("made_up",), excludes=(
+    Excludes("aggregate", "made_up needs the mean, not {aggregate}", but=("mean",)),
+))
+"""
+#: Changes of a copy of the package: file, a text in it, and what is written before this text.
+CHANGES = [
+    ("federation/plan/run_settings.py", '    secure: Literal["", "sums"] = ""', "    made_up: Flag = False\n"),
+    ("federation/plan/run_settings.py", "        secure: ``", "        made_up: whether the made-up aspect is on.\n"),
+    ("base/aspect.py", "#: All aspects of a run.", MADE_UP),
+    ("base/aspect.py", "    CLINICAL, SAMPLING,", "    MADE_UP,\n"),
+]
+TRIES = """
+from fairflare.federation.plan.plan import make_plan
+print(make_plan("fed_avg", settings={"made_up": True}).run.made_up)
+make_plan("fed_avg", settings={"made_up": True, "aggregate": "median"})
+"""
+
+
+def test_a_made_up_aspect_is_one_setting_and_one_row(tmp_path: Path) -> None:
+    """Add a setting and an entry of the table to a copy of the package: no other file has to know the aspect."""
+    package = tmp_path / "fairflare"
+    shutil.copytree(Path(fairflare.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert len({file for file, *_ in CHANGES}) == 2
+    for file, before, added in CHANGES:
+        content = (package / file).read_text()
+        assert content.count(before) == 1
+        (package / file).write_text(content.replace(before, added + before))
+    tried = subprocess.run(
+        [sys.executable, "-c", TRIES], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert tried.stdout == "True\n"
+    assert tried.stderr.endswith("ValueError: made_up needs the mean, not median\n")
 
 
 @pytest.mark.many("scaffold")
@@ -209,13 +289,13 @@ def test_every_method_has_the_same_bits_in_processes_and_extra_rounds_or_is_refu
     method: str, world: World, tmp_path: Path
 ) -> None:
     """Compare the models of two rounds and an extra one, of sites one after the other and in two processes."""
-    with_crt = done(tmp_path / "0", world, method, ["crt"])
+    with_crt = done(tmp_path / "0", world, method, ["crt_rounds"])
     if method in WITHOUT_CRT:
         assert WITHOUT_CRT[method] in str(with_crt)
         assert not isinstance(done(tmp_path / "0", world, method), str)
     else:
         assert not isinstance(with_crt, str), with_crt
-    some = done(tmp_path / "1", world, method, [] if method in WITHOUT_CRT else ["crt"], jobs=2)
+    some = done(tmp_path / "1", world, method, [] if method in WITHOUT_CRT else ["crt_rounds"], jobs=2)
     assert not isinstance(some, str), some
     first, second = (model_in(tmp_path / run / "run" / RESULTS) for run in "01")
     assert first.keys() == second.keys()
@@ -226,9 +306,14 @@ def test_every_method_has_the_same_bits_in_processes_and_extra_rounds_or_is_refu
 @pytest.mark.parametrize("method", all_methods())
 def test_every_method_without_one_site_under_secure_sums(method: str, world: World, tmp_path: Path) -> None:
     """Check a site that is known to be absent: of three sites none trains; of four the others do, or are too few."""
-    options: dict[str, Any] = {"capabilities": ["sums"], "change": absent, "require_all_sites": False, "num_rounds": 1}
-    why = done(tmp_path / "three", world, method, **options)
-    found = done(tmp_path / "four", world, method, sites=4, **options)
+    options: dict[str, Any] = {
+        "capabilities": ["secure"],
+        "change": absent,
+        "require_all_sites": False,
+        "num_rounds": 1,
+    }
+    why = done(tmp_path / "three", world, method, num_rounds=1, **options)
+    found = done(tmp_path / "four", world, method, sites=4, num_rounds=1, **options)
     rule = build(all_methods()[method].rule, all_methods()[method].server)
     if rule.reads_models or isinstance(rule, TwoPhase):
         assert isinstance(found, str)
@@ -250,7 +335,7 @@ def test_secure_sums_need_three_sites_whatever_is_set() -> None:
         make_plan("fed_avg", sites=2, secure="sums")
 
 
-@pytest.mark.parametrize(("capabilities", "least"), [((), 3), (("sums",), 2)])
+@pytest.mark.parametrize(("capabilities", "least"), [((), 3), (("secure",), 2)])
 def test_a_budget_that_ends_too_early_for_a_round_is_refused_and_its_remedies_help(
     capabilities: tuple[str, ...], least: int, world: World, tmp_path: Path
 ) -> None:
@@ -263,7 +348,7 @@ def test_a_budget_that_ends_too_early_for_a_round_is_refused_and_its_remedies_he
         return lambda blocks: blocks["site-1"]["privacy"].update(epsilon=epsilon)
 
     def tried(name: str, epsilon: float, **options: Any) -> dict[str, Any] | str:
-        options = {"capabilities": ["private", *capabilities], "min_sites": least, **options}
+        options = {"capabilities": ["privacy", *capabilities], "min_sites": least, **options}
         return done(tmp_path / name, world, change=budget(epsilon), **options)
 
     why = tried("short", 1.5 * steps)
@@ -337,7 +422,7 @@ def test_extra_rounds_at_a_site_without_labels_are_refused_beforehand(world: Wor
         file.write_text(json.dumps(content | {"training": [], "validation": [], "test": []}))
         blocks["site-1"]["data_root"] = str(file.parent)
 
-    why = done(tmp_path, world, capabilities=["unlabelled", "crt"], change=open_lists)
+    why = done(tmp_path, world, capabilities=["unlabelled", "crt_rounds"], change=open_lists)
     assert "site 'site-1': it has no labelled training image; set unlabelled=consistency (with crt_rounds=0)" in why
 
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fairflare.base.aspect import GROUPS
 from fairflare.base.cases.floor import Floor
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
 from fairflare.core.features.adapting import network_of
-from fairflare.exchange.messages import OF_GROUPS, Message, SiteReply, SiteTask, encode_reply, encode_task
+from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, TOLD, field_row, page
 from fairflare.federation.server.check import FIELDS
@@ -128,7 +129,7 @@ def test_a_field_that_does_not_say_what_it_is_has_no_row() -> None:
 
 def test_nothing_else_is_in_a_message() -> None:
     told = encode_task(SiteTask("train", {}, 0, 1, 0))
-    assert set(told.meta) == set(TOLD) - set(OF_GROUPS)
+    assert set(told.meta) == TOLD.keys() - GROUPS.fields.keys()
     assert set(encode_task(SiteTask("train", {}, 0, 1, 0, groups=("sex",))).meta) == set(TOLD)
     answer = encode_reply(SiteReply("ok"), 0)
     assert set(vars(answer)) - {"meta", "is_update", "by_site", "each"} <= {*ENVELOPE, *HOLDERS}
@@ -146,7 +147,7 @@ def test_nothing_is_added_on_the_way_through_flare() -> None:
 def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None:
     """Check that every key that travelled is declared, for the answer that it is in."""
     rule = plan.rule
-    assert set(sent.meta) == set(TOLD) - set(OF_GROUPS)
+    assert set(sent.meta) == TOLD.keys() - GROUPS.fields.keys()
     known = {"done", "exchange"} if name == "norms" else documented(plan)
     assert set(sent.meta["directives"]) <= known
     assert reply.meta["status"] == "ok", reply.meta["reason"]

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from fairflare import __version__
+from fairflare.base.aspect import ASPECTS, GROUPS, NORMS, PHASES, SUMS
 from fairflare.base.cases.resampling import MOST
 from fairflare.base.checks import number
 from fairflare.exchange.sent_tensors import ALL
@@ -23,16 +24,14 @@ from fairflare.exchange.sent_tensors import ALL
 TASK_CHECK = "check"  # this task sends no model
 TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
-TASK_NORMS = "norms"  # this task is sent only with norm_statistics="recalibrated"
+(TASK_NORMS,) = NORMS.phases  # this task is sent only with norm_statistics="recalibrated"
 TASK_VALIDATE = "validate"
-TASK_KEYS, TASK_MASK, TASK_RELEASE = "keys", "mask", "release"  # these tasks are sent only with secure="sums"
-OF_SUMS = (TASK_KEYS, TASK_MASK, TASK_RELEASE)
-TASKS = (TASK_CHECK, TASK_TRAIN, TASK_ANCHOR, TASK_NORMS, TASK_VALIDATE, *OF_SUMS)
+TASK_KEYS, TASK_MASK, TASK_RELEASE = SUMS.tasks  # these tasks are sent only with secure="sums"
+FURTHER = (TASK_ANCHOR, *PHASES)  # phases of a round behind its training
+TASKS = (TASK_CHECK, TASK_TRAIN, *FURTHER, TASK_VALIDATE, *(name for one in ASPECTS for name in one.tasks))
 
 SPLIT_TEST = "test"  # entry of a request's ``measure`` that stands for the test list and all further test lists
 SPLIT_VALIDATION = "validation"
-
-OF_GROUPS = ("groups", "group_bins", "calibration_bins")  # fields of messages in runs with metrics of groups
 
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # the site refused for an expected reason: too little data, no local model
@@ -162,7 +161,7 @@ def encode_task(task: SiteTask) -> Message:
         "makes": list(task.makes),
         "rest": task.rest,
         "sums": task.sums,
-        **({name: getattr(task, name) for name in OF_GROUPS} if task.groups else {}),
+        **({name: getattr(task, name) for name in GROUPS.fields} if task.groups else {}),
     }
     state = clean_state((task if task.each is None else replace(task, state={})).tensors) or None
     by_site = tuple(name for name, value in task.directives.items() if isinstance(value, BySite))

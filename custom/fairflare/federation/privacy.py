@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
+from fairflare.base.aspect import ASPECTS, GROUPS, SUMS
+from fairflare.base.aspect import SAMPLING as SAMPLED
 from fairflare.base.checks import MAX_REASON, gathered
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
@@ -61,19 +63,15 @@ TOLD = {
     "num_rounds": "how many there will be",
     "measure": "in `validate`: on which splits (test, and for the last model validation; of that model the site also "
     "says how far chance moves its primary metric); or on `test_global` alone",
-    "resample": "in `validate`: on how many draws of the test images the primary metric is measured too (`bootstrap`)",
+    **SAMPLED.fields,
     "min_cases": "what is of fewer cases stays at home, unless the site's own number is larger anyway",
     "exchange": "which tensors travel: `all`, `trainable` or a regular expression",
     "makes": "beginnings of the names of tensors that the method's server makes, which travel too",
     "rest": "SHA-256 over the tensors that do not travel, as the server builds them; a site with others refuses the "
     "task, and its refusal has the first 12 digits of its own: they tell whether its encoder is a file "
     "that the reader knows",
-    "groups": "in `check` and in `validate` of the last model, where the run asks for groups: names of the attributes",
-    "group_bins": "beside it: bins of the histograms of probabilities",
-    "calibration_bins": "beside it: bins of the told class's probability",
-    "sums": "in a run with `secure=sums`: the run's random number; in `keys` all sites' public keys with their "
-    "certificates; in `mask` and `release` which sums are asked, with all sites' weights (by class or group), and "
-    "after lost rounds the groups of sites in which they are opened",
+    **GROUPS.fields,
+    **SUMS.fields,
     "directives": "what the method tells the sites, see below; whether validation is on fixed patches of volumes "
     "(`patchwise`); in `validate`, where sites annotate different "
     "structures: those that the site's figure is over (`compared`); in `norms`: which norms are done (`done`), the "
@@ -180,19 +178,7 @@ def _stays() -> list[Row]:
     rows: list[Row] = [
         (f"{m.title} (`{m.name}`)", doc) for m in all_methods().values() if (doc := build(m.training, m.site).home.doc)
     ]
-    return [
-        *rows,
-        (
-            "every method with `norm_statistics=site`",
-            "running means, variances and counters of the norms that have them",
-        ),
-        ("every method with `personalise=keep:REGEX`", "the tensors whose names the expression finds"),
-        (
-            "every method with `personalise=finetune`",
-            "a model of the site's own; with `submit_model` true in the site's own file its update is sent, and the "
-            "other sites are sent the model to test it",
-        ),
-    ]
+    return rows + [(f"every method with `{choice}`", doc) for one in ASPECTS for choice, doc in one.stays.items()]
 
 
 def _titles(methods: Iterable[Method]) -> str:

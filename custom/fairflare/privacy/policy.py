@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
-from fairflare.base.settings import BelowOne, Positive, PositiveInt, settings
+from fairflare.base.aspect import PRIVATE, refusals
+from fairflare.base.settings import BelowOne, Positive, PositiveInt, field_names, settings
 from fairflare.base.task import LOSS, SiteData
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import (
+    FURTHER,
     STATUS_FAILED,
     STATUS_OK,
-    TASK_ANCHOR,
     TASK_CHECK,
-    TASK_NORMS,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
@@ -36,7 +36,7 @@ from fairflare.privacy.training import PrivateLoop, Units
 
 log = logging.getLogger(__name__)
 
-PRIVACY = "privacy"  # name of the site's setting, and of the fact that a site reports
+(PRIVACY,) = PRIVATE.site_keys  # name of the site's setting, and of the fact that a site reports
 #: Name of the fact with target, delta, units times epsilon of a noisy number, and rounds that the budget lasts for.
 BUDGET = "budget"
 LOTTERY = 100.0  # patients times epsilon below which weights by noisy losses are nearly random
@@ -115,14 +115,6 @@ def declares(kind: type) -> bool:
     return False
 
 
-#: Values that settings of a training must have, and why.
-WANTED: dict[str, tuple[Any, str]] = {
-    "criterion": ("task", "class counts have no noise"), "norm_statistics": ("average", "norms would be told"),
-    "personalise": ("", "its choice of steps is not counted"), "unlabelled": ("", "it is not counted"),
-    "max_grad_norm": (None, "'clip' of the site takes its place"),
-}  # fmt: skip
-
-
 def counted(kind: type) -> bool:
     """Return whether differential privacy can account for a method's site half, its training at the sites.
 
@@ -133,11 +125,6 @@ def counted(kind: type) -> bool:
     known = {"train": "", "step": "gradients", "report": "released"}
     own = [name for name in known if getattr(kind, name, None) is not getattr(LocalTraining, name)]
     return declares(kind) and all(hasattr(kind, known[name]) for name in own)
-
-
-def misfits(half: Any) -> Iterator[tuple[str, Any, str]]:
-    """Yield name, wanted value and reason of each setting that does not work with differential privacy."""
-    yield from ((name, *wanted) for name, wanted in WANTED.items() if getattr(half, name, wanted[0]) != wanted[0])
 
 
 class Private:
@@ -222,7 +209,7 @@ class Private:
 
     def _planned(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
-        for problem in self._problems(half, run, model):
+        for problem in refusals(self._facts(half, run, model), [PRIVATE]):
             raise Refused(self.site, problem)
         units, own = Units.of(run.data), self.own
         rate, steps = units.plan(half)
@@ -285,26 +272,17 @@ class Private:
             raise Refused(self.site, why)
         return self.own.delta
 
-    def _problems(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Iterator[str]:
+    def _facts(self, half: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+        """Return what decides whether the training can be counted, for the rows of the table of aspects."""
         kind, task = type(half), run.task
-        if not counted(kind):
-            yield f"{kind.__name__} does not say that its training can be counted; choose fed_avg or fed_prox"
-        if not declares(type(task)):
-            yield (
-                f"the task {type(task).__name__} does not say that its images do not see each other in the loss; "
-                "choose FairFlare's own 2D tasks, without code of the job"
-            )
-        for name, value, why in misfits(half):
-            yield f"{name}={getattr(half, name)!r} cannot go with it ({why}); set it to {value!r}"
-        if run.computing.precision == "fp16":
-            yield "precision='fp16' scales the loss by what the gradients are; set it to 'bf16' or 'fp32'"
-        if odd := running_statistics(model):
-            yield (
-                f"the network has norms over a batch ({odd[0]!r}); choose one with layer, group or instance "
-                "norms: network=vit_s for classes, segresnet or swin_unetr for structures"
-            )
-        if not run.data.num_samples("training"):
-            yield "there is no training image"
+        return {name: getattr(half, name) for name in field_names(kind)} | {
+            PRIVACY: True,
+            "uncounted": "" if counted(kind) else kind.__name__,
+            "undeclared": "" if declares(type(task)) else type(task).__name__,
+            "computes_in": run.computing.precision,
+            "batch_norm": next(iter(running_statistics(model)), ""),
+            "no_images": not run.data.num_samples("training"),
+        }
 
     # -- what may leave
 
@@ -316,7 +294,7 @@ class Private:
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         told = request.directives.get(LAST_LINE)
         self.ledger.shown = told.get(self.site) if isinstance(told, Mapping) else None
-        if (name := request.name) in (TASK_ANCHOR, TASK_NORMS):
+        if (name := request.name) in FURTHER:
             raise Refused(
                 self.site,
                 f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 
+from fairflare.base.aspect import GROUPS
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, registered_names
-from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
+from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
@@ -120,7 +121,7 @@ def _tested(
     plan: Plan, state: Mapping[str, torch.Tensor], site: str, local: Mapping[str, Any], stop: Callable[[], bool | str]
 ) -> Unseen:
     """Test a model at a site as in a run, with the same code and ``min_cases``, but no tensors of the site's own."""
-    rounds, asked = plan.run.rounds_in_all, {name: getattr(plan.run, name) for name in OF_GROUPS}
+    rounds, asked = plan.run.rounds_in_all, {name: getattr(plan.run, name) for name in GROUPS.fields}
     request = SiteTask(
         name=TASK_VALIDATE, state=dict(state), current_round=rounds, num_rounds=rounds, seed=plan.run.seed,
         measure=(SPLIT_TEST,), resample=plan.run.bootstrap, min_cases=plan.run.min_cases, as_sent=True, **asked,

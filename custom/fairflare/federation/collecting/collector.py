@@ -35,6 +35,7 @@ from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.collecting.received_state import Incoming, Shape
 from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
 from fairflare.federation.plan.bounds import Bounds
+from fairflare.federation.plan.refusals import refuse
 from fairflare.federation.site.replies import (
     COUNTS,
     IN_REPORT,
@@ -159,7 +160,7 @@ class Collector:
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's seed may be negative, a generator's may not
         self.bounds = bounds or Bounds()
-        self.bounds.check_aggregate(rule)
+        refuse({**vars(self.bounds), "rule": type(rule).__name__, "only_mean": rule.only_mean})
         #: Numbers that each site reported before the first round: images by split, and number of ``groups`` of people.
         self.said: Mapping[str, Mapping[str, float]] = {}
         #: Number of sites of the job, for ``max_weight=auto``; ``None`` for the number of sites in the round.

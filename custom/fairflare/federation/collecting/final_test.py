@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from fairflare.base.aspect import GROUPS
 from fairflare.base.cases.resampling import UNITS
 from fairflare.base.checks import listed, printable, refuse_if
 from fairflare.base.task import SPLIT_GLOBAL, Metric
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
 from fairflare.core.statistics.group_sums import shapes
-from fairflare.exchange.messages import OF_GROUPS, SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
+from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.plan.run_settings import RunSettings
@@ -175,7 +176,7 @@ class FinalTest:
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
             what: dict[str, Any] = {"measure": measure, "resample": resample}
             if validation and self.run.groups:  # sums by group are asked for in the test of the last model only
-                what |= {name: getattr(self.run, name) for name in OF_GROUPS}
+                what |= {name: getattr(self.run, name) for name in GROUPS.fields}
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
         phase = exchange(self.roster.known(), self.run.validate_timeout)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_NORMS
+from fairflare.exchange.messages import FURTHER
 from fairflare.federation.collecting.transport import Transport
 
 ALL = ""  # stands for all phases, in place of a phase's name
@@ -107,7 +107,7 @@ class Roster:
         """Record that a site gave no answer in time in a phase, and drop the site if it missed too many."""
         with self._lock:
             dropped = self._count(site, ALL, current_round)
-            if name in (TASK_ANCHOR, TASK_NORMS) and self._count(site, name, current_round) and not dropped:
+            if name in FURTHER and self._count(site, name, current_round) and not dropped:
                 dropped = self._patience[site, name]
         if dropped:
             self.transport.say(

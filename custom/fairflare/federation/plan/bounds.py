@@ -6,12 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field as Range
 
-from fairflare.base.checks import first_of
 from fairflare.base.settings import PositiveInt, Share, field_names, settings
-from fairflare.base.task import Task
-from fairflare.core.features.adapting import products_of
 from fairflare.core.states import Aggregate
-from fairflare.methods.base.rule import Rule, SendsParts
 
 AUTO = "auto"
 # Default bounds of an exported job, whose sites run on several machines; docs/robustness.md gives the reasons.
@@ -59,36 +55,6 @@ class Bounds:
     def how(self) -> Aggregate:
         """Return how the sites' models are aggregated: by mean, median or trimmed mean."""
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
-
-    def check_aggregate(self, rule: Rule) -> None:
-        """Check that a method's rule can work with the setting ``aggregate``, and that a given ``trim`` has an effect.
-
-        Raises:
-            ValueError: the rule cannot work with ``aggregate``, or ``trim`` has no effect; the message says why.
-        """
-        how, name = f"aggregate={self.aggregate!r}", type(rule).__name__
-        if problem := first_of({
-            f"{how} does not go with {name}: {rule.only_mean}": self.aggregate != "mean" and bool(rule.only_mean),
-            f"trim={self.trim or 0:g} is of aggregate='trimmed_mean', not {self.aggregate!r}":
-                self.trim is not None and self.aggregate != "trimmed_mean",
-        }):  # fmt: skip
-            raise ValueError(f"{problem}; leave it out")
-
-    def check_products(self, rule: Rule, task: Task | None) -> None:
-        """Check that adapters are not averaged by their products where a method needs each tensor's own mean.
-
-        Raises:
-            ValueError: the task averages adapters by their products and the method cannot use that; the message says
-                why, and what to set.
-        """
-        name, of_products = type(rule).__name__, task is not None and products_of(task) is not None
-        why = first_of({
-            f"{name} gives every site a model of its own": isinstance(rule, SendsParts),
-            f"{name} makes a step of its own from the mean change": type(rule).move is not Rule.move,
-            f"aggregate={self.aggregate!r} works number by number": self.aggregate != "mean",
-        })  # fmt: skip
-        if of_products and why:
-            raise ValueError(f"adapters.average='product' does not go with it: {why}; set adapters.average=factors")
 
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from fairflare.base.acting import needs_of
+from fairflare.base.aspect import PRIVATE, refusals
 from fairflare.base.checks import choice, unknown
 from fairflare.base.described import Setting, described, markdown, typed
 from fairflare.base.settings import Part, build, field_names, values_of
@@ -24,7 +25,7 @@ from fairflare.methods.base.home import every_tensor
 from fairflare.methods.base.local_loop import LOWEST_SHARE
 from fairflare.methods.base.rule import SendsBeside, SendsParts, TwoPhase
 from fairflare.methods.fed_ga import STEPS
-from fairflare.privacy.policy import counted, misfits
+from fairflare.privacy.policy import counted
 
 #: Heading of the section on the bounds of one site's influence in a method's description. A preinstalled job has other
 #: default bounds, see :data:`fairflare.federation.plan.bounds.FOR_HOSPITALS`.
@@ -89,7 +90,7 @@ def overview() -> list[Listed]:
 def _listed(m: Method) -> Listed:
     half = build(m.training, m.site)
     home, more = half.home, issubclass(m.rule, (TwoPhase, SendsBeside))
-    private = counted(m.training) and not any(misfits(half)) and not m.run.get("crt_rounds")
+    private = counted(m.training) and not any(refusals({**vars(half), **m.run, "privacy": True}, [PRIVATE]))
     own = bool(home.model) or home.named is not None
     less = "1 / up to 1" if issubclass(m.rule, SendsParts) else "0 / 1" if home.named is every_tensor else "1 / 1"
     return Listed(

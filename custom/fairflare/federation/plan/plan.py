@@ -16,8 +16,8 @@ from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.papers import papers_of, published_setting
+from fairflare.federation.plan.refusals import facts_of, refuse
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
-from fairflare.federation.plan.secure import check_secure
 from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
@@ -226,11 +226,12 @@ def make_plan(
     rule = rule or build(chosen.rule, {**chosen.server, **server, **shared, **of_training})
     training = training or build(chosen.training, {**own, **site, **brought, **of_rule})
     check_shared(rule, training)
-    of_plan = _checked(of_plan, rule, training)
+    rule.check_run(of_plan.num_rounds, None)
+    if training.norm_statistics == "recalibrated":
+        of_plan = replace(of_plan, norm_statistics="recalibrated")
     by_hand = {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
     if vain := list(idle((rule, training, made, of_plan), by_hand)):
         raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
-    parts = None if script is not None else (rule, training)
     # With ``train_like`` a method could lose its own loss and still keep its name. So a task that the method's own site
     # half (``alone``) refuses is refused with the other method's settings, too.
     alone = training
@@ -240,7 +241,11 @@ def make_plan(
         alone = build(chosen.training, {**own, **by_user, **brought, **of_rule})
     of_what = f"{kind}{' of several findings an image' if made.findings else ''}"
     lacks = "" if can and not made.findings else f" cannot learn {of_what}"
-    check = partial(_check_together, f"method {chosen.name!r}", lacks, made, parts, of_plan, alone, shown=shown)
+    facts = facts_of(
+        of_plan, rule, training, None if shown else made, script=script is not None,
+        whose=f"method {chosen.name!r}{lacks}: ", other="; or choose another task or method" * bool(lacks),
+    )  # fmt: skip
+    check = partial(_check_together, facts, made, rule, (training, alone), shown=shown)
     if apart and of_plan.exchange != ALL:
         in_child(check, before=brings(made))
     else:
@@ -267,22 +272,15 @@ def make_plan(
 
 
 def _check_together(
-    whose: str,
-    lacks: str,
-    task: Task,
-    halves: tuple[Rule, LocalTraining] | None,
-    run: RunSettings,
-    alone: LocalTraining,
-    *,
-    shown: bool,
+    facts: dict[str, Any], task: Task, rule: Rule, trainings: tuple[LocalTraining, ...], *, shown: bool
 ) -> None:
     """Check that the parts of a plan fit each other and the task's network, which may be built for the check.
 
     Args:
-        whose, lacks: beginning of the error's text; where the method is not for such tasks, ``lacks`` says so.
-        task, run: the plan's task and settings.
-        halves: the method's rule and training; ``None`` if the sites train with scripts, which are not checked.
-        alone: the training with the method's own settings, without those of ``train_like``.
+        facts: facts about the run, for the table of its aspects.
+        task, rule: the plan's task and the method's rule.
+        trainings: the method's training, and the training with the method's own settings, without those of
+            ``train_like``; with the sites' own scripts neither is checked, nor the rule.
         shown: whether to leave out checks that need the network.
 
     Raises:
@@ -291,20 +289,13 @@ def _check_together(
     if not shown:
         task.check()
     try:
-        if halves is not None:
-            rule, training = halves
+        for training in () if facts["script"] else trainings:
             training.check_task(task)
-            alone.check_task(task)
-            rule.check_run(run.num_rounds, None if shown else task)
-        if run.crt_rounds and task.has_classes is False:
-            raise ValueError("crt_rounds needs a classifier; set crt_rounds=0")
+        if not facts["script"]:
+            rule.check_run(facts["num_rounds"], None if shown else task)
     except ValueError as error:
-        raise ValueError(f"{whose}{lacks}: {error}{'; or choose another task or method' * bool(lacks)}") from error
-    if halves is not None:
-        run.check_products(rule, task)
-        check_secure(run, rule, training, None if shown else task)
-    elif run.secure:
-        raise ValueError("secure='sums' needs FairFlare's own training at the sites, not a script; leave it out")
+        raise ValueError(f"{facts['whose']}{error}{facts['other']}") from error
+    refuse(facts)
 
 
 def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:
@@ -326,17 +317,6 @@ def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]
         own = getattr(usual, name)
         differs = own not in (value, getattr(plain, name))
         yield f"{name}={value!r}" + (f" (the method's own: {own!r})" if differs else "")
-
-
-def _checked(run: RunSettings, rule: Rule, training: LocalTraining) -> RunSettings:
-    """Return the run's settings, checked against the rule, with ``norm_statistics`` as the training has it.
-
-    Raises:
-        ValueError: the rule cannot work with the settings, or a setting has no effect.
-    """
-    rule.check_run(run.num_rounds, None)
-    run.check_aggregate(rule)
-    return replace(run, norm_statistics="recalibrated") if training.norm_statistics == "recalibrated" else run
 
 
 def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.aspect import GROUPS, RETRAINING
 from fairflare.base.cases.resampling import MOST
 from fairflare.base.checks import number
 from fairflare.base.disk.files import safe_name
@@ -112,11 +113,7 @@ class RunSettings(Bounds):
 
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "best_lambda": only_with("best_by", "mean_minus_std"),
-        "group_bins": only_with("groups"),
-        "calibration_bins": only_with("groups"),
-        "crt_epochs": only_with("crt_rounds"),
-        "crt_weights": only_with("crt_rounds"),
-        "crt_mask_absent": only_with("crt_rounds"),
+        **{name: only_with(one.on) for one in (GROUPS, RETRAINING) for name in one.settings[1:]},
         "bootstrap": only_with("a primary metric that can be measured on drawn cases", fact=True),
         "exchange": only_with("a tensor that it leaves out", fact=True),
         "norm_statistics": only_with("a batch norm with running statistics", fact=True),
@@ -229,6 +226,7 @@ BY_OPTION: Mapping[str, ByOption] = {
     for mark in getattr(hint, "__metadata__", ())
     if isinstance(mark, ByOption)
 }
+TIMEOUTS = tuple(name for name, option in BY_OPTION.items() if option is TIMEOUT)  # of phases behind the check
 #: Settings of the run that users give in the same way as a method's settings.
 LIKE_SETTINGS = tuple(name for name in field_names(RunSettings) if name not in BY_OPTION)
 
@@ -238,7 +236,7 @@ def usual_waits(min_sites: int | None = None, phase_timeout: float | None = None
     timeout = 3600.0 if phase_timeout is None else phase_timeout
     return {
         "min_sites": BY_OPTION["min_sites"].default if min_sites is None else min_sites,
-        **dict.fromkeys(("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), timeout),
+        **dict.fromkeys(TIMEOUTS, timeout),
         "check_timeout": min(RunSettings().check_timeout, timeout),
     }
 

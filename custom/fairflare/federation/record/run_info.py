@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare import __version__
+from fairflare.base.aspect import RETRAINING
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.settings import values_of
 from fairflare.base.task import Metric, Task
@@ -22,8 +23,6 @@ from fairflare.methods.base.catalog import all_methods, method_of
 from fairflare.methods.base.rule import FollowsNumRounds, Rule
 from fairflare.methods.base.training import LocalTraining
 
-CRT = ("crt_rounds", "crt_epochs", "crt_weights", "crt_mask_absent")  # settings of the classifier's retraining
-
 
 def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[str, Any]:
     """Return the settings of a run that must not change when its experiment is resumed."""
@@ -35,7 +34,7 @@ def config_of(run: RunSettings, place: Place, rule: Rule, task: Task) -> dict[st
         "task": values_of(task),
         "training": place.site_half,
         **({} if run.exchange == ALL else {"exchange": run.exchange}),
-        **({"retraining": {name: getattr(run, name) for name in CRT}} if run.crt_rounds else {}),
+        **({"retraining": {name: getattr(run, name) for name in RETRAINING.settings}} if run.crt_rounds else {}),
     }
 
 

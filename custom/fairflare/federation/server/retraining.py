@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairflare.base.checks import first_of
-from fairflare.base.task import Task
 from fairflare.federation.plan.run_settings import RunSettings
-from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, SendsParts, State, Weighing
+from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, State, Weighing
 from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.parts.classifier_retraining import of_classifier
 
@@ -35,19 +33,6 @@ class Retraining:
             seed=run.seed,
             first_round=run.num_rounds,
         )
-
-    def check(self, task: Task, state: State) -> None:
-        """Raise ``ValueError`` where ``crt_rounds`` is set and there is no common classifier to retrain."""
-        run, rule, name = self.run, self.rule, type(self.rule).__name__
-        if problem := first_of({
-            "crt_rounds needs a classifier, tensors called 'head.*'; set crt_rounds=0":
-                run.crt_rounds > 0 and (task.has_classes is False or not of_classifier(state)),
-            f"with {name} every site has a model of its own, and there is no common one whose classifier could be "
-            "trained; set crt_rounds=0": run.crt_rounds > 0 and isinstance(rule, SendsParts),
-            f"{name} retrains a classifier itself; set crt_rounds=0":
-                run.crt_rounds > 0 and isinstance(rule, MakesTensors),
-        }):  # fmt: skip
-            raise ValueError(problem)
 
     def rule_at(self, current_round: int) -> Rule:
         """Return a round's rule: the classifier's while it is retrained, else (also in the final test) the method's."""

@@ -39,8 +39,8 @@ from fairflare.federation.collecting.phase import RoundFailed as RoundFailed
 from fairflare.federation.collecting.phase import Stopped as Stopped
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Listener, Transport
+from fairflare.federation.plan.refusals import facts_of, refuse
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
-from fairflare.federation.plan.secure import check_secure
 from fairflare.federation.plan.site_training import PERSONAL, AtHome, check_halves, training_of
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.experiment import Experiment, writing
@@ -57,6 +57,7 @@ from fairflare.federation.server.sums import SecureSums, SitesLost, SumLost
 from fairflare.federation.site.replies import reasons
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
 from fairflare.methods.fed_avg import WithoutReports
+from fairflare.methods.parts.classifier_retraining import of_classifier
 from fairflare.privacy.policy import LOTTERY, PRIVACY
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.reporting.global_test import global_test
@@ -176,11 +177,7 @@ class Rounds:
         """Use FedAvg in place of a rule if privacy noise makes its weights random, or a site withholds its reports."""
         rule, own = self.rule, self.check.facts.items()
         # Fail now, before the method's rounds spend the budget.
-        if (private := [site for site, said in own if PRIVACY in said]) and self.settings.crt_rounds:
-            raise ValueError(
-                f"crt_rounds={self.settings.crt_rounds} draws classes in equal parts, which differential privacy (site "
-                f"{', '.join(private)}) cannot count: set crt_rounds=0, or choose fed_avg"
-            )
+        refuse(self.facts | {PRIVACY: ", ".join(site for site, said in own if PRIVACY in said)})
         # No noise limits one patient's influence on the comparison with the anchor, so such a rule is always replaced.
         least = math.inf if isinstance(rule, TwoPhase) else float(getattr(rule, "noisy_from", LOTTERY))
         worth = {
@@ -212,9 +209,7 @@ class Rounds:
         """Return the first round to do, and the initial or the checkpointed model."""
         run, place = self.settings, self.place
         check_halves(self.rule, place.site_half, run.norm_statistics)
-        check_secure(run, self.rule, training_of(place.site_half), self.task)
         self.task.permit(place.settings)
-        run.check_products(self.rule, self.task)
         if (metric := self.task.primary_metric) != metric_name(metric):
             raise ValueError(f"primary_metric must be letters, digits, '_', '/', '.' or '-', got {metric!r:.80}")
         makes = self.rule.makes if isinstance(self.rule, MakesTensors) else ()
@@ -222,12 +217,12 @@ class Rounds:
         for text, warning in first.said:
             self.transport.say(text, warning=warning)
         state: State = first.state
-        if run.norm_statistics == "recalibrated" and first.still:
-            raise ValueError(
-                f"norm_statistics='recalibrated' measures every batch norm anew, and {first.still[0]!r} is in a part "
-                "of the network that does not travel; set norm_statistics=average, or exchange=all"
-            )
-        self.retraining.check(self.task, state)
+        headless = self.task.has_classes is False or not of_classifier(state)
+        still = next(iter(first.still), "")
+        self.facts = facts_of(
+            run, self.rule, training_of(place.site_half), self.task, headless=headless, still_norm=still
+        )
+        refuse(self.facts)
         self.collector.parameters, self.collector.frozen = first.parameters, first.frozen
         self.collector.products = products_of(self.task)
         sites = sorted(self.transport.sites())

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fairflare.base.aspect import GROUPS, refusals
 from fairflare.base.cases.resampling import seeded
 from fairflare.base.cases.sampling import numbered
 from fairflare.base.checks import refuse_if
@@ -112,12 +113,11 @@ def check_asked(site: str, task: Task, data: SiteData, asked: Sequence[str]) -> 
             "'attributes' of the datalist, or take it out of groups",
             public=f"site {site!r}: the run asks for groups={unknown[0]!r}, which its data do not declare",
         )
-    if asked and (task.findings or not task.outcome_names()):
-        lacks = "one with several findings an image" if task.findings else type(task).__name__
-        raise SiteError(
-            f"site {site!r}: groups needs a task with a result for each image, which {lacks} does not have; take "
-            "groups out, or choose another task"
-        )
+    lacks = (
+        "one with several findings an image" if task.findings else "" if task.outcome_names() else type(task).__name__
+    )
+    for text in refusals({"groups": asked, "no_outcomes": lacks}, [GROUPS]):
+        raise SiteError(f"site {site!r}: {text}")
 
 
 def names_of(data: SiteData, asked: Sequence[str]) -> list[str]:

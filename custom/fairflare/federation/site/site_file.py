@@ -11,13 +11,13 @@ from typing import Any, Literal
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from fairflare.base.aspect import FINETUNING, SITE_KEYS
 from fairflare.base.checks import NO_SITE, SERVER
 from fairflare.base.disk.files import keys_once
 from fairflare.base.machine.computing import Computing
 from fairflare.base.settings import Flag, in_words
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.methods.base.training import LocalTraining, SiteError
-from fairflare.privacy.policy import PRIVACY
 
 DATA_KEYS = {"data_root", "datalist"}  # keys of a site's block that say where its images are
 SITE_FILE = "fairflare.json"  # name of a site's private file, in the folder local/ of a FLARE workspace
@@ -25,9 +25,7 @@ DECODED = "decoded_folder"  # name of the site's setting: folder in which tasks 
 DECODED_PLACE = "decoded"  # default folder for decoded volumes, in the site's state root, for all experiments
 SAVES = "save_seconds"  # name of the site's setting: seconds between two saves of a half-done round; 0: never
 SAVE_SECONDS = 60.0
-SUBMITS = "submit_model"  # name of the site's setting: whether the local model may be sent to other sites
-#: Names of the site's settings about secure sums: whether it trains in no other runs, its limits, known certificates.
-SECURE = ("secure", "secure_max_weight", "secure_max_exposure", "secure_pins")
+(SUBMITS,) = FINETUNING.site_keys  # name of the site's setting: whether the local model may be sent to other sites
 COMPUTING_KEYS = tuple(field.name for field in fields(Computing))  # a site's own settings override the job's
 # Settings of local/fairflare.json that FairFlare itself reads; all others are given to the task.
 SHELL_SETTINGS = (
@@ -42,9 +40,7 @@ SHELL_SETTINGS = (
     MIN_CASES,
     TRAINS_BELOW,
     SAVES,
-    SUBMITS,
-    PRIVACY,
-    *SECURE,
+    *SITE_KEYS,
 )
 
 

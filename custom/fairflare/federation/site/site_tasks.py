@@ -54,13 +54,13 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``check``: open the site's data, and report facts about them and about the site."""
     run = worker.run(request, store)
     check_names(worker.site, [metric.name for metric in worker.task.declared_metrics()])
-    check_unlabelled(worker.training, worker.task, run.data, worker.site)
+    check_unlabelled(worker.training, run.data, worker.site)
     model = worker.network.of(worker.task, request)
     if worker.private is not None:
         worker.private.check(worker.training, run, model)
     answers = worker.training.check(run, model)
     if (later := ClassifierRetraining.told(worker.training, run.directives)) is not worker.training:
-        check_unlabelled(later, worker.task, run.data, worker.site)
+        check_unlabelled(later, run.data, worker.site)
         later.check(run, model)
     worker.task.check_site(model, run.data, worker.device)
     # Figures of the user's own are measured once here, as the first round would be lost with wrong ones.

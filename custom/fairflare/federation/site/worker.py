@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from fairflare.base.aspect import SUMS
 from fairflare.base.cases.floor import Floor, Shown
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
@@ -32,7 +33,6 @@ from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
 from fairflare.base.task import LOSS, SPLIT_GLOBAL, Batches, Proxy, SiteData, Task
 from fairflare.core.fairness import declared_as
 from fairflare.exchange.messages import (
-    OF_SUMS,
     PATCHWISE,
     SPLIT_TEST,
     SPLIT_VALIDATION,
@@ -167,7 +167,7 @@ class SiteWorker:
 
     def _told(self, request: SiteTask, reply: SiteReply) -> SiteReply:
         """Return the part of an answer that is sent: with differential privacy only counted or public values."""
-        if self.private is None or request.name in OF_SUMS:
+        if self.private is None or request.name in SUMS.tasks:
             return reply
         units = Units.of(self._data) if self._data is not None else None
         metrics = [metric.name for metric in self.task.declared_metrics()]
@@ -205,7 +205,7 @@ class SiteWorker:
 
     def _keep_home(self, request: SiteTask, reply: SiteReply) -> None:
         """Remove from a reply the values that must not leave the site by the settings of the site or of the job."""
-        if request.name in OF_SUMS:  # such a reply has no measured values
+        if request.name in SUMS.tasks:  # such a reply has no measured values
             return
         data = self._shown(request)
         floor = Floor(data, self._floor(request))

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.settings import build
-from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.plan import Plan, Script, make_plan
 from fairflare.methods.base.catalog import get_method
 from fairflare.tasks.scripts import ScriptTask
@@ -61,11 +60,4 @@ def make_script_plan(
         metric=primary_metric,
         metrics={name: dict(entry) for name, entry in (metrics or {}).items()},
     )
-    plan = make_plan(method, task=task, script=script, sites=sites, settings=settings, **run)
-    if plan.run.exchange != ALL:
-        raise ValueError(
-            f"exchange={plan.run.exchange!r}: a script's own loop trains the whole model; set exchange={ALL}"
-        )
-    if plan.run.crt_rounds:
-        raise ValueError("crt_rounds: a script's own loop does not train a classifier alone; set crt_rounds=0")
-    return plan
+    return make_plan(method, task=task, script=script, sites=sites, settings=settings, **run)

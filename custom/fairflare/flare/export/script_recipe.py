@@ -9,6 +9,7 @@ from typing import Any
 from fairflare.base.checks import choice
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import Script
+from fairflare.federation.plan.run_settings import TIMEOUTS
 from fairflare.flare.export.job import PACKAGINGS, SCRIPT_TASK, JobRecipe, make_job
 from fairflare.flare.export.script_plan import make_script_plan
 from fairflare.methods.base.catalog import get_method
@@ -78,9 +79,6 @@ class ScriptRecipe(JobRecipe):
             raise ValueError(f"train_script must be a Python file, got {str(script)!r}")
         elif script.name == SCRIPT_TASK.name:
             raise ValueError(f"train_script: the job has a file {script.name} of its own; call the script otherwise")
-        timeouts = dict.fromkeys(
-            ("train_timeout", "anchor_timeout", "norms_timeout", "validate_timeout"), phase_timeout
-        )
         self.plan = make_script_plan(
             method,
             Script(script, script_args, command if launch_external_process else None),
@@ -90,6 +88,12 @@ class ScriptRecipe(JobRecipe):
             metrics=metrics,
             sites=sites,
             settings=settings,
-            **{"num_rounds": num_rounds, "min_sites": min_sites, "label": name, **timeouts, **run},
+            **{
+                "num_rounds": num_rounds,
+                "min_sites": min_sites,
+                "label": name,
+                **dict.fromkeys(TIMEOUTS, phase_timeout),
+                **run,
+            },
         )
         super().__init__(make_job(self.plan, name or self.plan.method.name, packaging))

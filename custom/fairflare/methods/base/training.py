@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 
 from fairflare.base.acting import OnlyWith, only_with
+from fairflare.base.aspect import FINETUNING, NORMS, refusals
 from fairflare.base.checks import first_of
 from fairflare.base.machine.computing import Precision
 from fairflare.base.settings import BelowOne, Flag, NonNegative, Positive, PositiveInt, settings
@@ -112,25 +113,20 @@ class LocalTraining:
     def __post_init__(self) -> None:
         if self.personalise.startswith(KEEP):
             check_exchange(self.personalise.removeprefix(KEEP), "personalise=keep: needs")
-        name, low, home, norms = type(self).__name__, self.lowest_rate, self.home, self.norm_statistics
-        own_parts = bool(home.model or home.named) or norms == "site"
+        low, home = self.lowest_rate, self.home
+        own_parts = bool(home.model or home.named) or self.norm_statistics == "site"
+        facts = {**vars(self), "training": type(self).__name__, "own_tensors": home.named, "own_parts": own_parts}
         problem = first_of(
             {
                 f"lowest_rate must be at most learning_rate={self.learning_rate!r}, got {low!r}": (
                     self.schedule == "cosine" and low is not None and low > self.learning_rate
                 ),
-                f"norm_statistics='recalibrated' would change nothing: with {name} those of the norms stay at the "
-                "sites; leave it at 'average'": home.named is not None and norms == "recalibrated",
-                f"personalise={self.personalise!r} starts from a model that all sites share, and with {name} and "
-                f"norm_statistics={norms!r} each site has tensors or a model of its own; leave it out": (
-                    bool(tuned_part(self.personalise)) and own_parts
-                ),
                 f"local_steps={self.local_steps!r} and local_epochs={self.local_epochs!r} exclude each other: take one "
                 "of them out": self.local_steps is not None and self.local_epochs != 1,
             }
         )
-        if problem:
-            raise ValueError(problem)
+        for text in filter(None, (problem, *refusals(facts, [NORMS, FINETUNING]))):
+            raise ValueError(text)
 
     @property
     def home(self) -> Home:

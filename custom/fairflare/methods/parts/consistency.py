@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional
 
 from fairflare.base.site_data import UNLABELLED, Proxy, SiteData
-from fairflare.base.task import Task
 from fairflare.core.features.norms import norms_of
 from fairflare.core.weighting import ramp
 from fairflare.methods.base.local_loop import Trained
@@ -32,17 +31,12 @@ def has_labels(data: SiteData) -> bool:
     return UNLABELLED not in data.lists or data.num_samples("training") > 0
 
 
-def check_unlabelled(training: LocalTraining, task: Task, data: SiteData, site: str) -> None:
-    """Refuse a site without labels if ``unlabelled`` is not set, and a task that cannot learn from unlabelled images.
+def check_unlabelled(training: LocalTraining, data: SiteData, site: str) -> None:
+    """Refuse a site without labels if ``unlabelled`` is not set.
 
     Raises:
         SiteError: names the setting and what to do.
     """
-    if training.unlabelled and (not task.consistency or task.findings):
-        raise SiteError(
-            f"site {site!r}: unlabelled={training.unlabelled!r} does not work with {type(task).__name__}; take a task "
-            "of segmentation or classification (one class an image) of FairFlare's own, or leave the setting out"
-        )
     if not training.unlabelled and not has_labels(data):
         raise SiteError(
             f"site {site!r}: it has no labelled training image; set unlabelled=consistency (with crt_rounds=0), or "

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fairflare.base import checks
+from fairflare.base.aspect import SITE_KEYS
 from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, Text, field_names, settings
 from fairflare.data.datalist import DataError
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
@@ -19,10 +20,8 @@ from fairflare.data.image_file import MAX_IMAGE_BYTES
 CACHE_BYTES = 2**30  # default memory for decoded images of a site, all splits together
 OTHER_KEYS = (  # keys of the site file that other parts than the task read
     "state_root", "checkpoint_root", "models_in_memory", "num_threads", "device", "isolate", "sites",
-    "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "submit_model",
-    "precision", "channels_last", "compile", "deterministic", "networks", "bundle_classes", "privacy",
-    "min_cases", "train_below_min_cases", "save_seconds",
-    "secure", "secure_max_weight", "secure_max_exposure", "secure_pins",
+    "preprocess_cache", "prior", "initial_weights", "metrics_by_class", "precision", "channels_last", "compile",
+    "deterministic", "networks", "bundle_classes", "min_cases", "train_below_min_cases", "save_seconds", *SITE_KEYS,
 )  # fmt: skip
 
 Filename = Annotated[str, Field(min_length=1)]

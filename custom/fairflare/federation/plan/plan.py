@@ -17,6 +17,8 @@ from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import ALL
 from fairflare.federation.plan.papers import papers_of, published_setting
 from fairflare.federation.plan.refusals import facts_of, refuse
+from fairflare.federation.plan.request import RunRequest
+from fairflare.federation.plan.request import Script as Script
 from fairflare.federation.plan.run_settings import BY_OPTION, LIKE_SETTINGS, RunSettings
 from fairflare.federation.plan.site_training import check_shared, shared_values, training_by_task
 from fairflare.federation.plan.task_files import (
@@ -40,23 +42,10 @@ OPTIONS = {"sites": "--sites", "phase_timeout": "--timeout"} | {
     for name, of in BY_OPTION.items()
 }
 OPTIONS |= {words.strip("-"): words for words in OPTIONS.values() if words}
+PLAIN = RunSettings()  # of a run without any given setting
+LAST_FIVE = {"test_last": 5}  # published settings report the last five models
 #: Names of settings that each site sets itself, in its local/fairflare.json, and that ``--set`` therefore refuses.
 OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "min_cases", "cache_bytes", "phantom")
-
-
-@dataclass(frozen=True)
-class Script:
-    """Describe the sites' own training script, which FLARE's Client API executor runs.
-
-    Args:
-        path: path of the script, which the job carries, or which exists at this path at every site.
-        arguments: arguments of the script's command line.
-        command: interpreter that runs the script in a process of its own; ``None`` if the site's job process runs it.
-    """
-
-    path: Path
-    arguments: str = ""
-    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -92,222 +81,324 @@ class Plan:
     instead: tuple[str, ...] = ()
 
 
-def make_plan(
-    method: str | None = None,
-    *,
-    rule: Rule | None = None,
-    training: LocalTraining | None = None,
-    task: str | Task | None = None,
-    run: RunSettings | None = None,
-    sites: int | Sequence[str] | None = 0,
-    settings: Mapping[str, Any] | None = None,
-    small: bool = True,
-    paper: str | None = None,
-    train_like: str | None = None,
-    task_file: str | Path | None = None,
-    monai_bundle: str | Path | None = None,
-    script: Script | None = None,
-    apart: bool = False,
-    shown: bool = False,
-    **options: Any,
-) -> Plan:
-    """Return the plan of a run, put together from a method, a task and settings.
+def make_plan(method: str | None = None, **wanted: Any) -> Plan:
+    """Return the plan of a run; the arguments are those of :class:`.request.RunRequest`, and settings of the run."""
+    return plan_of(RunRequest.of(method=method, **wanted))
 
-    Args:
-        method: a name of ``fairflare list``; default: see :func:`fairflare.methods.base.catalog.method_of`.
-        rule, training, run: parts of the run as objects, whose settings are used unchanged; settings that rule and
-            training share must be equal in both. An object that is not given is made from the method.
-        task: a kind of ``TASKS_BY_KIND``, or an object; default: what the method's paper learns.
-            Synthetic data of an object whose ``phantom_sites`` is its default are dealt to the run's sites.
-        sites: number of sites (named ``site-1`` ...), their names, or ``None`` for every connected site; 0: as many as
-            the method's small job has.
-        settings: settings of rule, training and task, by name; they override the settings that ``small`` chooses. A
-            part of rule or training is chosen with ``{"weighting": "som"}`` and set with
-            ``{"weighting.grid": [4, 4]}``. Settings of the run that
-            :data:`fairflare.federation.plan.run_settings.LIKE_SETTINGS` names are accepted too. Unless
-            ``phantom_sites`` is given, synthetic data are dealt to as many sites as the run has, or, where the run
-            takes every connected site, as the small job has.
-        small: True: settings that are not given are those of a quick job. False: they are the paper's; for a method
-            without a published setting, a quick job's training and the defaults of the method's classes.
-        paper: name of the published setting, for ``small=False``: one of :func:`.papers.experiments`; default: the
-            method's usual one.
-        train_like: name of another method whose set-up is used, so that the two methods can be compared: task, network,
-            data, local training (except what is part of the method itself), rounds and number of sites.
-        task_file: a Python file with a class ``Task``; default: the packaged one of the kind of task.
-        monai_bundle: a MONAI bundle's folder, which is learned in place of a kind of task; see ``docs/bundles.md``.
-        script: the sites' own training script; ``task`` must then be an object that describes what is learned.
-        apart: whether this process is a server that should need little memory. If so, and where not the whole network
-            travels, checks that build the network run in a short-lived process.
-        shown: whether the plan is only shown. If so, the settings are not checked against the task's network, as this
-            needs PyTorch and seconds.
-        options: settings of :class:`fairflare.federation.plan.run_settings.RunSettings`, by name; not those of a given
-            ``run``.
+
+def plan_of(request: RunRequest) -> Plan:
+    """Return the plan of a run, put together from what a user asks for.
 
     Raises:
         ValueError: a method, kind of task or setting is unknown (the message suggests the nearest), a value is out of
             range or given twice, or a bundle cannot be used.
     """
-    if (statistics := options.pop("norm_statistics", None)) is not None:  # a setting of the training, copied by the run
-        settings = {**(settings or {}), "norm_statistics": statistics}
-    chosen = method_of(rule, training) if method is None else get_method(method)
-    own_task = task if isinstance(task, Task) else None
-    if small and paper is not None:
-        raise ValueError(f"paper={paper!r} needs small=False; set it, or leave paper out")
-    _refuse_twice(chosen, settings or {}, rule=rule, training=training, task=own_task)
-    _refuse_twice(chosen, {name: value for name, value in options.items() if name != "label"}, run=run)
-    model = chosen if train_like is None else get_method(train_like)
-    published = None if small else published_setting(model, paper)
-    learned = (published and published.task) or model.task
-    task_class: type[Task]
-    if monai_bundle is not None:
-        kind, file = "a MONAI bundle", BUNDLE_TASK
-        task_class = of_bundle(Path(monai_bundle), task=task, task_file=task_file)
-    elif script is not None:
-        kind, file, task_class = "a script's task", script.path, type(own_task)  # type: ignore[assignment]
-    elif own_task is not None:
-        kind, file, task_class = of_object(own_task, task_file)
-    else:
-        kind = choice("task", learned if task is None else task, TASKS_BY_KIND)
-        file = Path(task_file) if task_file else TASKS_BY_KIND[kind]
-        task_class = load_task_class(file)
-    # A task of another kind than the paper's takes no settings of the paper, only its numbers of rounds and sites.
-    if published is not None and kind == learned:
-        usual = dict(published.settings)
-    else:
-        usual = {**training_by_task(kind, model), **(model.small if small and kind == learned else {})}
-    if model is not chosen:
-        usual = _shared_setup(model, chosen, usual, task_class, own_task=kind == model.task)
-        usual = {**_of_own_paper(chosen, model, published, task_class), **usual}
-    if task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
-        has = {*LIKE_SETTINGS, *(n for part in (chosen.rule, chosen.training, task_class) for n in field_names(part))}
-        usual = {name: value for name, value in usual.items() if name.partition(".")[0] in has}
-    # A user who sets one value of a component gets the method's own component, not the small job's or the paper's.
-    steps = _by_steps(settings or {})
-    taken = {*steps, *(name.partition(".")[0] for name in settings or {})}
-    usual = {name: value for name, value in usual.items() if name.partition(".")[0] not in taken}
-    usual_run = {name: usual.pop(name) for name in LIKE_SETTINGS if name in usual}
-    given = {**usual, **(settings or {})}
-    of_run = {name: given.pop(name) for name in LIKE_SETTINGS if name in given}
-    server, site, learns = route_settings(given, chosen, task_class)
-    keeps = chosen.learns if model is chosen and kind == chosen.task else chosen.keeps
-    can = kind == chosen.task or kind.removeprefix("volume_") in chosen.kinds  # else the task says what it cannot learn
-    # The method's values for a component do not apply when the user replaced it by a component of another kind.
-    own = {
-        name: value for name, value in chosen.learns.items()
-        if can and (part := name.partition(".")[0]) in keeps and part in field_names(task_class)
-        and learns.get(part, chosen.learns.get(part)) == chosen.learns.get(part)
-    }  # fmt: skip
-    learns = {**own, **learns}
-    length = model if published is None else published
-    names = site_list(length.num_sites if sites == 0 else sites)
-    learns = {**dealt_to(length.num_sites if names is None else len(names), task_class), **learns}
-    wanted = {key: value for key, value in {**options, **of_run}.items() if value is not None}
-    usually = {"num_rounds": length.num_rounds, "label": chosen.name, **({} if published is None else {"test_last": 5})}
-    usually |= {**chosen.run, **usual_run}
-    if run is not None:  # the given run's settings, except its label and those that the method needs (cRT)
-        told, plain = ({key: getattr(of, key) for key in field_names(RunSettings)} for of in (run, RunSettings()))
-        needed = {"label": chosen.name, **chosen.run}
-        usually = {**told, **{key: value for key, value in needed.items() if told[key] == plain[key]}}
-    of_plan = RunSettings(**{**usually, **wanted})
-    if names is not None and of_plan.min_sites > len(names):
-        raise ValueError(
-            f"min_sites={of_plan.min_sites}{' (with secure sums at least 3)' * bool(of_plan.secure)}, but the job has "
-            f"{len(names)} site(s)"
-        )
-    if monai_bundle is not None:
-        learns.setdefault("bundle_sha256", grouped(bundle_checksum(Path(monai_bundle).expanduser())))
-    made: Task = build(task_class, learns) if own_task is None else like(own_task, task_class, learns)
-    made.by_name()  # raises where a metric has no declared direction
-    own = {k: v for k, v in chosen.site.items() if k not in steps}
-    said = settings or {}  # the user's own settings, without those of train_like
-    brought = {k: v for k, v in made.training_settings(said).items() if k not in (*said, *chosen.keeps)}
-    shared = {k: v for k, v in brought.items() if k in field_names(chosen.rule)}  # such as q-FedAvg's learning_rate
-    of_rule, of_training = shared_values(chosen.training, rule), shared_values(chosen.rule, training)
-    rule = rule or build(chosen.rule, {**chosen.server, **server, **shared, **of_training})
-    training = training or build(chosen.training, {**own, **site, **brought, **of_rule})
-    check_shared(rule, training)
-    rule.check_run(of_plan.num_rounds, None)
-    if training.norm_statistics == "recalibrated":
-        of_plan = replace(of_plan, norm_statistics="recalibrated")
-    by_hand = {**{k: options[k] for k in LIKE_SETTINGS if k in options}, **said}
-    if vain := list(idle((rule, training, made, of_plan), by_hand)):
-        raise ValueError(f"method {chosen.name!r}: {'; '.join(vain)}")
-    # With ``train_like`` a method could lose its own loss and still keep its name. So a task that the method's own site
-    # half (``alone``) refuses is refused with the other method's settings, too.
-    alone = training
-    if model is not chosen and type(training) is chosen.training:
-        by_user = {name: value for name, value in said.items() if name not in LIKE_SETTINGS}
-        by_user = route_settings(by_user, chosen, task_class)[1]
-        alone = build(chosen.training, {**own, **by_user, **brought, **of_rule})
-    of_what = f"{kind}{' of several findings an image' if made.findings else ''}"
-    lacks = "" if can and not made.findings else f" cannot learn {of_what}"
-    facts = facts_of(
-        of_plan, rule, training, None if shown else made, script=script is not None,
-        whose=f"method {chosen.name!r}{lacks}: ", other="; or choose another task or method" * bool(lacks),
-    )  # fmt: skip
-    check = partial(_check_together, facts, made, rule, (training, alone), shown=shown)
-    if apart and of_plan.exchange != ALL:
-        in_child(check, before=brings(made))
-    else:
-        check()
+    chosen = choose_method_and_task(request)
+    routed = route(request, chosen, usual_settings(request, chosen))
+    parts = build_parts(request, chosen, routed)
+    check_parts(request, chosen, parts)
+    bundle = None if request.monai_bundle is None else Path(request.monai_bundle).expanduser()
     return Plan(
-        method=chosen,
-        task=made,
-        rule=rule,
-        training=training,
-        run=of_plan,
-        sites=names,
-        task_file=file,
-        lacks=() if small else _lacks(model, published, names),
-        paper=published,
-        script=script,
-        monai_bundle=None if monai_bundle is None else Path(monai_bundle).expanduser(),
-        brought=tuple(_in_words(brought, build(chosen.training, own))),
+        method=chosen.method,
+        task=parts.task,
+        rule=parts.rule,
+        training=parts.training,
+        run=parts.run,
+        sites=routed.sites,
+        task_file=chosen.file,
+        lacks=() if request.small else _lacks(chosen.model, chosen.published, routed.sites),
+        paper=chosen.published,
+        script=request.script,
+        monai_bundle=bundle,
+        brought=tuple(_in_words(parts.brought, build(chosen.method.training, parts.of_method))),
         instead=tuple(
-            f"{name}={getattr(training, name)!r} (its own: {value!r})"
-            for name, value in own.items()
-            if model is not chosen and name not in said and getattr(training, name, value) != value
+            f"{name}={getattr(parts.training, name)!r} (its own: {value!r})"
+            for name, value in parts.of_method.items()
+            if chosen.model is not chosen.method
+            and name not in request.settings
+            and getattr(parts.training, name, value) != value
         ),
     )
 
 
-def _check_together(
-    facts: dict[str, Any], task: Task, rule: Rule, trainings: tuple[LocalTraining, ...], *, shown: bool
-) -> None:
-    """Check that the parts of a plan fit each other and the task's network, which may be built for the check.
+# ------------------------------------------------------------------------------------------------ method and task
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Store the method and the class of the task that a run has, before anything is built.
+
+    Attributes:
+        method: the method.
+        model: the method whose set-up is used: ``method`` itself, or that of ``train_like``.
+        published: the paper whose published setting is used; ``None`` for a quick job.
+        usual_kind: kind of task that the paper, or the method's quick job, learns.
+        kind, file, task_class: kind of the run's task in words, its file and its class.
+    """
+
+    method: Method
+    model: Method
+    published: Paper | None
+    usual_kind: str
+    kind: str
+    file: Path
+    task_class: type[Task]
+
+    @property
+    def length(self) -> Method | Paper:
+        """Return what says how many rounds and sites a run has that does not say so itself."""
+        return self.model if self.published is None else self.published
+
+    @property
+    def can_learn(self) -> bool:
+        """Return whether the method is declared for tasks of this kind; else the task says what it cannot learn."""
+        return self.kind == self.method.task or self.kind.removeprefix("volume_") in self.method.kinds
+
+
+def choose_method_and_task(request: RunRequest) -> Chosen:
+    """Return the run's method and the class of its task.
+
+    Raises:
+        ValueError: a name is unknown, or a value is given twice.
+    """
+    method = method_of(request.rule, request.training) if request.method is None else get_method(request.method)
+    if request.small and request.paper is not None:
+        raise ValueError(f"paper={request.paper!r} needs small=False; set it, or leave paper out")
+    _refuse_twice(method, request)
+    model = method if request.train_like is None else get_method(request.train_like)
+    published = None if request.small else published_setting(model, request.paper)
+    usual_kind = (published and published.task) or model.task
+    return Chosen(method, model, published, usual_kind, *_task_class(request, usual_kind))
+
+
+def _task_class(request: RunRequest, usual_kind: str) -> tuple[str, Path, type[Task]]:
+    """Return the kind of task in words, its file and its class."""
+    task_object = request.task_object
+    if request.monai_bundle is not None:
+        bundle = of_bundle(Path(request.monai_bundle), task=request.task, task_file=request.task_file)
+        return "a MONAI bundle", BUNDLE_TASK, bundle
+    if request.script is not None:
+        assert task_object is not None
+        return "a script's task", request.script.path, type(task_object)
+    if task_object is not None:
+        return of_object(task_object, request.task_file)
+    kind = choice("task", usual_kind if request.task is None else request.task, TASKS_BY_KIND)
+    file = Path(request.task_file) if request.task_file else TASKS_BY_KIND[kind]
+    return kind, file, load_task_class(file)
+
+
+# ------------------------------------------------------------------------------------------------ settings
+
+
+def usual_settings(request: RunRequest, chosen: Chosen) -> dict[str, Any]:
+    """Return the settings that hold where the user gives none: the paper's, or those of a quick job."""
+    method, model, same_kind = chosen.method, chosen.model, chosen.kind == chosen.usual_kind
+    # A task of another kind than the paper's takes no settings of the paper, only its numbers of rounds and sites.
+    if chosen.published is not None and same_kind:
+        usual = dict(chosen.published.settings)
+    else:
+        usual = {**training_by_task(chosen.kind, model), **(model.small if request.small and same_kind else {})}
+    if model is not method:
+        usual = _shared_setup(model, method, usual, chosen.task_class, own_task=chosen.kind == model.task)
+        usual = {**_of_own_paper(method, model, chosen.published, chosen.task_class), **usual}
+    if request.task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
+        classes = (method.rule, method.training, chosen.task_class)
+        known = {*LIKE_SETTINGS, *(name for part in classes for name in field_names(part))}
+        usual = {name: value for name, value in usual.items() if name.partition(".")[0] in known}
+    # A user who sets one value of a component gets the method's own component, not the small job's or the paper's.
+    taken = {*request.instead_of_epochs, *(name.partition(".")[0] for name in request.settings)}
+    return {name: value for name, value in usual.items() if name.partition(".")[0] not in taken}
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Store the settings of each part of a run, the user's over the usual ones.
+
+    Attributes:
+        run: settings of the run.
+        sites: names of the sites; ``None`` for every connected site.
+        rule, training, task: settings by name.
+    """
+
+    run: RunSettings
+    sites: list[str] | None
+    rule: dict[str, Any]
+    training: dict[str, Any]
+    task: dict[str, Any]
+
+
+def route(request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]) -> Routed:
+    """Return the settings of each part of a run.
+
+    Raises:
+        ValueError: no part has such a setting, or the run has fewer sites than a round needs.
+    """
+    method = chosen.method
+    usual_run = {name: value for name, value in usual.items() if name in LIKE_SETTINGS}
+    wanted = {name: value for name, value in {**usual, **request.settings}.items() if name not in LIKE_SETTINGS}
+    rule, training, task = route_settings(wanted, method, chosen.task_class)
+    keeps = method.learns if chosen.model is method and chosen.kind == method.task else method.keeps
+    # The method's values for a component do not apply when the user replaced it by a component of another kind.
+    of_method = {
+        name: value for name, value in method.learns.items()
+        if chosen.can_learn and (part := name.partition(".")[0]) in keeps and part in field_names(chosen.task_class)
+        and task.get(part, method.learns.get(part)) == method.learns.get(part)
+    }  # fmt: skip
+    sites = site_list(chosen.length.num_sites if request.sites == 0 else request.sites)
+    dealt = dealt_to(chosen.length.num_sites if sites is None else len(sites), chosen.task_class)
+    run = _run_settings(request, chosen, usual_run)
+    if sites is not None and run.min_sites > len(sites):
+        with_sums = " (with secure sums at least 3)" * bool(run.secure)
+        raise ValueError(f"min_sites={run.min_sites}{with_sums}, but the job has {len(sites)} site(s)")
+    return Routed(run, sites, rule, training, {**dealt, **of_method, **task})
+
+
+def _run_settings(request: RunRequest, chosen: Chosen, usual_run: Mapping[str, Any]) -> RunSettings:
+    """Return the settings of the run: the user's, else those of a given run, else the usual ones."""
+    method, published = chosen.method, chosen.published
+    by_name = {name: value for name, value in request.settings.items() if name in LIKE_SETTINGS}
+    wanted = {name: value for name, value in {**request.options, **by_name}.items() if value is not None}
+    usual = {"num_rounds": chosen.length.num_rounds, "label": method.name, **({} if published is None else LAST_FIVE)}
+    usual |= {**method.run, **usual_run}
+    if request.run is not None:  # the given run's settings, except its label and those that the method needs (cRT)
+        given, plain = ({key: getattr(run, key) for key in field_names(RunSettings)} for run in (request.run, PLAIN))
+        needed = {"label": method.name, **method.run}
+        usual = {**given, **{key: value for key, value in needed.items() if given[key] == plain[key]}}
+    return RunSettings(**{**usual, **wanted})
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Store the built parts of a run.
+
+    Attributes:
+        task, rule, training, run: the parts.
+        of_method: settings of the training that belong to the method.
+        brought: settings of the training that the task prescribes.
+        alone: the training with the method's own settings, without those of ``train_like``.
+    """
+
+    task: Task
+    rule: Rule
+    training: LocalTraining
+    run: RunSettings
+    of_method: dict[str, Any]
+    brought: dict[str, Any]
+    alone: LocalTraining
+
+
+def build_parts(request: RunRequest, chosen: Chosen, routed: Routed) -> Parts:
+    """Return the parts of a run, built from their settings, where they are not given as objects.
+
+    Raises:
+        ValueError: a value is out of range, or rule and training have different values of a setting.
+    """
+    method = chosen.method
+    task = _task(request, chosen, routed.task)
+    of_method = {name: value for name, value in method.site.items() if name not in request.instead_of_epochs}
+    known = (*request.settings, *method.keeps)
+    brought = {k: v for k, v in task.training_settings(request.settings).items() if k not in known}
+    shared = {k: v for k, v in brought.items() if k in field_names(method.rule)}  # such as q-FedAvg's learning_rate
+    with_rule = shared_values(method.training, request.rule)
+    with_training = shared_values(method.rule, request.training)
+    rule = request.rule or build(method.rule, {**method.server, **routed.rule, **shared, **with_training})
+    training = request.training or build(method.training, {**of_method, **routed.training, **brought, **with_rule})
+    check_shared(rule, training)
+    rule.check_run(routed.run.num_rounds, None)
+    run, alone = routed.run, training
+    if training.norm_statistics == "recalibrated":
+        run = replace(run, norm_statistics="recalibrated")
+    # With ``train_like`` a method could lose its own loss and still keep its name. So a task that the method's own site
+    # half (``alone``) refuses is refused with the other method's settings, too.
+    if chosen.model is not method and type(training) is method.training:
+        by_user = {name: value for name, value in request.settings.items() if name not in LIKE_SETTINGS}
+        by_user = route_settings(by_user, method, chosen.task_class)[1]
+        alone = build(method.training, {**of_method, **by_user, **brought, **with_rule})
+    return Parts(task, rule, training, run, of_method, brought, alone)
+
+
+def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> Task:
+    """Return the run's task; raise where a metric of it has no declared direction."""
+    if request.monai_bundle is not None:
+        checksum = grouped(bundle_checksum(Path(request.monai_bundle).expanduser()))
+        settings = {"bundle_sha256": checksum, **settings}
+    given = request.task_object
+    task: Task = build(chosen.task_class, settings) if given is None else like(given, chosen.task_class, settings)
+    task.by_name()
+    return task
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def check_parts(request: RunRequest, chosen: Chosen, parts: Parts) -> None:
+    """Check that the user's settings have an effect, and that the parts of a run fit each other.
+
+    Raises:
+        ValueError: a setting would do nothing, or parts do not fit; the message says why.
+    """
+    whose, components = f"method {chosen.method.name!r}", (parts.rule, parts.training, parts.task, parts.run)
+    by_hand = {**{k: v for k, v in request.options.items() if k in LIKE_SETTINGS}, **request.settings}
+    if vain := list(idle(components, by_hand)):
+        raise ValueError(f"{whose}: {'; '.join(vain)}")
+    several = " of several findings an image" * bool(parts.task.findings)
+    lacks = "" if chosen.can_learn and not several else f" cannot learn {chosen.kind}{several}"
+    facts = facts_of(
+        parts.run, parts.rule, parts.training, None if request.shown else parts.task,
+        script=request.script is not None, whose=f"{whose}{lacks}: ",
+        other="; or choose another task or method" * bool(lacks),
+    )  # fmt: skip
+    check = partial(_check_together, facts, parts, shown=request.shown)
+    if request.apart and parts.run.exchange != ALL:
+        in_child(check, before=brings(parts.task))
+    else:
+        check()
+
+
+def _check_together(facts: dict[str, Any], parts: Parts, *, shown: bool) -> None:
+    """Check that parts fit each other and the task's network, which may be built for the check.
 
     Args:
-        facts: facts about the run, for the table of its aspects.
-        task, rule: the plan's task and the method's rule.
-        trainings: the method's training, and the training with the method's own settings, without those of
-            ``train_like``; with the sites' own scripts neither is checked, nor the rule.
+        facts: facts about the run, for the table of its aspects; with the sites' own scripts neither rule nor training
+            is checked.
+        parts: the parts.
         shown: whether to leave out checks that need the network.
 
     Raises:
         ValueError: parts do not fit; the message says why.
     """
     if not shown:
-        task.check()
+        parts.task.check()
     try:
-        for training in () if facts["script"] else trainings:
-            training.check_task(task)
         if not facts["script"]:
-            rule.check_run(facts["num_rounds"], None if shown else task)
+            parts.training.check_task(parts.task)
+            parts.alone.check_task(parts.task)
+            parts.rule.check_run(parts.run.num_rounds, None if shown else parts.task)
     except ValueError as error:
         raise ValueError(f"{facts['whose']}{error}{facts['other']}") from error
     refuse(facts)
 
 
-def _refuse_twice(method: Method, by_name: Mapping[str, Any], **objects: Any) -> None:
+def _refuse_twice(method: Method, request: RunRequest) -> None:
     """Refuse an object of another method, and a value that is given by name though an object has it."""
+    halves = {"rule": request.rule, "training": request.training}
     for what, usual in (("rule", method.rule), ("training", method.training)):
-        if (half := objects.get(what)) is not None and not isinstance(half, usual):
+        if (half := halves[what]) is not None and not isinstance(half, usual):
             got = type(half).__name__
             raise ValueError(f"{what} of method {method.name!r} must be a {usual.__name__}, got a {got}")
-    for what, given in objects.items():
-        for name, value in by_name.items():
-            if None not in (value, given) and name.partition(".")[0] in field_names(type(given)):
-                raise ValueError(f"{what} is given as an object: set {name!r} there, in {type(given).__name__}(...)")
+    options = {name: value for name, value in request.options.items() if name != "label"}
+    for by_name, objects in (
+        (request.settings, {**halves, "task": request.task_object}), (options, {"run": request.run}),
+    ):  # fmt: skip
+        for what, given in objects.items():
+            for name, value in by_name.items():
+                if None not in (value, given) and name.partition(".")[0] in field_names(type(given)):
+                    raise ValueError(
+                        f"{what} is given as an object: set {name!r} there, in {type(given).__name__}(...)"
+                    )
 
 
 def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
@@ -317,22 +408,6 @@ def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]
         own = getattr(usual, name)
         differs = own not in (value, getattr(plain, name))
         yield f"{name}={value!r}" + (f" (the method's own: {own!r})" if differs else "")
-
-
-def _by_steps(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of usual settings that a given ``local_steps`` replaces: ``local_epochs``, or none.
-
-    Raises:
-        ValueError: ``local_steps`` and ``local_epochs`` are both given.
-    """
-    if settings.get("local_steps") is None:
-        return ()
-    if settings.get("local_epochs") is not None:
-        raise ValueError(
-            f"local_steps={settings['local_steps']!r} and local_epochs={settings['local_epochs']!r} exclude each "
-            "other: give one of them"
-        )
-    return ("local_epochs",)
 
 
 def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:

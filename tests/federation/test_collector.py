@@ -19,6 +19,7 @@ from fairflare.base.settings import settings
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting import received_state as incoming
 from fairflare.federation.collecting.collector import Collector, QuorumError
+from fairflare.federation.collecting.context import RunContext
 from fairflare.federation.site.replies import read_metrics, reasons
 from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
@@ -771,7 +772,7 @@ def test_a_report_of_more_images_than_the_site_has_is_refused() -> None:
 
     for said, fits in (({"validation": 20}, True), ({"validation": 19}, False), ({"groups": 3}, False), ({}, True)):
         collector = begun(Counts())
-        collector.said = {"b": said}
+        collector.context = RunContext(reported={"b": said})
         if fits:
             take(collector, "b", train_message("b"))
         else:

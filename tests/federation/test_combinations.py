@@ -36,7 +36,7 @@ from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.refusals import facts_of
 from fairflare.federation.plan.run_settings import RunSettings, WithoutTraining
-from fairflare.federation.server import rounds
+from fairflare.federation.server import opening
 from fairflare.federation.transports import isolation
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
@@ -465,7 +465,7 @@ def test_a_setting_that_finds_nothing_to_act_on_says_so(
 
 def test_every_declared_fact_is_looked_for(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: set[str] = set()
-    monkeypatch.setattr(rounds, "idle", lambda parts, names, facts: looked.update(facts) or [])
+    monkeypatch.setattr(opening, "idle", lambda parts, names, facts: looked.update(facts) or [])
     assert not isinstance(done(tmp_path, world, num_rounds=1), str)
     classes = {RunSettings, *(half for method in all_methods().values() for half in (method.rule, method.training))}
     declared = {need.other for cls in classes for need in needs_of(cls).values() if need and need.fact}

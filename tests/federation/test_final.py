@@ -404,5 +404,5 @@ def test_halves_that_differ_end_the_run_before_training(tmp_path: Path, rule: An
 @pytest.mark.parametrize("half", [None, {"path": HALVES, "args": {"rho": 0.2, "batch_size": 4}}, {"path": "x.Y"}])
 def test_halves_that_agree(tmp_path: Path, half: Any) -> None:
     run = Run(tmp_path, rule=FedISM(rho=0.2), site_half=half, num_rounds=1)
-    run.rounds._start()
+    run.rounds.opening()
     assert run.results["info"]["config"]["training"] == half

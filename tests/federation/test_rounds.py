@@ -545,21 +545,24 @@ def test_models_that_are_not_needed_any_more_are_let_go(tmp_path: Path) -> None:
     run = Run(tmp_path, num_rounds=1, rule=FedLWR(), listeners=[Watch()])
     run.net.__class__ = Light
     start: list[weakref.ref[torch.Tensor]] = []
-    original = run.rounds._start
+    original, know = run.rounds.opening, run.rounds.know
 
     def begin() -> Any:
-        first, state = original()
+        first, state, context = original()
         start.extend(weakref.ref(tensor) for tensor in state.values())
-        return first, state
+        return first, state, context
 
-    run.rounds._start = begin  # type: ignore[method-assign]
-    test = run.rounds._finish
+    def known(context: Any) -> None:
+        know(context)
+        finish = run.rounds.tests.finish
 
-    def finish(state: Any) -> None:
-        seen[:] = start
-        test(state)
+        def finished(state: Any) -> None:
+            seen[:] = start
+            finish(state)
 
-    run.rounds._finish = finish  # type: ignore[method-assign]
+        run.rounds.tests.finish = finished  # type: ignore[method-assign]
+
+    run.rounds.opening, run.rounds.know = begin, known  # type: ignore[assignment, method-assign]
     run()
     assert held == {"anchor": 0, "received": 0}
     assert len(start) == 2

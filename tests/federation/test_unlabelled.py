@@ -17,6 +17,7 @@ from torch import nn
 from fairflare.base.site_data import UNLABELLED
 from fairflare.core.weighting import counted_samples, normalise, ramp
 from fairflare.data.datalist import DataError, load_datalist
+from fairflare.federation.collecting.context import RunContext
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
@@ -207,7 +208,7 @@ def test_every_rule_weighs_as_if_the_site_were_not_there(method: Any, tmp_path: 
             take(collector, site, train_message(site, rule=rule, current_round=1))
         if alone:
             counts = {site: collector._round.trained[site].num_samples or 0 for site in ("a", "b")}
-            collector.said = {"c": {"training": 0, UNLABELLED: 60}}
+            collector.context = RunContext(reported={"c": {"training": 0, UNLABELLED: 60}})
             message = train_message("c", rule=rule, current_round=1)
             message.meta["report"] = {}
             message.meta["num_samples"] = None

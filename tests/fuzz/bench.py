@@ -26,6 +26,7 @@ import torch
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.base.settings import build
 from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS
+from fairflare.federation.collecting.context import RunContext
 from fairflare.federation.server.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.catalog import get_method
@@ -150,10 +151,9 @@ class Bench:
             rounds = Rounds(
                 self.server.task, self.server.rule, self.server, self.server, self.place, [FlareEvents(self.server)]
             )
-            _, state = rounds._start()
-            rounds.check.run(0)
+            _, state, context = rounds.opening()
+            rounds.know(context)
             self.facts = rounds.check.facts
-            rounds.collector.said = rounds.check.said
             self.like = dict(state)
             self.state = dict(rounds._round(0, state))
         self.best = rounds.files.best.state_dict()
@@ -175,7 +175,7 @@ class Bench:
             if self.phase == "validate":
                 for number in (0, 1):
                     self.hostile_round = NUM_ROUNDS if number == 0 else -1
-                    rounds._finish(state)
+                    rounds.tests.finish(state)
                     final = json.loads((rounds.journal.store.folder / "results.json").read_text())
                     self._note(
                         trace, rounds, state, {key: final[key] for key in ("test", "fairness", "left_out", "resampled")}
@@ -207,7 +207,7 @@ class Bench:
 
         rounds.journal.checked = noted  # type: ignore[method-assign]
         rounds.check.run(HOSTILE)
-        rounds.collector.said, rounds.test.facts = rounds.check.said, rounds.check.facts
+        rounds.know(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
         left = [{"site": s, "phase": TASK_CHECK, "reason": why} for s, why in sorted(said[0].left_out.items())]
         honest = {site: facts for site, facts in rounds.check.facts.items() if site != self.bad}
         self._note(trace, rounds, state, {"left_out": left, "facts": honest})
@@ -226,7 +226,7 @@ class Bench:
         rounds.journal.store.load_state_dict(self.stored, self.log)
         if self.phase != TASK_CHECK:
             rounds.check.facts.update(copy.deepcopy(self.facts))
-            rounds.collector.said, rounds.test.facts = rounds.check.said, rounds.check.facts
+        rounds.know(RunContext(reported=rounds.check.said, facts=rounds.check.facts))
         return rounds
 
     def _note(self, trace: Trace, rounds: Rounds, state: dict[str, torch.Tensor], record: dict[str, Any]) -> None:

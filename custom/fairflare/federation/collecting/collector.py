@@ -22,15 +22,13 @@ from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Metric
-from fairflare.core.aggregation.low_rank import Products
-from fairflare.core.aggregation.output_rows import OutputRows
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, WeightsOf, layerwise_average, weighted_average
-from fairflare.core.statistics.footing import Footing
 from fairflare.core.weighting import counted_samples, normalise, ramp
 from fairflare.exchange.messages import Message
 from fairflare.exchange.staging import Staging
 from fairflare.exchange.tensor_file import layout_of
+from fairflare.federation.collecting.context import UNKNOWN, RunContext
 from fairflare.federation.collecting.influence import Influence
 from fairflare.federation.collecting.received_state import Incoming, Shape
 from fairflare.federation.collecting.received_state import LikeReceived as LikeReceived
@@ -147,6 +145,9 @@ class Collector:
         memory: bytes of local models that are staged in memory; further ones are staged on disk. ``None`` stands for a
             quarter of the free memory.
         metrics: metrics that sites may measure, by name; ``None`` if the server does not know the task.
+        sums: opens secure sums of the sites' updates, so that no site sends its own; ``None`` if every site sends its
+            update.
+        context: what is known of the network and the sites.
     """
 
     def __init__(
@@ -157,32 +158,22 @@ class Collector:
         seed: int = 0,
         memory: float | None = None,
         metrics: Mapping[str, Metric] | None = None,
+        sums: Sums | None = None,
+        context: RunContext = UNKNOWN,
     ) -> None:
         self.rule, self.seed = rule, seed % 2**63  # a run's seed may be negative, a generator's may not
         self.bounds = bounds or Bounds()
         refuse({**vars(self.bounds), "rule": type(rule).__name__, "only_mean": rule.only_mean})
-        #: Numbers that each site reported before the first round: images by split, and number of ``groups`` of people.
-        self.said: Mapping[str, Mapping[str, float]] = {}
-        #: Number of sites of the job, for ``max_weight=auto``; ``None`` for the number of sites in the round.
-        self.num_sites: int | None = None
         self._temporary = OwnedFolder("staging") if folder is None else None
         self.staging = Staging(self._temporary.path if self._temporary else folder or Path(), memory)
-        self.metrics = metrics
-        #: Names of the trained parameters; ``None`` if the model is not known: dtypes and names of tensors then decide.
-        self.parameters: frozenset[str] | None = None
-        self.frozen: frozenset[str] = frozenset()  # names of tensors that no training changes
-        self.products: Products | None = None  # averages products of low-rank factors; ``None`` to average each factor
-        self.footing = Footing({})  # compares sites that annotate different structures; known after the check
-        self.rows = OutputRows()  # averages output rows over the sites that annotate them; known after the check
-        #: Opens secure sums of the sites' updates, so that no site sends its own; ``None`` if every site sends its
-        #: update.
-        self.sums: Sums | None = None
+        self.metrics, self.sums, self.context = metrics, sums, context
         self._round, self._influence = _Round(), Influence(self.bounds)
         self._shape: Shape | None = None
 
     def begin(
-        self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = ()
-    ) -> None:
+        self, current_round: int, num_rounds: int, *, shape: Shape, received: State | None, sites: Sequence[str] = (),
+        rule: Rule | None = None, num_sites: int | None = None,
+    ) -> None:  # fmt: skip
         """Start a round, and forget the replies of the round before.
 
         Args:
@@ -190,12 +181,15 @@ class Collector:
             shape: checks the form of the sites' models.
             received: the model that the sites received; ``None`` if it is unknown.
             sites: names of the sites that are asked.
+            rule: rule of this round and the next ones; ``None``: the same as before.
+            num_sites: number of sites of the job, for ``max_weight=auto``; ``None``: the number of sites in the round.
         """
+        self.rule = rule or self.rule
         self.staging.clear()
         self._round = _Round(current_round, num_rounds, sorted(sites), received)
         self._shape = shape
-        training = {site: has["training"] for site, has in self.said.items() if has.get("training")}
-        self._influence = Influence(self.bounds, self.num_sites, training)
+        training = {site: has["training"] for site, has in self.context.reported.items() if has.get("training")}
+        self._influence = Influence(self.bounds, num_sites, training)
 
     def at_round(self, current_round: int) -> None:
         """Set the number of the current round.
@@ -209,6 +203,11 @@ class Collector:
         self.staging.clear()
         self._round.received = self._shape = None
         self._influence = Influence(self.bounds)
+
+    def close(self) -> None:
+        """Remove the local models of the round, and their folder."""
+        self.clear()
+        self.staging.close()
 
     @property
     def accepted(self) -> list[str]:
@@ -293,7 +292,7 @@ class Collector:
 
     def _hold(self, site: str, report: Mapping[str, Any], num_samples: int | None) -> None:
         """Raise :class:`ReportError` for a report that counts more images or groups than its site has."""
-        has = {**({} if num_samples is None else {"training": num_samples}), **self.said.get(site, {})}
+        has = {**({} if num_samples is None else {"training": num_samples}), **self.context.reported.get(site, {})}
         for what, count in self.rule.counted(report).items():
             known, images = has.get(what), what != "groups"
             refuse_if(site, {
@@ -354,7 +353,7 @@ class Collector:
         sites = self.labelled
         if self.sums is not None:
             return self._of_sum(self.sums.anchor(sites, self._steps()))
-        plain = Movement(lambda change: change, {}, lambda: None, products=self.products)
+        plain = Movement(lambda change: change, {}, lambda: None, products=self.context.products)
         weights = dict.fromkeys(sites, 1.0 / len(sites))
         return weighted_average(self._annotated(self._states(sites), lambda name: weights), weights, movement=plain)
 
@@ -381,7 +380,7 @@ class Collector:
         layout = layout_of(self._first()).items()
         types = {name: dtype for name, (dtype, _) in layout if dtype.is_floating_point and name in inputs.parameters}
         of_buffers = weighing.buffers if self.sums is None else None
-        movement = Movement(self._moved, types, partial(inputs.start, rule), of_buffers, self.products)
+        movement = Movement(self._moved, types, partial(inputs.start, rule), of_buffers, self.context.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
         limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.of_made}
         if weighing.sites is not None:
@@ -405,9 +404,9 @@ class Collector:
                 f"{type(rule).__name__}.weigh() must give the weights of sites or of layers; both are None"
             )
         self._round.step = movement.length
-        if self.products is not None:
-            weighing.values["adapter_truncation"] = self.products.error
-            weighing.details["adapter_truncation"] = self.products.errors()
+        if self.context.products is not None:
+            weighing.values["adapter_truncation"] = self.context.products.error
+            weighing.details["adapter_truncation"] = self.context.products.errors()
         state = {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
 
@@ -422,8 +421,10 @@ class Collector:
     def _annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
         """Return the sites' models, with output rows that only some sites annotate averaged over those sites."""
         unlabelled = set(self.accepted).difference(self.labelled)
-        silent = tuple(sites and sites.union(unlabelled) for sites in self.rows.silent)
-        return replace(self.rows, silent=silent).of_annotators(states, weights_of, self._round.received or {}, **limits)
+        silent = tuple(sites and sites.union(unlabelled) for sites in self.context.rows.silent)
+        return replace(self.context.rows, silent=silent).of_annotators(
+            states, weights_of, self._round.received or {}, **limits
+        )
 
     def _moved(self, change: State) -> State:
         with one_thread():
@@ -442,13 +443,13 @@ class Collector:
         self._round.counts = Counts({site: self._samples(site, bounded.get(site, 0)) for site in every}, given.odd)
         by_name = frozenset(name for name in owner if not is_statistic(name))
         kinds = {field.name: field.measures for field in self.rule.report_fields if field.measures}
-        metrics = self.footing.on_one({site: trained[site].metrics for site in sites})
+        metrics = self.context.footing.on_one({site: trained[site].metrics for site in sites})
         return RoundInputs(
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
             sites=sites,
             num_samples=self._round.counts,
-            reports=self.footing.reports({site: trained[site].report for site in sites}, kinds, metrics),
+            reports=self.context.footing.reports({site: trained[site].report for site in sites}, kinds, metrics),
             anchor_reports=self._round.anchor_reports,
             states={} if self.sums is not None else self._states(sites),
             shares=self._influence.shares,  # known once the states are bounded
@@ -458,8 +459,8 @@ class Collector:
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
             bounded=self._influence.of_made,
-            parameters=by_name if self.parameters is None else self.parameters,
-            frozen=self.frozen,
+            parameters=by_name if self.context.parameters is None else self.context.parameters,
+            frozen=self.context.frozen,
             updates=self._shape is not None and self._shape.updates,
             seed=self.seed,
             suppressed={site: suppressed_in(trained[site].stats, IN_REPORT) for site in sites},
@@ -467,7 +468,7 @@ class Collector:
 
     def _samples(self, site: str, labelled: float) -> float:
         """Return the number by which a site is weighted: its labelled samples, and a part of its unlabelled ones."""
-        unlabelled = self.said.get(site, {}).get(UNLABELLED, 0)
+        unlabelled = self.context.reported.get(site, {}).get(UNLABELLED, 0)
         if self._round.trained[site].stats[SHARE] is None or not unlabelled:
             return labelled or 1
         found = counted_samples(labelled, unlabelled, ramp(self._round.number, self._round.num_rounds))

@@ -15,6 +15,7 @@ from fairflare.base.task import SPLIT_GLOBAL, Metric
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
 from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
+from fairflare.federation.collecting.context import UNKNOWN, RunContext
 from fairflare.federation.collecting.phase import Phase
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.plan.run_settings import RunSettings
@@ -128,6 +129,7 @@ class FinalTest:
         metrics, primary: the metrics that sites may measure, by name; the name of the primary one.
         parts: number of classes or structures, where the task has outcomes of single images.
         findings: names of the findings, where the task has any.
+        context: what is known of the sites.
     """
 
     def __init__(
@@ -140,12 +142,11 @@ class FinalTest:
         primary: str,
         parts: int = 0,
         findings: Sequence[str] | None = None,
+        context: RunContext = UNKNOWN,
     ) -> None:
         self.ask, self.roster, self.run, self.say = ask, roster, run, say
         self.metrics, self.primary, self.parts, self.findings = metrics, primary, parts, findings
-        #: Facts that each site reported about its data before the first round.
-        self.facts: Mapping[str, Mapping[str, Any]] = {}
-        self.footing = Footing({})  # compares sites that annotate different structures; known after the check
+        self.facts, self.footing = context.facts, context.footing
 
     def __call__(
         self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0

@@ -264,6 +264,10 @@ class Place:
     carried: Path | None = None
     apart: bool = False
 
+    def spares_memory(self, run: RunSettings) -> bool:
+        """Return whether this process is a server that need not hold the whole model, and so leaves pages to others."""
+        return self.apart and run.exchange != ALL
+
     @property
     def models_in_memory(self) -> float | None:
         """Return how many bytes of local models may wait in the server's memory; ``None`` for a quarter of it.

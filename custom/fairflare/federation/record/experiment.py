@@ -46,6 +46,7 @@ class Experiment:
         rule: the server half, whose state is saved.
         journal, files: results and model files, which are also restored when a run is resumed or taken back.
         say: function that writes a line into the server's log.
+        sums: what secure sums keep from round to round; empty without them.
 
     Attributes:
         run_id: id that all jobs share that resume one run of an experiment; each new start has another id.
@@ -60,6 +61,7 @@ class Experiment:
         journal: Journal,
         files: ModelFiles,
         say: Callable[..., None],
+        sums: dict[str, Any],
     ) -> None:
         self.run, self.place, self.rule = run, place, rule
         self.journal, self.files, self.say = journal, files, say
@@ -67,7 +69,7 @@ class Experiment:
         self.folder = CheckpointFolder(place.experiments / run.experiment) if run.experiment else None
         self.lock = FolderLock(self.folder.folder, {"job_id": place.job_id}) if self.folder else None
         self.memory = (self.folder.folder if self.folder else place.run_dir / RESULTS_FOLDER) / MEMORY_FOLDER
-        self.sums: dict[str, Any] = {}  # what secure sums keep from round to round
+        self.sums = sums
         self._config: dict[str, Any] = {}
         self._sites: list[str] = []
 

@@ -9,7 +9,11 @@ from typing import Any, cast
 import torch
 
 from fairflare.base.disk.files import save_torch, write_whole
+from fairflare.base.task import Task
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER, RunSettings
 from fairflare.federation.record.best_model import BestModel
+from fairflare.federation.record.task_record import TaskRecorder
+from fairflare.methods.base.rule import Rule
 
 MODEL_FILE = "FL_global_model.pt"
 BEST_MODEL_FILE = "best_FL_global_model.pt"
@@ -36,6 +40,10 @@ class ModelFiles:
         self.best = best
         self.noted: dict[str, Any] = {}
         self.learned = learned
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Note further facts in the files from now on."""
+        self.noted = dict(facts)
 
     def save(self, state: Mapping[str, torch.Tensor], current_round: int, name: str = MODEL_FILE) -> None:
         """Replace a global model's file, by default the current model's, atomically."""
@@ -100,3 +108,11 @@ class ModelFiles:
         if best is not None:
             self.best.load_state_dict(kept)
             self.save(best, int(kept["made"]), BEST_MODEL_FILE)
+
+
+def model_files(
+    task: Task, rule: Rule, run: RunSettings, folder: Path, info: Callable[[], Mapping[str, Any]]
+) -> ModelFiles:
+    """Return the files of a run's models in its folder; ``info`` returns the current ``info`` of its results."""
+    best = BestModel(run, bool(task.by_name()[task.primary_metric].higher_is_better))
+    return ModelFiles(folder, type(rule).__name__, best, TaskRecorder(task, info, folder / RESULTS_FOLDER))

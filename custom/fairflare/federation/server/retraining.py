@@ -34,6 +34,10 @@ class Retraining:
             first_round=run.num_rounds,
         )
 
+    def fall_back(self, rule: Rule) -> None:
+        """Weigh by another rule in the method's own rounds."""
+        self.own = rule
+
     def rule_at(self, current_round: int) -> Rule:
         """Return a round's rule: the classifier's while it is retrained, else (also in the final test) the method's."""
         return self.classifier if (self.run.num_rounds <= current_round < self.run.rounds_in_all) else self.own

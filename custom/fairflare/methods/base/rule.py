@@ -161,6 +161,10 @@ class Rule(ABC):
         self.memory_folder: Path | None = None
         self.secure = False  # whether the run has secure sums, set by the run
 
+    def enter_run(self, memory_folder: Path, *, secure: bool) -> None:
+        """Store, before a run begins, where the rule may keep large data, and whether the run has secure sums."""
+        self.memory_folder, self.secure = memory_folder, secure
+
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
         """Return the sites' weights in this round, ``>= 0``, which sum to 1 over ``inputs.sites`` (in each layer)."""

@@ -182,8 +182,10 @@ def run(
         site_settings,
         what_sites_said,
     )
-    from fairflare.cli.run.here import PlanHere, logged, run_plan, stopped_by_signals
+    from fairflare.cli.run.here import logged, run_plan, stopped_by_signals
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
+    from fairflare.federation.plan.request import RunRequest
+    from fairflare.federation.plan.run_settings import usual_waits
     from fairflare.methods.base.catalog import add_file, get_method, method_of
 
     if problem := first_of({"jobs is for runs in this process; leave simulator out": simulator and jobs is not None}):
@@ -202,23 +204,24 @@ def run(
     with quietly(log) as written, stopped_by_signals(written) as stop:
         local = site_settings(None if data is None else Path(data), experiment, place)
         names = run_sites("default" if sites == 0 else sites if isinstance(sites, int) else [*sites], local)
-        given = {
-            "small": True, "task_file": None, **options, **paper, "method": method, "rule": rule, "training": training,
-            "task": task, "sites": names, "num_rounds": rounds, "seed": seed, "settings": dict(settings or {}),
-        }  # fmt: skip
-        given, made = fitted(given, PlanHere, local, None if data is None else Path(data), trial=True)
+        waits = usual_waits(options.pop("min_sites", None), options.pop("phase_timeout", None))
+        request = RunRequest.of(
+            method=method, rule=rule, training=training, task=task, sites=names, num_rounds=rounds, seed=seed,
+            settings=settings, **{**waits, **options, **paper},
+        )  # fmt: skip
+        _, plan = fitted(request, local, None if data is None else Path(data), trial=True)
         with earlier_results(place, folder, experiment):
             if simulator:
                 from fairflare.flare.export.recipes import FairRecipe
 
-                code = simulate(FairRecipe(**given), place, len(made.plan.sites or ()), local, log, written, stop)
+                code = simulate(FairRecipe.of(plan), place, len(plan.sites or ()), local, log, written, stop)
             else:
                 with logged(log, "a"):
-                    code = run_plan(made.plan, place, local, stop, [Bar(screen, made.plan.run.num_rounds)], jobs or 1)
+                    code = run_plan(plan, place, local, stop, [Bar(screen, plan.run.num_rounds)], jobs or 1)
     if stop.why:
         raise KeyboardInterrupt(stop.why)
     try:
-        results = Results(place, made.plan.task)
+        results = Results(place, plan.task)
     except ValueError:
         raise RuntimeError(f"the run ended before its first round: {'; '.join(last_errors(log))}; log: {log}") from None
     if code or results.document.status != "completed":

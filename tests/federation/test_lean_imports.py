@@ -129,9 +129,11 @@ def test_the_guard_notices_an_import() -> None:
 def test_a_run_in_one_process_plans_without_flare() -> None:
     program = (
         "import sys\n"
-        "from fairflare.cli.run.here import PlanHere\n"
-        "made = PlanHere(method='fed_lwr', sites=2, num_rounds=1, phase_timeout=5.0)\n"
-        "assert made.name == 'fed_lwr' and made.plan.run.train_timeout == 5.0 and made.plan.run.min_sites == 2\n"
+        "import fairflare.cli.run.here\n"
+        "from fairflare.federation.plan.plan import make_plan\n"
+        "from fairflare.federation.plan.run_settings import usual_waits\n"
+        "plan = make_plan('fed_lwr', sites=2, num_rounds=1, **usual_waits(phase_timeout=5.0))\n"
+        "assert plan.method.name == 'fed_lwr' and plan.run.train_timeout == 5.0 and plan.run.min_sites == 2\n"
         "assert 'nvflare' not in sys.modules, 'FLARE was imported'\n"
     )
     plain(program)
@@ -142,11 +144,11 @@ def test_a_server_beside_its_sites_looks_for_names_in_the_network_elsewhere() ->
     """Check that the child process imports MONAI and `peft` (270 MB), and that its refusals are raised unchanged."""
     program = (
         "import sys\n"
-        "from fairflare.cli.run.here import PlanHere\n"
+        "from fairflare.federation.plan.plan import make_plan\n"
         "def made(**more):\n"
         "    vit = {'network': 'vit_mini', 'image_size': [32, 32], 'patch_size': 8, 'adapters': 'fair_lora', **more}\n"
-        "    return PlanHere(method='fed_avg', task='classification', sites=2, exchange='trainable', settings=vit,\n"
-        "                    apart=True)\n"
+        "    more = {'exchange': 'trainable', 'settings': vit, 'apart': True}\n"
+        "    return make_plan('fed_avg', task='classification', sites=2, **more)\n"
         "if __name__ == '__main__':\n"
         "    made()\n"
         "    try:\n"

@@ -515,7 +515,7 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
     ran: list[str] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fairflare.cli.run.simulate.simulate", lambda recipe, *rest: ran.append(recipe.name) or 0)
-    monkeypatch.setattr(run_command, "run_here", lambda recipe, *rest: ran.append(recipe.name) or 0)
+    monkeypatch.setattr(run_command, "run_here", lambda plan, *rest: ran.append(plan.method.name) or 0)
     monkeypatch.setattr(run_command, "report", lambda *rest: 0)
     words = shlex.split(command, comments=True)[1:]
     for option in ("--data", "-d"):
@@ -613,7 +613,7 @@ def test_the_names_of_the_sites_come_from_the_data_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], wanted: Any
 ) -> None:
     ran: list[Any] = []
-    monkeypatch.setattr(run_command, "run_here", lambda recipe, *rest: ran.append(recipe.plan.sites) or 0)
+    monkeypatch.setattr(run_command, "run_here", lambda plan, *rest: ran.append(plan.sites) or 0)
     monkeypatch.setattr(run_command, "report", lambda *rest: 0)
     data = tmp_path / "data.json"
     data.write_text(json.dumps({"sites": {"server": {}, "north": {"data_root": "x"}, "south-2": {}}}))

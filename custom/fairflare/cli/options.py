@@ -17,7 +17,16 @@ from typer.core import TyperCommand
 from fairflare.cli import completion
 from fairflare.cli.data.sites import parse_sites
 from fairflare.cli.screen import console, say, user_errors
-from fairflare.federation.plan.run_settings import BY_OPTION, RUN, SAME, SITES_THAT_FAIL, TRAINING, RunSettings
+from fairflare.federation.plan.request import RunRequest
+from fairflare.federation.plan.run_settings import (
+    BY_OPTION,
+    RUN,
+    SAME,
+    SITES_THAT_FAIL,
+    TRAINING,
+    RunSettings,
+    usual_waits,
+)
 from fairflare.reporting.layout import listed
 
 FIRST_PAPER = "default"  # value of --paper without a name
@@ -330,22 +339,16 @@ def plan_options(
         float, typer.Option(metavar="S", help="Seconds a phase may take.", rich_help_panel=SITES_THAT_FAIL)
     ] = 3600.0,
     **of_run: Any,
-) -> dict[str, Any]:
-    """Return the options that describe a run, as arguments of :class:`fairflare.flare.export.recipes.FairRecipe`."""
+) -> RunRequest:
+    """Return what the options ask of a run; ``sites`` is ``"default"`` where the option is not given."""
     from fairflare.methods.base.catalog import get_method
 
-    return {
-        "method": get_method(method).name,
-        "task": task,
-        **which_paper(paper),
-        "train_like": train_like,
-        "sites": "default" if sites is None else parse_sites(sites),
-        "phase_timeout": timeout,
-        "settings": parse_settings(settings),
-        "task_file": task_file,
-        "monai_bundle": monai_bundle,
-        **{name: value for name, value in of_run.items() if value is not None},
-    }
+    given = {name: value for name, value in of_run.items() if value is not None}
+    return RunRequest.of(
+        method=get_method(method).name, task=task, train_like=train_like, task_file=task_file,
+        sites="default" if sites is None else parse_sites(sites), settings=parse_settings(settings),
+        monai_bundle=monai_bundle, **which_paper(paper), **{**usual_waits(phase_timeout=timeout), **given},
+    )  # fmt: skip
 
 
 def run_options(command: str) -> list[inspect.Parameter]:
@@ -360,17 +363,17 @@ def run_options(command: str) -> list[inspect.Parameter]:
 
 
 def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that describe a run to a command, which gets them as the argument ``plan``."""
+    """Add the options that describe a run to a command, which gets them as the argument ``request``."""
     of_run = run_options(command.__name__)
     shared = [p for p in inspect.signature(plan_options).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "plan"]
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "request"]
     first = {p.name for p in (*shared, *of_run)}
 
     @wraps(command)
     def run(**given: Any) -> None:
         with user_errors():
-            plan = plan_options(**{key: given.pop(key) for key in first})
-        command(plan=plan, **given)
+            request = plan_options(**{key: given.pop(key) for key in first})
+        command(request=request, **given)
 
     hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
     parameters = [*[p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)], *of_run]

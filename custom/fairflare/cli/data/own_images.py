@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from fairflare.federation.plan.plan import Plan
+    from fairflare.federation.plan.request import RunRequest
 
 MOST_PIXELS = 96  # largest side of the images in a run without further settings, so that it is quick
 KINDS = {True: "RGB", False: "grey"}  # names of images with and without colours
@@ -109,32 +111,29 @@ def suited(
     return found
 
 
-def fitted(
-    given: Mapping[str, Any], make: Callable[..., Any], local: Mapping[str, Any], data: Path | None, *, trial: bool
-) -> tuple[dict[str, Any], Any]:
-    """Return the arguments of a plan with what the user's data ask for, and what is made of them.
+def fitted(request: RunRequest, local: Mapping[str, Any], data: Path | None, *, trial: bool) -> tuple[RunRequest, Plan]:
+    """Return the request of a run with what the user's data ask for, and its plan.
 
     The kind of task and its settings follow the manifest of the data, channels and image size the images; all of them
     are printed. What the user gave is not changed.
 
     Args:
-        given: arguments of :func:`fairflare.federation.plan.plan.make_plan`.
-        make: makes a holder of a plan (:class:`fairflare.cli.run.here.PlanHere`) out of such arguments.
+        request: what the user asks for.
         local: content of ``local/fairflare.json``.
         data: path of this file.
         trial: whether the images' size is called a trial's where the user did not choose rounds.
     """
-    plan = {**given, **kind_by_manifest(data, given)}
-    own = without_phantom(lambda more: make(**{**plan, "settings": {**more, **plan["settings"]}}), local)
-    plan["settings"] = {**own, **plan["settings"]}
-    made = make(**plan)
-    quick = plan["small"] and not plan["task_file"]
-    more = suited(
-        made.plan, local, data, plan["settings"], quick=quick,
-        trial=trial and quick and plan.get("num_rounds") is None,
-    )  # fmt: skip
-    plan["settings"] = {**plan["settings"], **more}
-    return plan, make(**plan) if more else made
+    from fairflare.federation.plan.plan import plan_of
+
+    asked = replace(request, **kind_by_manifest(data, vars(request)))
+    real = without_phantom(lambda more: plan_of(replace(asked, settings={**more, **asked.settings})), local)
+    request = replace(asked, settings={**real, **asked.settings})
+    plan, quick = plan_of(request), request.small and not request.task_file
+    short = trial and quick and request.options.get("num_rounds") is None
+    if more := suited(plan, local, data, request.settings, quick=quick, trial=short):
+        request = replace(request, settings={**request.settings, **more})
+        plan = plan_of(request)
+    return request, plan
 
 
 def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None) -> None:

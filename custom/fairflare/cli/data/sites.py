@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeAlias
 
 from fairflare.base.checks import NO_SITE, SERVER, nearest, site_names
 from fairflare.base.disk.files import keys_once, unreadable
@@ -15,7 +15,7 @@ from fairflare.data.datalist import SPLITS
 from fairflare.reporting.layout import listed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-Chosen = int | list[str] | Literal["default"] | None
+Chosen: TypeAlias = int | Sequence[str] | None  # "default": the option was not given
 
 
 def parse_sites(text: str) -> int | list[str] | None:
@@ -41,7 +41,7 @@ def parse_sites(text: str) -> int | list[str] | None:
     return names
 
 
-def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -> int | list[str] | None:
+def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -> Chosen:
     """Return the sites of a run in the simulator or in process.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -127,5 +127,5 @@ def _test(model: GivenModel, folder: Path, local: dict[str, Any], stop: Stop, as
         file = place.path / "model.safetensors"
         save_file(model.state, file)
         plan = replace(model.plan, run=replace(model.plan.run, initial_ckpt=str(file)))
-        code = run_here(cast(Any, replace(model, plan=plan)), folder, local, log, errors, 1, stop)
+        code = run_here(plan, folder, local, log, errors, 1, stop)
     return code if as_json and code == 0 else report(folder, code, log)

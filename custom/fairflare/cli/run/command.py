@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,15 +14,20 @@ from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
-from fairflare.cli.run.here import PlanHere, run_here, stopped_by_signals
+from fairflare.cli.run.here import run_here, stopped_by_signals
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
 from fairflare.cli.screen import console, errors, say, user_errors
+from fairflare.federation.plan.request import RunRequest
 from fairflare.federation.plan.run_settings import RUN
+
+if TYPE_CHECKING:
+    from fairflare.federation.plan.plan import Plan
+    from fairflare.flare.export.recipes import FairRecipe
 
 
 @takes_plan
 def run(
-    plan: dict[str, Any],
+    request: RunRequest,
     workspace: Annotated[
         Path | None,
         typer.Option(
@@ -63,47 +68,46 @@ def run(
 
     with user_errors():
         refuse_inside_run()
-        name = safe_name(f"{plan.get('label') or plan['method']}-seed{plan['seed']}")
+        experiment, seed = request.options["experiment"], request.options["seed"]
+        name = safe_name(f"{request.options.get('label') or request.method}-seed{seed}")
         workspace = (workspace or Path("runs") / name).absolute()
         problem = first_of(
             {
                 "--threads is an option of the simulator; with --in-process use --jobs": in_process and bool(threads),
                 "--jobs goes with --in-process; with the simulator use --threads": jobs > 1 and not in_process,
-                "--sites all is for export; the simulator needs their number or names": plan["sites"] is None,
+                "--sites all is for export; the simulator needs their number or names": request.sites is None,
             }
         )
         if problem:
             raise ValueError(problem)
-        local = site_settings(site_file, plan["experiment"], workspace)
-        plan.update(sites=run_sites(plan["sites"], local))
-        made = partial(PlanHere, apart=jobs > 1)  # without FLARE, whose import is slow
-        plan, recipe = fitted(plan, made, local, site_file, trial=True)
-        if not in_process:
-            recipe = _recipe(**plan)
-        say_plan(recipe.plan, site_file is not None)
+        local = site_settings(site_file, experiment, workspace)
+        request = replace(request, sites=run_sites(request.sites, local), apart=in_process and jobs > 1)
+        _, plan = fitted(request, local, site_file, trial=True)
+        recipe = None if in_process else _recipe(plan)
+        say_plan(plan, site_file is not None)
         if not overwrite:
-            refuse_to_replace_run(workspace, plan["experiment"])
+            refuse_to_replace_run(workspace, experiment)
     workspace.parent.mkdir(parents=True, exist_ok=True)
     log = workspace.with_name(workspace.name + ".log")
     say_what_was_left()
     results = workspace / RUN_FOLDER
-    with stopped_by_signals(errors) as stop, earlier_results(workspace, results, plan["experiment"]):
-        if in_process:
-            code = run_here(recipe, workspace, local, log, errors, jobs, stop)
+    with stopped_by_signals(errors) as stop, earlier_results(workspace, results, experiment):
+        if recipe is None:
+            code = run_here(plan, workspace, local, log, errors, jobs, stop)
         else:
-            code = simulate(recipe, workspace, threads or len(recipe.plan.sites or []), local, log, errors, stop)
+            code = simulate(recipe, workspace, threads or len(plan.sites or []), local, log, errors, stop)
         if stop.why and code == stop.code:
             mark_ended(results, stop.why)  # for a run that was ended at once, without its own record
-            say_how_to_go_on(workspace, plan["experiment"])
+            say_how_to_go_on(workspace, experiment)
         else:
             code = report(workspace, code, log)
     raise typer.Exit(code)
 
 
-def _recipe(**plan: Any) -> Any:
+def _recipe(plan: Plan, packaging: str = "task_file") -> FairRecipe:
     from fairflare.flare.export.recipes import FairRecipe
 
-    return FairRecipe(**plan)
+    return FairRecipe.of(plan, packaging)
 
 
 def report(workspace: Path, code: int, log: Path) -> int:
@@ -138,7 +142,7 @@ def report(workspace: Path, code: int, log: Path) -> int:
 
 @takes_plan
 def export(
-    plan: dict[str, Any],
+    request: RunRequest,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder that the job folder is put into.")],
     preinstalled: Annotated[
         bool,
@@ -165,27 +169,30 @@ def export(
     from fairflare.cli.data.sites import run_sites
     from fairflare.data.preparers.writing import MANIFEST
     from fairflare.federation.plan.bounds import FOR_HOSPITALS, in_words
+    from fairflare.federation.plan.plan import plan_of
+    from fairflare.flare.export.packaging import packaged
 
     with user_errors(out):
         if preinstalled and bundle:
             raise ValueError("--preinstalled and --bundle exclude each other")
-        sites = None if plan["sites"] == "default" else plan["sites"]
-        plan |= {"sites": sites, "settings": {**FOR_HOSPITALS, **(plan["settings"] or {})}}
+        sites = None if request.sites == "default" else request.sites
+        request = replace(request, sites=sites, settings={**FOR_HOSPITALS, **request.settings})
         if data is not None:
             local = {} if data.name == MANIFEST else site_settings(data, "", out)
             if not local and not manifest_of(data):
                 raise ValueError(f"--data {data}: there is no manifest of `fairflare prepare`; give its fairflare.json")
-            looked = {**plan, "sites": run_sites("default", local), "min_sites": 1}  # the job may have other sites
-            looked, _ = fitted(looked, PlanHere, local, data, trial=False)
-            plan |= {"task": looked["task"], "settings": looked["settings"]}
-        if not (preinstalled and plan["monai_bundle"]):  # which is only read sealed, so that none of its code runs here
-            PlanHere(**plan)  # raises errors of the plan before the slow import of FLARE
-        recipe = _recipe(**plan, packaging="preinstalled" if preinstalled else "bundle" if bundle else "task_file")
-        say_plan(recipe.plan)
-        if plan["task_file"]:
-            _try_network(recipe.plan.task)
+            options = {**request.options, "min_sites": 1}  # the job may have other sites
+            looked = replace(request, sites=run_sites("default", local), options=options)
+            looked, _ = fitted(looked, local, data, trial=False)
+            request = replace(request, task=looked.task, settings=looked.settings)
+        packaging = "preinstalled" if preinstalled else "bundle" if bundle else "task_file"
+        plan = plan_of(packaged(request, packaging))  # its errors come before the slow import of FLARE
+        recipe = _recipe(plan, packaging)
+        say_plan(plan)
+        if request.task_file:
+            _try_network(plan.task)
         write_job(recipe, out, overwrite)
-    bounds = in_words(recipe.plan.run, None if recipe.plan.sites is None else len(recipe.plan.sites))
+    bounds = in_words(plan.run, None if plan.sites is None else len(plan.sites))
     if bounds:
         lift = " ".join(f"--set {name}=null" for name in FOR_HOSPITALS)
         say(

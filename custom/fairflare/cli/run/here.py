@@ -47,29 +47,14 @@ class Stop:
             self.code, self.why = code, why
 
 
-class PlanHere:
-    """Hold a run's plan and name in place of a recipe, so that FLARE need not be imported.
-
-    Args:
-        given: arguments of :class:`fairflare.flare.export.recipes.FairRecipe`.
-    """
-
-    def __init__(self, *, min_sites: int | None = None, phase_timeout: float | None = None, **given: Any) -> None:
-        from fairflare.federation.plan.plan import make_plan
-        from fairflare.federation.plan.run_settings import usual_waits
-
-        self.plan = make_plan(**{**usual_waits(min_sites, phase_timeout), **given})
-        self.name = self.plan.method.name
-
-
 def run_here(
-    recipe: PlanHere, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
+    plan: Plan, workspace: Path, local: dict[str, Any], log_path: Path, console: Console, jobs: int, stop: Stop
 ) -> int:
-    """Run a recipe's plan in this process, show its progress on the console, and return its exit code."""
+    """Run a plan in this process, show its progress on the console, and return its exit code."""
     from fairflare.cli.run.view import view_of
 
-    with logged(log_path, "w"), view_of(recipe, console) as view:
-        return run_plan(recipe.plan, workspace, local, stop, [view], jobs)
+    with logged(log_path, "w"), view_of(plan, console) as view:
+        return run_plan(plan, workspace, local, stop, [view], jobs)
 
 
 def run_plan(

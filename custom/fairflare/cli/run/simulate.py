@@ -145,7 +145,7 @@ def _run(
         pass_fds=() if owned.descriptor is None else (owned.descriptor,),
     )
     try:
-        with view_of(recipe, console) as view:
+        with view_of(recipe.plan, console) as view:
             ended = _follow(process, events, printed, view, stop)
         if not ended:
             _stop(process)

@@ -18,8 +18,7 @@ from fairflare.core.statistics.footing import OWN
 from fairflare.federation.collecting.transport import Listener
 
 if TYPE_CHECKING:
-    from fairflare.cli.run.here import PlanHere
-    from fairflare.flare.export.recipes import FairRecipe
+    from fairflare.federation.plan.plan import Plan
 
 #: Texts on the sites' work in the phases of a run that belong to no round, such as the final test.
 OF_ALL = {"check": "open their data", "validate": "measure a final model"}
@@ -104,10 +103,9 @@ class RunView(Listener):
         return next(((name, float(values[name])) for name in names if values[name] is not None), None)
 
 
-def view_of(recipe: FairRecipe | PlanHere, console: Console) -> RunView:
-    """Return a view of a recipe's run, which shows the primary metric of its task."""
-    task = recipe.plan.task
-    return RunView(console, metric=task.primary_metric, directions=task.directions())
+def view_of(plan: Plan, console: Console) -> RunView:
+    """Return a view of a run, which shows the primary metric of its task."""
+    return RunView(console, metric=plan.task.primary_metric, directions=plan.task.directions())
 
 
 def _where(details: Mapping[str, Any]) -> str:

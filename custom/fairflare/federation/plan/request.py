@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fairflare.base.aspect import ASPECTS
-from fairflare.base.task import Task
-from fairflare.federation.plan.run_settings import RunSettings
-from fairflare.methods.base.rule import Rule
-from fairflare.methods.base.training import LocalTraining
+
+if TYPE_CHECKING:  # the command line must be quick, and these load PyTorch
+    from fairflare.base.task import Task
+    from fairflare.federation.plan.run_settings import RunSettings
+    from fairflare.methods.base.rule import Rule
+    from fairflare.methods.base.training import LocalTraining
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class RunRequest:
     @property
     def task_object(self) -> Task | None:
         """Return the task, if it is given as an object."""
-        return self.task if isinstance(self.task, Task) else None
+        return None if isinstance(self.task, str) else self.task
 
     @property
     def instead_of_epochs(self) -> tuple[str, ...]:

@@ -28,7 +28,6 @@ from fairflare.flare.tracking import TensorBoard
 from fairflare.methods.base.catalog import file_of, plugin_of
 from fairflare.tasks import scripts
 
-PACKAGINGS = ("task_file", "preinstalled", "bundle")
 TENSORBOARD, PERSISTOR = "tensorboard", "persistor"  # ids of components in the job
 # Seconds between a site's requests for its next task; FLARE's default of 2 s would dominate short phases.
 SERVER_CONFIG = {"server": {"task_request_interval": 0.05}}

@@ -8,19 +8,18 @@ from typing import Any
 
 from nvflare.job_config.script_runner import FrameworkType
 
-from fairflare.base.checks import choice
 from fairflare.base.task import Task
-from fairflare.federation.plan.bounds import FOR_HOSPITALS
-from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.plan.plan import Plan, plan_of
+from fairflare.federation.plan.request import RunRequest
 from fairflare.federation.plan.run_settings import RunSettings, usual_waits
 from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, check_carried
-from fairflare.flare.export.job import PACKAGINGS, PERSISTOR, TENSORBOARD, JobRecipe, make_job
+from fairflare.flare.export.job import PERSISTOR, TENSORBOARD, JobRecipe, make_job
+from fairflare.flare.export.packaging import packaged
 from fairflare.flare.stock_tasks import SUBMIT_MODEL
 from fairflare.flare.tracking import TensorBoard
-from fairflare.methods.base.catalog import file_of, get_method, method_of
+from fairflare.methods.base.catalog import file_of
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.base.training import LocalTraining
-from fairflare.tasks.bundle import sealed_settings
 
 #: Arguments of :class:`FairRecipe` that are no settings: neither of the method, nor of its task, nor of the run.
 OPTIONS = ("name", "packaging", "task", "sites", "small", "paper", "train_like", "task_file", "monai_bundle", "isolate")
@@ -96,44 +95,33 @@ class FairRecipe(JobRecipe):
         isolate: bool = False,
         **options: Any,
     ) -> None:
-        choice("packaging", packaging, PACKAGINGS)
-        if packaging == "preinstalled":
-            if task_file is not None:
-                raise ValueError("a task file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
-            given = {k: options.pop(k) for k in FOR_HOSPITALS if k in options}
-            given |= {k: getattr(run, k) for k in FOR_HOSPITALS if run is not None and getattr(run, k) is not None}
-            chosen = method_of(rule, training) if method is None else get_method(method)
-            by_name = {k: v for k, v in chosen.preinstalled.items() if rule is None and training is None}
-            settings = {**FOR_HOSPITALS, **by_name, **given, **(settings or {})}
-            if monai_bundle is not None:
-                configs = settings.get("bundle_configs", ["train"])
-                settings |= sealed_settings(Path(monai_bundle).expanduser(), configs)
         if run is None:
             options = {**usual_waits(min_sites, phase_timeout), **options}
         else:
             singly = {"min_sites": min_sites, "train_timeout": phase_timeout}
             options |= {key: value for key, value in singly.items() if value is not None}
-        self.plan = make_plan(
-            method,
-            rule=rule,
-            training=training,
-            task=task,
-            run=run,
-            sites=sites,
-            settings=settings,
-            small=small,
-            paper=paper,
-            train_like=train_like,
-            task_file=task_file,
-            monai_bundle=monai_bundle,
+        request = RunRequest.of(
+            method=method, rule=rule, training=training, task=task, run=run, sites=sites, settings=settings,
+            small=small, paper=paper, train_like=train_like, task_file=task_file, monai_bundle=monai_bundle,
             **{"label": name, "num_rounds": num_rounds, **options},
-        )
-        check_carried(self.plan.task, self.plan.task_file)
-        if packaging == "preinstalled" and file_of(self.plan.method) is not None:
+        )  # fmt: skip
+        self._define(plan_of(packaged(request, packaging)), packaging, name, isolate=isolate)
+
+    @classmethod
+    def of(cls, plan: Plan, packaging: str = "task_file") -> FairRecipe:
+        """Return the recipe of a plan that is made already."""
+        recipe = cls.__new__(cls)
+        recipe._define(plan, packaging)
+        return recipe
+
+    def _define(self, plan: Plan, packaging: str, name: str | None = None, *, isolate: bool = False) -> None:
+        self.plan = plan
+        check_carried(plan.task, plan.task_file)
+        if packaging == "preinstalled" and file_of(plan.method) is not None:
             raise ValueError("a method file is custom code; packaging 'preinstalled' carries none: use 'task_file'")
-        if packaging == "preinstalled" and self.plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
+        if packaging == "preinstalled" and plan.task_file not in (BUNDLE_TASK, *TASKS_BY_KIND.values()):
             raise ValueError("your own task is custom code; packaging 'preinstalled' carries none: use 'task_file'")
-        super().__init__(make_job(self.plan, name or self.plan.method.name, packaging, isolate=isolate))
+        super().__init__(make_job(plan, name or plan.method.name, packaging, isolate=isolate))
         self._job.comp_ids = {"persistor_id": PERSISTOR}  # FLARE's helpers look for the persistor's id here
 
     def add_cse_validator_if_needed(self) -> None:

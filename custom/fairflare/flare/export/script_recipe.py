@@ -10,7 +10,8 @@ from fairflare.base.checks import choice
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.plan import Script
 from fairflare.federation.plan.run_settings import TIMEOUTS
-from fairflare.flare.export.job import PACKAGINGS, SCRIPT_TASK, JobRecipe, make_job
+from fairflare.flare.export.job import SCRIPT_TASK, JobRecipe, make_job
+from fairflare.flare.export.packaging import PACKAGINGS
 from fairflare.flare.export.script_plan import make_script_plan
 from fairflare.methods.base.catalog import get_method
 

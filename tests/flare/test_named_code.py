@@ -420,6 +420,7 @@ def test_a_checkpoint_of_the_job_is_one_that_it_carries(tmp_path: Path, trap: Tr
 #: Every place of the package where a text that is no literal is imported, run, matched as a pattern or filled in, and
 #: whose text it is. A new one fails the test below until somebody has said so.
 PLACES = {
+    "fairflare/base/aspect.py row.text.format_map": "rows of the module",
     "fairflare/base/machine/one_run.py REFUSAL.format": "a text of the module",
     "fairflare/methods/base/home.py re.search": "personalise of the job, on names of the network's tensors",
     "fairflare/reporting/sites/own_models.py words.format": "texts of the module",

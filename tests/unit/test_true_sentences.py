@@ -89,6 +89,8 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
     found = _what_is_run(plan.run, plan.rule, plan.training, plan.task)
     sentence = "bsm_fl without its own loss: criterion='task' (its own: 'balanced_softmax')"
     assert found == {"title": "BSM-FL (bsm_fl)", "kind": "segmentation", "without": sentence}
+    labelled = _what_is_run(replace(plan.run, label="trial"), plan.rule, plan.training, plan.task)
+    assert labelled == {**found, "title": 'BSM-FL, run "trial"'}, "a label is a text for people"
     made = told(**found)
     assert f"{sentence}." in " ".join(fairness_table(read(**made)).split())
     assert f"{sentence}." in comparison_of([read(**made)]).notes

@@ -234,11 +234,14 @@ class Exchange:
                 f"round {number}, {phase.name}: the server could not take an answer: {type(fault[0]).__name__}: "
                 f"{fault[0]}"
             ) from fault[0]
+        self._leave_out_silent(phase)
+
+    def _leave_out_silent(self, phase: Phase) -> None:
         for site in phase.silent if not self.transport.stopped() else ():
             phase.left_out[site] = f"no answer within {phase.seconds:.1f} s"
             phase.unheard.append(site)
             self._tell_site(phase, site, phase.seconds)
-            self.roster.missed(site, phase.name, number)
+            self.roster.missed(site, phase.name, phase.current_round)
 
     def _say_silent(self, phase: Phase, waited: float, timeout: float) -> None:
         if silent := phase.silent:

@@ -258,11 +258,12 @@ def _run_settings(request: RunRequest, chosen: Chosen, usual_run: Mapping[str, A
     method, published = chosen.method, chosen.published
     by_name = {name: value for name, value in request.settings.items() if name in LIKE_SETTINGS}
     wanted = {name: value for name, value in {**request.options, **by_name}.items() if value is not None}
-    usual = {"num_rounds": chosen.length.num_rounds, "label": method.name, **({} if published is None else LAST_FIVE)}
+    named = {"label": method.name, "method": method.name}
+    usual = {"num_rounds": chosen.length.num_rounds, **named, **({} if published is None else LAST_FIVE)}
     usual |= {**method.run, **usual_run}
-    if request.run is not None:  # the given run's settings, except its label and those that the method needs (cRT)
+    if request.run is not None:  # the given run's settings, except its names and those that the method needs (cRT)
         given, plain = ({key: getattr(run, key) for key in field_names(RunSettings)} for run in (request.run, PLAIN))
-        needed = {"label": method.name, **method.run}
+        needed = {**named, **method.run}
         usual = {**given, **{key: value for key, value in needed.items() if given[key] == plain[key]}}
     return RunSettings(**{**usual, **wanted})
 

@@ -82,6 +82,7 @@ class RunSettings(Bounds):
             ``FL_global_model.pt``, of exactly the task's network; empty: as the task says. An absolute path; a relative
             one is a file that the job carries.
         label: what tables call this run; default: the class of the rule.
+        method: name of the method in the catalog; not set by hand.
         best_by: what makes a model the best by the primary metric on the sites' validation splits: ``mean`` over the
             sites, the ``worst`` site, ``mean_minus_std``: mean minus ``best_lambda`` times the standard deviation, or
             ``median``, which a few sites with false values cannot decide.
@@ -174,6 +175,7 @@ class RunSettings(Bounds):
             default=None,
         ),
     ] = ""
+    method: Annotated[str, OF_RECIPES] = ""
     best_by: Literal["mean", "worst", "mean_minus_std", "median"] = "mean"
     best_lambda: NonNegative = 1.0
     test_last: PositiveInt = 1

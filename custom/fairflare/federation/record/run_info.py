@@ -75,8 +75,7 @@ def info_of(
 
 def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, task: Task) -> dict[str, str]:
     """Return the run's title, the kind of task, and a note where the method is trained without its own loss."""
-    label = run.label
-    called = all_methods().get(label.partition(" ")[0].rstrip(","))
+    label, called = run.label, all_methods().get(run.method)
     same = called and type(rule) is called.rule and (training is None or type(training) is called.training)
     method = called if called and same else method_of(rule, training)
     title = method.title + (" + cRT" if run.crt_rounds and "crt_rounds" not in method.run else "")

@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -158,22 +159,14 @@ class Recalibration:
             reports.clear()
             sent = new if exchanges else whole
             _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=told))
-            # Take the answer that most sites give; on a tie, the answer of the first such site by name.
-            said_by = Counter(reports[site].group for site in sorted(reports)).most_common(1)
-            agreed = said_by[0][0] if said_by else ((), False)
-            for site, said in sorted(reports.items()):
-                if said.group != agreed:
-                    total.refuse(site, _odd(site, said, agreed))
-            usable = {site: said for site, said in sorted(reports.items()) if site in total.good}
-            if len(usable) < run.min_sites or not usable:
-                raise self.ask.too_few(total)
+            (names, more), usable = self._usable(reports, total)
             try:
-                found, warned = self._pooled(agreed[0], usable, whole)
+                found, warned = self._pooled(names, usable, whole)
             except SitesLost as lost:  # the remaining sites measure again
                 for site, reason in lost.args[0].items():
                     total.refuse(site, reason)
+                more = True
                 continue
-            names, more = agreed
             new |= found
             whole |= found
             done += names
@@ -184,18 +177,41 @@ class Recalibration:
                 warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
         self.journal.left_out(total, record)
         self.journal.warned(warnings.values(), record, f", {TASK_NORMS}")
-        measured = {"measured": len(done), "exchanges": exchanges, "images": images}
+        self._note(total, record, {"measured": len(done), "exchanges": exchanges, "images": images}, pending.keys())
+        return whole
+
+    def _usable(
+        self, reports: Mapping[str, NormReport], total: Phase
+    ) -> tuple[tuple[tuple[str, ...], bool], dict[str, NormReport]]:
+        """Return the norms that most sites answered about, with whether more follow, and these sites' reports.
+
+        On a tie the answer of the first such site by name counts.
+
+        Raises:
+            RoundFailed: fewer than ``min_sites`` answers are usable.
+        """
+        groups = Counter(reports[site].group for site in sorted(reports)).most_common(1)
+        agreed = groups[0][0] if groups else ((), False)
+        for site, report in sorted(reports.items()):
+            if report.group != agreed:
+                total.refuse(site, _odd(site, report, agreed))
+        usable = {site: report for site, report in sorted(reports.items()) if site in total.good}
+        if len(usable) < self.run.min_sites or not usable:
+            raise self.ask.too_few(total)
+        return agreed, usable
+
+    def _note(self, total: Phase, record: RoundRecord, measured: Mapping[str, Any], pending: Set[str]) -> None:
+        """Record what a round has measured; ``pending``: norms that no image passes, which are named once in a run."""
         record.details = {**record.details, TASK_NORMS: measured}
         self.journal.say(
-            f"round {number}: statistics of {len(done)} batch norms from {len(total.good)} site(s) in {exchanges} "
-            f"exchange(s), {total.seconds:.1f} s"
+            f"round {record.current_round}: statistics of {measured['measured']} batch norms from {len(total.good)} "
+            f"site(s) in {measured['exchanges']} exchange(s), {total.seconds:.1f} s"
         )
-        if left := sorted(pending.keys() - self._told):
+        if left := sorted(pending - self._told):
             self._told |= set(left)
             self.journal.say(
                 f"norm_statistics: not in the way of an image, their statistics are averaged: {_some(left)}"
             )
-        return whole
 
     @cached_property
     def _norms(self) -> dict[str, list[str]]:

@@ -390,40 +390,15 @@ class SecureSums:
         dealt: list[dict[str, float]] = self.kept["parts"] if label != GROUPS else []
         parts = [part for part in dealt if part.keys() <= {*members}] if dealt else [dict.fromkeys(members, 1.0)]
         done = self._done.setdefault((self.model, label), {})
-        totals, plain, keys = dict[str, dict[str, Addition]](), list[Any](), dict[str, dict[str, bytes]]()
-        for part in parts:
-            if tuple(part) not in done:
-                tables = [
-                    {site: (weight,) * len(q.table[site]) for site, weight in part.items()} if dealt else q.table
-                    for q, _ in asked
-                ]
-                additions = {
-                    q.label: Addition(replace(q, table=table), layout)
-                    for (q, layout), table in zip(asked, tables, strict=True)
-                }
-                totals |= dict.fromkeys(part, additions)
-                plain += [total.question.plain() for total in additions.values()]
+        totals, keys = dict[str, dict[str, Addition]](), dict[str, dict[str, bytes]]()
+        for part in (part for part in parts if tuple(part) not in done):
+            totals |= dict.fromkeys(part, _additions(asked, part if dealt else None))
+        every = {id(of): of for of in totals.values()}.values()  # those of a part's sites are one object
+        plain = [total.question.plain() for additions in every for total in additions.values()]
         asking = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
         def add(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            clipped = read_report(read_head(site, message, number).get("report"), MASKED, site)[SATURATED]
-            sent = message.params if isinstance(message.params, Mapping) else {}
-            had, numbers = listed([str(name)[:40] for name in sent], 5), sum(layout.numbers for _, layout in asked)
-            refuse_if(site, {
-                f"asked for the sums {listed(totals[site])}, it sent {had or 'none'}":
-                    sent.keys() != totals[site].keys(),
-                f"field {SATURATED!r} is {clipped}, its update has {numbers} numbers": clipped > numbers,
-            })  # fmt: skip
-            try:
-                for label, total in totals[site].items():
-                    total.add(site, clean_tensor(label, sent[label]))
-            except (TypeError, ValueError) as error:
-                raise ReportError(named(site, printable(str(error)))) from error
-            if clipped > 1e-6 * numbers:
-                self.journal.warned([
-                    Warned(site, "secure", clipped, 0.0,
-                           f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum")
-                ], self.record)  # fmt: skip
+            self._add(site, message, totals[site], sum(layout.numbers for _, layout in asked))
             return {}
 
         def take_key(phase: Phase, site: str, message: Message) -> dict[str, float]:
@@ -448,19 +423,39 @@ class SecureSums:
                 raise SumLost(f"round {number}, release of the masks: {why}", released)
             time.sleep(pause * bool(missing and not over))
             pause *= 2
-        for part in parts:
+        for part in (part for part in parts if keys.keys() >= part.keys()):
             try:
-                if keys.keys() >= part.keys():
-                    done[tuple(part)] = {
-                        label: total.opened({site: keys[site][label] for site in part})
-                        for label, total in totals[min(part)].items()
-                    }
+                done[tuple(part)] = _opened_by(totals[min(part)], {site: keys[site] for site in part})
             except SumSpoiled as error:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
         if lost := {site: "" for site in members if not any(site in part for part in done)}:
             raise SitesLost(self._leave(lost, keys.keys(), masked.left_out | released.left_out))
         return [_join_groups(done, *one) for one in asked]
+
+    def _add(self, site: str, message: Message, additions: Mapping[str, Addition], numbers: int) -> None:
+        """Add a site's masked vectors, of so many numbers, to the sums for which it was asked.
+
+        Raises:
+            ReportError: the vectors are not those that were asked for (names site and problem).
+        """
+        clipped = read_report(read_head(site, message, self.record.current_round).get("report"), MASKED, site)[
+            SATURATED
+        ]
+        sent = message.params if isinstance(message.params, Mapping) else {}
+        had = listed([str(name)[:40] for name in sent], 5)
+        refuse_if(site, {
+            f"asked for the sums {listed(additions)}, it sent {had or 'none'}": sent.keys() != additions.keys(),
+            f"field {SATURATED!r} is {clipped}, its update has {numbers} numbers": clipped > numbers,
+        })  # fmt: skip
+        try:
+            for label, total in additions.items():
+                total.add(site, clean_tensor(label, sent[label]))
+        except (TypeError, ValueError) as error:
+            raise ReportError(named(site, printable(str(error)))) from error
+        if clipped > 1e-6 * numbers:
+            text = f"{clipped} of {numbers} numbers of its update were cut to the bound of the sum"
+            self.journal.warned([Warned(site, "secure", clipped, 0.0, text)], self.record)
 
     def _leave(self, lost: Mapping[str, str], released: Set[str], gone: Mapping[str, str]) -> dict[str, str]:
         """Record sites whose group has no sum, and return why; leave a group out for good if its whole sum is wrong.
@@ -510,6 +505,21 @@ class SecureSums:
 
 def _sites(weights: Mapping[str, Any]) -> list[str]:
     return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
+
+
+def _additions(asked: Sequence[tuple[Question, Layout]], part: Mapping[str, float] | None) -> dict[str, Addition]:
+    """Return an addition for each question; ``part``: weights of a group's sites, in place of the question's table."""
+    return {
+        question.label: Addition(question if part is None else replace(question, table={
+            site: (weight,) * len(question.table[site]) for site, weight in part.items()
+        }), layout)
+        for question, layout in asked
+    }  # fmt: skip
+
+
+def _opened_by(totals: Mapping[str, Addition], keys: Mapping[str, Mapping[str, bytes]]) -> dict[str, State]:
+    """Return the opened sums of a group of sites; ``keys``: of each site, the key of its own mask by sum."""
+    return {label: total.opened({site: of[label] for site, of in keys.items()}) for label, total in totals.items()}
 
 
 def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:

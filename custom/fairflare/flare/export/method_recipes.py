@@ -135,7 +135,7 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
             _parameter(name, declared[name].annotation, declared[name].default),
             of_recipe[name].replace("`", "``"),
         )
-    hidden = ("label", *(one.on for one in ASPECTS if one.copied))  # settings of the site half, which the run copies
+    hidden = ("label", "method", *(one.on for one in ASPECTS if one.copied))  # copied: settings of the site half
     yield from (found for found in _settings(quick.run, paper.run) if found[0] not in hidden)
     yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
     for part in ("rule", "training", "task"):

@@ -27,7 +27,7 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare.base.checks import printable
 from fairflare.base.disk.temporary import sweep
-from fairflare.base.settings import Flag, Positive, settings, values_of
+from fairflare.base.settings import Flag, Positive, field_names, settings, values_of
 from fairflare.base.task import Task
 from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
 from fairflare.federation.collecting.transport import Listener, Question
@@ -104,7 +104,8 @@ class RoundsController(RunSettings, ModelController):
 
     def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
         """Lead all rounds of the run at the server, and report their progress to the listeners."""
-        Rounds(self.task, self.rule, self, self, place, listeners).run()
+        run = RunSettings(**{name: getattr(self, name) for name in field_names(RunSettings)})
+        Rounds(self.task, self.rule, run, self, place, listeners).run()
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()

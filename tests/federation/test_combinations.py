@@ -312,8 +312,8 @@ def test_every_method_without_one_site_under_secure_sums(method: str, world: Wor
         "require_all_sites": False,
         "num_rounds": 1,
     }
-    why = done(tmp_path / "three", world, method, num_rounds=1, **options)
-    found = done(tmp_path / "four", world, method, sites=4, num_rounds=1, **options)
+    why = done(tmp_path / "three", world, method, **options)
+    found = done(tmp_path / "four", world, method, sites=4, **options)
     rule = build(all_methods()[method].rule, all_methods()[method].server)
     if rule.reads_models or isinstance(rule, TwoPhase):
         assert isinstance(found, str)

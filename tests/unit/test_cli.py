@@ -478,8 +478,7 @@ def test_a_bug_of_ours_shows_its_traceback(tmp_path: Path, monkeypatch: pytest.M
     def broken(*arguments: Any, **named: Any) -> Any:
         return "a" + 1  # type: ignore[operator]
 
-    for module in ("fairflare.federation.plan.plan", "fairflare.flare.export.recipes"):
-        monkeypatch.setattr(f"{module}.make_plan", broken)
+    monkeypatch.setattr("fairflare.federation.plan.plan.plan_of", broken)
     monkeypatch.setattr(sys, "argv", ["fairflare", "export", "fed_avg", "--out", str(tmp_path / "jobs")])
     with pytest.raises(TypeError, match="can only concatenate str") as raised:
         cli.main()

@@ -9,7 +9,6 @@ from fairflare.base.checks import choice
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.federation.plan.request import RunRequest
 from fairflare.methods.base.catalog import get_method, method_of
-from fairflare.tasks.bundle import sealed_settings
 
 PACKAGINGS = ("task_file", "preinstalled", "bundle")
 
@@ -30,6 +29,8 @@ def packaged(request: RunRequest, packaging: str) -> RunRequest:
     by_name = chosen.preinstalled if request.rule is None and request.training is None else {}
     settings = {**FOR_HOSPITALS, **by_name, **bounds, **request.settings}
     if request.monai_bundle is not None:
+        from fairflare.tasks.bundle import sealed_settings
+
         configs = settings.get("bundle_configs", ["train"])
         settings |= sealed_settings(Path(request.monai_bundle).expanduser(), configs)
     options = {name: value for name, value in request.options.items() if name not in FOR_HOSPITALS}

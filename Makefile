@@ -3,6 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Extras that the other tests do without, in an environment of their own on top of .venv: every process starts slower with them.
+EXTRAS := .venv-extras
+EXTRA_BIN := $(EXTRAS)/bin
+EXTRA_INSTALL := $(EXTRA_BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
 .PHONY: run test test-all test-long test-real test-adapters test-dp test-seg test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
@@ -25,25 +29,25 @@ test-long: $(STAMP)
 test-real: $(STAMP)
 	$(BIN)/python -m pytest -m "real_data" -n 2 --dist loadfile --durations 10
 
-# LoRA, by the extra `adapters`. It is not in the other tests' environment: with transformers installed every process starts slower.
-test-adapters: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]"
-	$(BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/unit/test_pretrained.py tests/federation/test_adapters_run.py
+# LoRA, by the extra `adapters`.
+test-adapters: $(EXTRAS)/.made
+	$(EXTRA_INSTALL) ".[adapters]"
+	$(EXTRA_BIN)/python -m pytest -m "not walk" -n 2 tests/unit/test_adapters.py tests/unit/test_pretrained.py tests/federation/test_adapters_run.py
 
 # Differential privacy, by the extra `dp`.
-test-dp: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dp]"
-	$(BIN)/python -m pytest -m "" -n 2 tests/unit/test_privacy_ledger.py tests/federation/test_private_training.py
+test-dp: $(EXTRAS)/.made
+	$(EXTRA_INSTALL) ".[dp]"
+	$(EXTRA_BIN)/python -m pytest -m "" -n 2 tests/unit/test_privacy_ledger.py tests/federation/test_private_training.py
 
 # DICOM SEG as masks, by the extra `seg`.
-test-seg: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[seg]"
-	$(BIN)/python -m pytest -m "" -n 2 tests/unit/test_dicom_seg.py tests/unit/test_geometry_files.py tests/unit/test_geometry.py
+test-seg: $(EXTRAS)/.made
+	$(EXTRA_INSTALL) ".[seg]"
+	$(EXTRA_BIN)/python -m pytest -m "" -n 2 tests/unit/test_dicom_seg.py tests/unit/test_geometry_files.py tests/unit/test_geometry.py
 
 # Training loops of PyTorch Lightning, by the extra `lightning`.
-test-lightning: $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[lightning]"
-	$(BIN)/python -m pytest -m "" tests/e2e/test_lightning.py
+test-lightning: $(EXTRAS)/.made
+	$(EXTRA_INSTALL) ".[lightning]"
+	$(EXTRA_BIN)/python -m pytest -m "" tests/e2e/test_lightning.py
 
 # The walk-throughs of poc/, docs/install.md and `fairflare examples poc`, each as one script; FLARE's filters at six
 # sites; POC and killed sites.
@@ -116,5 +120,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test,dev]"
 	touch $@
 
+$(EXTRAS)/.made: $(STAMP)
+	rm -rf $(EXTRAS)
+	$(BIN)/python -m venv $(EXTRAS)
+	below="$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+	above="$$($(EXTRA_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+	echo "import site; site.addsitedir('$$below')" >"$$above/venv.pth"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) $(EXTRAS) build dist runs

@@ -11,9 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -376,17 +378,83 @@ def test_ten_settings_to_four_digits(
     assert (f"{found:.4f}", by) == (f"{rdp:.4f}", f"RDP, opacus {version('opacus')}")
 
 
-def test_full_batches_are_the_gaussian_of_a_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare with Balle and Wang, ICML 2018, Theorem 8: T Gaussians of noise z are one of noise z / sqrt(T)."""
-    monkeypatch.undo()
-    pytest.importorskip("opacus", reason="opacus is not installed: make test-dp")
-    mu, delta = math.sqrt(3) / 4, 1e-5
+def gaussian(mu: float, delta: float) -> float:
+    """Return the exact epsilon of a Gaussian mechanism by Balle and Wang, ICML 2018, Theorem 8."""
 
     def gap(epsilon: float) -> float:
         return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu) - delta)
 
-    found, _ = ledger.epsilon([(4.0, 1.0, 3)], delta)
-    assert found == pytest.approx(brentq(gap, 0.01, 20), abs=4e-3)
+    return float(brentq(gap, 0.001, 50))
+
+
+class FullBatches:
+    """Stand in for an accountant of Opacus where every batch has all cases: T Gaussians of noise z are one, exactly."""
+
+    history: Sequence[Cost]
+
+    def get_epsilon(self, delta: float, **_: float) -> float:
+        assert all(rate == 1 for _, rate, _ in self.history)
+        return gaussian(math.sqrt(sum(steps / noise**2 for noise, _, steps in self.history)), delta)
+
+
+class Useless:
+    """Stand in for an accountant that finds no number, or no end."""
+
+    def __init__(self, found: float | Exception) -> None:
+        self.found = found
+
+    def get_epsilon(self, delta: float, **_: float) -> float:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+@pytest.fixture(params=["closed form", "opacus"])
+def accountants(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Count by the ledger's own function, with Opacus or with a closed form in its place."""
+    monkeypatch.undo()
+    if request.param == "opacus":
+        return pytest.importorskip("opacus.accountants", reason="opacus is not installed: make test-dp")
+    package, module = ModuleType("opacus"), ModuleType("opacus.accountants")
+    vars(package).update(__version__="0", accountants=module)
+    vars(module).update(PRVAccountant=FullBatches, RDPAccountant=FullBatches)
+    for one in (package, module):
+        monkeypatch.setitem(sys.modules, one.__name__, one)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("history", "mu"),
+    [
+        ([(4.0, 1.0, 3)], math.sqrt(3) / 4),
+        ([(4.0, 1.0, 1), (4.0, 1.0, 1), (4.0, 1.0, 1)], math.sqrt(3) / 4),  # of three rounds, which are composed
+        ([(4.0, 1.0, 2), (2.0, 1.0, 1), (4.0, 1.0, 2)], math.sqrt(4 / 16 + 1 / 4)),  # one is a noisy report
+    ],
+)
+def test_full_batches_are_the_gaussian_of_a_closed_form(history: list[Cost], mu: float, accountants: Any) -> None:
+    found, by = ledger.epsilon(history, 1e-5)
+    assert found == pytest.approx(gaussian(mu, 1e-5), abs=4e-3)
+    assert by.startswith("PRV, opacus ")
+
+
+@pytest.mark.parametrize("accountants", ["closed form"], indirect=True)
+@pytest.mark.parametrize("found", [math.inf, math.nan, RuntimeError("the grid is too coarse")])
+def test_what_prv_cannot_count_is_counted_by_rdp(found: Any, accountants: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accountants, "PRVAccountant", partial(Useless, found))
+    assert ledger.epsilon([(4.0, 1.0, 2), (4.0, 1.0, 1)], 1e-5) == (
+        pytest.approx(gaussian(math.sqrt(3) / 4, 1e-5), rel=1e-12), "RDP, opacus 0",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("accountants", ["closed form"], indirect=True)
+def test_a_book_composes_its_rounds_and_their_reports(tmp_path: Path, accountants: Any) -> None:
+    """Compare epsilon_after with the closed form, for a round of 3 steps at noise 4 and a report at noise 2."""
+    book = Ledger("site-1", tmp_path)
+    one = Spending("train", "patient", 9, 4.0, 1.0, 3, 1.0, 9.0, 1e-5, also=((2.0, 1.0, 1),))
+    after = [book.reserve("abc", one, OF) for _ in range(3)]
+    wanted = [gaussian(math.sqrt(n * (3 / 16 + 1 / 4)), 1e-5) for n in (1, 2, 3)]
+    assert after == pytest.approx(wanted, rel=1e-12)
+    assert [line["epsilon_after"] for line in lines(tmp_path)] == after
 
 
 def test_without_the_package_the_site_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

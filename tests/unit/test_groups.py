@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import t
 from sklearn.metrics import accuracy_score, brier_score_loss, confusion_matrix, recall_score, roc_auc_score
 
 from fairflare.core.statistics.group_metrics import areas, gaps_of, metrics_of, worst_of
@@ -355,6 +356,59 @@ def test_without_each_part_a_gap_is_that_of_the_other_cases() -> None:
         assert pooled["gaps"][name] == pytest.approx(together["gaps"][name], abs=1e-12)
     low, high = pooled["gap_intervals"]["accuracy_gap_within"]
     assert low < pooled["gaps"]["accuracy_gap_within"] < high
+
+
+def gap_by_loops(dice: Any, groups: Any, sites: Any) -> float:
+    """Compute the largest gap within sites from images, each a case, with the weights n m / (n + m)."""
+    gaps = []
+    for a, b in combinations(sorted({*groups.tolist()}), 2):
+        above, below = 0.0, 0.0
+        for s in {*sites.tolist()}:
+            one, other = dice[(groups == a) & (sites == s)], dice[(groups == b) & (sites == s)]
+            if len(one) and len(other):
+                weight = len(one) * len(other) / (len(one) + len(other))
+                above, below = above + weight * (one.mean() - other.mean()), below + weight
+        gaps.append(abs(above / below))
+    return max(gaps)
+
+
+@pytest.mark.parametrize(
+    ("groups", "images", "means", "spread", "cut"),
+    [
+        (2, 80, (0.7, 0.5), 0.1, ()),
+        (3, 120, (0.8, 0.6, 0.7), 0.1, ()),  # the largest of three gaps: each at a third of the error
+        (2, 60, (0.6, 0.6), 0.3, ("low",)),
+        (2, 12, (1.0, 0.05), 0.45, ("high",)),
+        (2, 14, (0.7, 0.5), 0.1, ()),  # seven cases of a group: six degrees of freedom, not ten
+        (2, 8, (0.7, 0.5), 0.1, None),  # four cases of a group
+    ],
+)
+def test_a_gap_within_sites_has_the_interval_of_a_jackknife(
+    groups: int, images: int, means: tuple[float, ...], spread: float, cut: tuple[str, ...] | None
+) -> None:
+    """Compare with the delete-a-group jackknife over twenty parts, by hand: Kott 2001."""
+    rng = np.random.default_rng(4)
+    numbers, sites = np.arange(images) % groups, np.arange(images) // groups % 2
+    part = rng.permutation(images) % 20
+    dice = np.clip(np.array(means)[numbers] + spread * rng.uniform(-1, 1, images) - 0.05 * sites, 0, 1)
+    of: dict[str, Any] = {}
+    for s, g in product(range(2), range(groups)):
+        mine = (numbers == g) & (sites == s)
+        each = [sums_of(None, dice[:, None], mine & (part == k), BINS, SURE) for k in range(20)]
+        of.setdefault(f"s{s}", {})[f"x={g}"] = {name: np.stack([one[name] for one in each]) for name in each[0]}
+    pooled = by_group(of, {}, BINS, SURE)["pooled"]["x"]
+    low, high = pooled["gap_intervals"]["dice_gap_within"]
+    if cut is None:
+        assert np.isnan([low, high]).all()
+        return
+    gap = gap_by_loops(dice, numbers, sites)
+    without = [gap_by_loops(dice[part != k], numbers[part != k], sites[part != k]) for k in range(20)]
+    variance = 19 / 20 * sum((one - sum(without) / 20) ** 2 for one in without)
+    error = 0.05 / {2: 1, 3: 3}[groups]
+    half = t.ppf(1 - error / 2, min(10, images // groups - 1)) * math.sqrt(variance)
+    assert pooled["gaps"]["dice_gap_within"] == pytest.approx(gap, abs=1e-12)
+    assert (gap - half < 0, gap + half > 1) == ("low" in cut, "high" in cut)
+    assert (low, high) == pytest.approx((max(0, gap - half), min(1, gap + half)), abs=1e-12)
 
 
 def test_shapes_are_those_of_the_sums() -> None:

@@ -7,7 +7,7 @@ they are first used, so that ``import fairflare`` itself costs nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 if TYPE_CHECKING:
     from fairflare.api import Comparison as Comparison

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from fairflare import __version__
 from fairflare.base.settings import settings
 from fairflare.exchange.messages import Message
 from fairflare.federation.collecting.phase import ServerFault
@@ -160,10 +162,12 @@ def with_versions(folder: Path, **changes: str) -> None:
     rewrite(kept(folder), 1, extra={**extra, "versions": {**extra["versions"], **changes}})
 
 
-def test_another_fairflare_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was", ["0.1.7", "0.3.0"])
+def test_another_fairflare_is_refused_by_name(was: str, tmp_path: Path) -> None:
     Run(tmp_path, num_rounds=1, experiment="e")()
-    with_versions(tmp_path, fairflare="0.1.7")
-    with pytest.raises(CheckpointError, match=r"'e' was begun with fairflare 0\.1\.7, this is .*install that version"):
+    with_versions(tmp_path, fairflare=was)
+    why = rf"^experiment 'e' was begun with fairflare {re.escape(was)}, this is {re.escape(__version__)}; install that "
+    with pytest.raises(CheckpointError, match=why + "version to go on with it, or give the run another experiment id$"):
         Run(tmp_path, num_rounds=2, experiment="e")()
 
 

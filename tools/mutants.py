@@ -1,6 +1,7 @@
 """Break the packages at the places of ``tests/mutants.toml``, one at a time, and see which changes tests notice.
 
 python tools/mutants.py [--only NAME] [--room ROOM] [--workers N]
+python tools/mutants.py --random N --seed S [--rooms ROOM ...]: changes drawn at random, see random_mutants.py
 
 Each entry replaces one text in a copy of ``custom`` and runs its tests against that copy; the checkout stays as it is.
 ``killed``: a test failed. ``alive``: none did. ``slow``: the tests did not end in time. ``lost``: the text does not
@@ -90,8 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", metavar="NAME", help="the entry of this name")
     parser.add_argument("--room", help="the entries of this room")
-    parser.add_argument("--workers", type=int, default=1, help="how many run at once")
+    parser.add_argument("--workers", "--jobs", type=int, default=1, help="how many run at once")
+    parser.add_argument("--random", type=int, metavar="N", help="draw N changes instead of those of the list")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawn changes")
+    parser.add_argument("--rooms", nargs="*", default=(), metavar="ROOM", help="folders of a package to draw from")
+    parser.add_argument("--seconds", type=float, default=60, help="processor time of the tests of a drawn change")
     chosen = parser.parse_args(arguments)
+    if chosen.random:
+        import random_mutants
+
+        return random_mutants.run(chosen.random, chosen.seed, chosen.rooms, chosen.workers, chosen.seconds)
     content = tomllib.loads(LIST.read_text(encoding="utf-8"))
     every = [Mutant(**entry) for entry in content["mutant"]]
     mutants = [m for m in every if chosen.only in (None, m.name) and chosen.room in (None, m.room)]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +50,90 @@ def test_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     test.write_text(TEST.replace("2", "3"))
     with pytest.raises(SystemExit, match="2"):
         tool.main(["--only", "/ 2"])
+
+
+# ------------------------------------------------------------------------------------------------ drawn at random
+
+ROOT = Path(__file__).parents[2]
+THREE = """
+def half(number):
+    return number / 2
+
+
+def twice(number):
+    return number * 2
+
+
+def unknown(number):
+    return number + 1
+"""
+TESTS_OF_TWO = """
+import subprocess
+import sys
+
+from pack.room.three import half
+
+
+def test_half():
+    assert half(4) == 2
+
+
+def test_twice_in_a_process_that_imports_from_the_disk():
+    code = "from pack.room.three import twice; print(twice(3))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "6\\n"
+"""
+
+
+def test_drawn_changes_run_in_forked_processes_and_in_those_that_they_start(tmp_path: Path) -> None:
+    room, tests = tmp_path / "custom" / "pack" / "room", tmp_path / "tests"
+    for folder in (room, tests):
+        folder.mkdir(parents=True)
+    (room / "three.py").write_text(THREE)
+    (tests / "test_three.py").write_text(TESTS_OF_TWO)
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+
+    def run() -> tuple[int, list[str]]:
+        command = [sys.executable, tmp_path / "tools/mutants.py", "--random", "3", "--seed", "7", "--rooms", "room"]
+        env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # sooner
+        done = subprocess.run(command, env=env, capture_output=True, text=True, cwd=tmp_path)
+        return done.returncode, done.stdout.splitlines()
+
+    def texts(lines: list[str]) -> list[str]:
+        return sorted(line for line in lines if line.startswith(("      -", "      +")))
+
+    code, lines = run()
+    verdicts = {line.split()[-1]: line.split()[1] for line in lines if "room/three.py:" in line}
+    assert verdicts == {"half": "died", "twice": "died", "unknown": "survived"}, lines
+    assert (code, lines[-1]) == (0, "2 of 3 died; seed 7, room; {'died': 2, 'survived': 1}")
+    assert (room / "three.py").read_text() == THREE
+    (room / "three.py").write_text("# a line more\n" + THREE)
+    assert texts(run()[1]) == texts(lines)
+    (tests / "test_three.py").write_text(TESTS_OF_TWO.replace("== 2", "== 3"))
+    code, lines = run()
+    assert code == 2
+    assert any("this test fails without any change: tests/test_three.py::test_half" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        ("a = b < c", {"a = (b <= c)", "a = (b >= c)"}),
+        ("a[b] += c", {"a[b] -= c", "a[b] = c", "pass"}),
+        ("f(a, b, c, d=1)", {"f(a, c, b, d=1)", "f(a, b, c)", "pass", "f(a, b, c, d=2)", "f(a, b, c, d=0)"}),
+        ("return a if b else 0.5", {"return None", "return (a)", "return (0.5)", "return a if b else 1.0"}),
+        ("if a and not b:\n    pass", {
+            "if (not (a and (not b))):", "if (a or not b):", "if (a):", "if (not b):", "if a and (b):",
+        }),
+        ("raise ValueError", {"pass"}),
+        ("log.warning(a, b)", set()),
+        ("'a text'", set()),
+    ],
+)  # fmt: skip
+def test_what_can_be_changed(text: str, changes: set[str], tmp_path: Path) -> None:
+    tool = loaded("tools/random_mutants.py")
+    _, _, nodes = next(iter(tool.statements(ast.parse(text))), (None, None, []))
+    found = [tool.changed(tmp_path, text, *option, ()) for node in nodes for option in tool.replacements(node)]
+    assert {one.text.splitlines()[0] for one in found} == changes
 
 
 def test_every_listed_text_is_still_where_it_is_to_be_broken() -> None:

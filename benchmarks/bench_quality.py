@@ -101,10 +101,15 @@ def planned(name: str, given: Mapping[str, Any], *, rounds: int, sites: Any, see
 
 
 def federated(plan: Plan, local: Mapping[str, Any]) -> float:
-    """Return the figure of the run's own final test."""
+    """Return the figure of the run's own final test, the mean over the sites."""
+    return fmean(by_site(plan, local).values())
+
+
+def by_site(plan: Plan, local: Mapping[str, Any]) -> dict[str, float]:
+    """Return each site's figure of the run's own final test."""
     with tempfile.TemporaryDirectory(prefix="fairflare_quality_") as folder:
         results = json.loads((run_local(plan, Path(folder), local) / "results.json").read_text(encoding="utf-8"))
-    return fmean(tested[plan.task.primary_metric] for tested in results["test"].values())
+    return {site: tested[plan.task.primary_metric] for site, tested in results["test"].items()}
 
 
 def centralised(plan: Plan, local: Mapping[str, Any]) -> float:

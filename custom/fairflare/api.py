@@ -198,10 +198,9 @@ def run(
     log, folder = place.with_name(place.name + ".log"), place / RUN_FOLDER
     if not overwrite:  # before the log of the run that is there is replaced
         refuse_to_replace_run(place, experiment, other="workspace, label or seed", overwrite="overwrite=True")
-    place.parent.mkdir(parents=True, exist_ok=True)
     paper = {"small": False} if options.get("paper") else {}
-    screen = sys.stderr
-    with quietly(log) as written, stopped_by_signals(written) as stop:
+    screen, notes = sys.stderr, io.StringIO()
+    with redirect_stderr(notes):  # an earlier run's log is replaced when nothing of this run has been refused
         local = site_settings(None if data is None else Path(data), experiment, place)
         names = run_sites("default" if sites == 0 else sites if isinstance(sites, int) else [*sites], local)
         waits = usual_waits(options.pop("min_sites", None), options.pop("phase_timeout", None))
@@ -210,14 +209,21 @@ def run(
             settings=settings, **{**waits, **options, **paper},
         )  # fmt: skip
         _, plan = fitted(request, local, None if data is None else Path(data), trial=True)
-        with earlier_results(place, folder, experiment):
-            if simulator:
-                from fairflare.flare.export.recipes import FairRecipe
+        if simulator:
+            from fairflare.flare.export.recipes import FairRecipe
 
-                code = simulate(FairRecipe.of(plan), place, len(plan.sites or ()), local, log, written, stop)
-            else:
-                with logged(log, "a"):
-                    code = run_plan(plan, place, local, stop, [Bar(screen, plan.run.num_rounds)], jobs or 1)
+            recipe = FairRecipe.of(plan)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        quietly(log, notes) as written,
+        stopped_by_signals(written) as stop,
+        earlier_results(place, folder, experiment),
+    ):
+        if simulator:
+            code = simulate(recipe, place, len(plan.sites or ()), local, log, written, stop)
+        else:
+            with logged(log, "a"):
+                code = run_plan(plan, place, local, stop, [Bar(screen, plan.run.num_rounds)], jobs or 1)
     if stop.why:
         raise KeyboardInterrupt(stop.why)
     try:
@@ -283,9 +289,10 @@ def _from_lab(name: str) -> Any:
 
 
 @contextmanager
-def quietly(log: Path) -> Iterator[Console]:
-    """Send what goes to standard error, notes and warnings, to a new log; yield the console that writes there."""
+def quietly(log: Path, before: io.StringIO) -> Iterator[Console]:
+    """Send what goes to standard error to a new log, after what went to ``before``; yield the console that writes."""
     with log.open("w", encoding="utf-8", buffering=1) as written, redirect_stderr(written):
+        written.write(before.getvalue())
         yield Console(file=written, width=WIDTH)
 
 

@@ -151,7 +151,17 @@ def test_a_run_gives_the_results_of_the_command_line(
         match=r"holds a run already .*; give overwrite=True to replace it, or another workspace, label or seed",
     ):
         small()
-    assert "weights: site-1" in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()  # the refusal replaced nothing
+    for wrong in (
+        {"settings": {"epochs": 1}},
+        {"data": "nowhere.json"},
+        {"sites": 1, "min_sites": 2},
+        {"task": "tabular"},
+    ):
+        for more in ({}, {"simulator": True}):
+            with pytest.raises(ValueError, match=r".+"):
+                small(overwrite=True, **wrong, **more)
+    assert "weights: site-1" in (tmp_path / "runs" / "fed_avg-seed0.log").read_text()  # refusals replaced nothing
+    assert repr(fairflare.Results.read("runs/fed_avg-seed0")) == repr(found)
     small(overwrite=True, rounds=1)
 
 

@@ -181,6 +181,8 @@ def compare(
             if table is not None:
                 raise ValueError("--hold-out and --preset exclude each other: a paper's table has no unseen sites")
             series = leaving_out(series, hold_out)
+        if metric is not None:  # before runs are replaced
+            _check_metric(metric, series.runs()[0].make().task)
         runner = Runner(
             series,
             out.absolute(),
@@ -190,8 +192,6 @@ def compare(
             overwrite=overwrite,
         )
         _say_what_is_run(series, "data" in told or bool(local))
-        if metric is not None:
-            _check_metric(metric, series.runs()[0].make().task)
     with one_document(as_json) as put:
         _go(runner)
         code, found = report(runner, series.refers_to(), metric, table, tables=not as_json)

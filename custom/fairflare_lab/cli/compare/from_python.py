@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +70,13 @@ def compare(
     told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     given = {"seeds": seeds_of(seeds if isinstance(seeds, int) else [*seeds]), "settings": dict(settings or {}), **told}
     folder = Path(workspace).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    screen = sys.stderr
-    with quietly(folder / "compare.log"):
+    screen, notes = sys.stderr, io.StringIO()
+    with redirect_stderr(notes):
         series, local = series_of(list(methods), None, given)
         at_once = jobs or os.cpu_count() or 1
         runner = Runner(series, folder, local, at_once=at_once, simulator=simulator, overwrite=overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    with quietly(folder / "compare.log", notes):
         bar = Bar(screen, len(runner.all), "runs")
         runner.go(lambda progress: bar.draw(sum(one.state == DONE for one in runner.all)))
     if failed := next((one for one in runner.all if one.state != DONE), None):

@@ -84,6 +84,7 @@ class Runner:
         self.all = [Progress(run) for run in series.runs()]
         for progress in self.all:
             progress.run.make()
+        for progress in self.all:  # a run is replaced when none is impossible
             self._look(progress, overwrite)
 
     def place(self, run: Run) -> Path:

@@ -85,6 +85,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     one = compare(tmp_path / "one", ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1", "--jobs", "1")
     assert "2 runs to do, 1 at once" in one
     assert re.search(r"^fed_avg-seed0: begun, log: .*run\.log$", one, re.MULTILINE)
+    assert re.search(r"^1/2 fed_avg-seed0: completed in \d+ s; 1 left, about \d+ min$", one, re.MULTILINE)
     for metric in ("dice", "loss"):
         for place in (folder, tmp_path / "one"):
             text = compare(place, ["fed_avg", "fed_prox:mu=0.5"], "--seeds", "1", "--metric", metric)
@@ -114,7 +115,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     table = list(csv.DictReader((folder / "table.csv").read_text().splitlines()))
     for row, line in zip(found["comparison"]["rows"], table, strict=True):
         assert (row["label"], row["average"]["mean"]) == (line["method"], pytest.approx(float(line["average mean"])))
-    assert re.search(rf"{added[0]}: completed in \d+ s\n", done.stderr)
+    assert re.search(rf"{added[0]}: completed in \d+ s(; 1 left, about 1 min)?\n", done.stderr)
     # Other settings under the same name are not taken for these.
     text = compare(folder, ["fed_avg"], "--seeds", "1", "--set", "batch_size=3", code=2)
     assert "holds a run of other settings (plan.settings.batch_size: None, now 3)" in text

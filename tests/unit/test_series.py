@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from fairflare.base.settings import field_names, values_of
 from fairflare.cli.commands import app
 from fairflare.cli.options import which_paper
 from fairflare.methods.base.training import LocalTraining
+from fairflare_lab.cli.compare.runs import DONE, RUNNING, WAITING, Progress
 from fairflare_lab.cli.compare.series import Entry, Series, read_entry, read_file, seeds_of
+from fairflare_lab.cli.compare.view import tell
 from fairflare_lab.papers.presets import table_of, tables
 
 
@@ -208,3 +211,19 @@ def test_which_paper_it_is_is_said(tmp_path: Path) -> None:
     text = " ".join(told.output.split())
     assert "settings of fed_ism: Wu et al., FedISM+, section IV, Gaussian noise" in text
     assert "--paper NAME takes another: fed_lwr, fed_lwr_rif, fed_ism_blur" in text
+
+
+def test_how_long_the_rest_of_a_comparison_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Check by hand: of six runs two took 100 and 140 s, one had been done before; three left, two at once: 180 s."""
+    runs = [
+        Progress(SimpleNamespace(name=f"r{n}"), state, seconds=seconds)  # type: ignore[arg-type]
+        for n, (state, seconds) in enumerate(
+            [(DONE, 100.0), (DONE, 140.0), (DONE, 0.0), (RUNNING, 0.0), (WAITING, 0.0), (WAITING, 0.0)]
+        )
+    ]
+    tell(SimpleNamespace(all=runs, at_once=2), runs[1])  # type: ignore[arg-type]
+    for one in runs[3:]:
+        one.state, one.seconds = DONE, 1.0
+    tell(SimpleNamespace(all=runs, at_once=2), runs[5])  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["3/6 r1: completed in 140 s; 3 left, about 3 min", "6/6 r5: completed in 1 s"]

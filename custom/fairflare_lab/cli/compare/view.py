@@ -16,7 +16,8 @@ def plan_in_words(runner: Runner) -> str:
     missing = sum(p.state != DONE for p in runner.all)
     return (
         f"{rows} x {seeds}{turns}: {missing} runs to do, "
-        f"{min(missing, runner.at_once)} at once, in {runner.folder}; one line per step"
+        f"{min(missing, runner.at_once)} at once, in {runner.folder}; one line per step, and how long "
+        "the rest takes when the first has ended"
     )
 
 
@@ -30,4 +31,12 @@ def tell(runner: Runner, progress: Progress) -> None:
     if progress.state != DONE:
         say(f"{line}: {progress.reason}")
         return
-    say(line, console)
+    say(f"{line}{_rest(runner)}", console)
+
+
+def _rest(runner: Runner) -> str:
+    """Return how long the runs that are left take, by the mean of those that completed here; empty if none is left."""
+    left = sum(p.state not in (DONE, FAILED) for p in runner.all)
+    took = [p.seconds for p in runner.all if p.state == DONE and p.seconds]
+    minutes = left * sum(took) / len(took) / min(left, runner.at_once) / 60 if left else 0.0
+    return f"; {left} left, about {max(1, round(minutes))} min" if left else ""

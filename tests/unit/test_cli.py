@@ -212,7 +212,8 @@ def test_describe_answers_the_name_of_a_form_with_its_method() -> None:
         ("TERM", "'TERM' is a form of the method 'loss_weights': take loss_weights --set form=term, or, as a row of "
          "compare, loss_weights:form=term"),
         ("FedEBA+", "take loss_weights --set form=fed_eba_plus, or"),
-        ("FedISM+", "did you mean 'fed_ism_plus_l' or 'fed_ism_plus_s'? `fairflare list`"),
+        ("FedISM+", "did you mean 'fed_ism_plus_l' (FedISM+ that weighs by the loss at the search distance "
+         "instead of the sharpness) or 'fed_ism_plus_s' (FedISM with a search distance that grows over the rounds)?"),
         ("FedAvg", "did you mean 'fed_avg'? `fairflare list`"),
         ("fed-lwr", "did you mean 'fed_lwr'? `fairflare list`"),
         ("FedMGDA+", "did you mean 'fed_mgda'? `fairflare list`"),
@@ -369,7 +370,21 @@ def test_other_mistakes_are_one_line(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["run", "fed_avg", "--gpu", "0"], "No such option: --gpu here. The device stands in each site's"),
+        (["run", "fed_avg", "--gpu", "0"], "--gpu. The device stands in the file of --data, in the site's block"),
+        (["run", "fed_avg", "-gpu", "0"], 'in local/fairflare.json): "device": "cuda:0", or "cpu". By default'),
+        (["predict", "m", "images", "--gpu", "1"], "probably: fairflare predict m images --device cuda:1"),
+        (["predict", "--cpu", "m", "images"], "probably: fairflare predict --device cpu m images"),
+        (["predict", "images", "--model", "m.pt"], "probably: fairflare predict m.pt images"),
+        (["compare", "--method", "fed_avg", "--method", "fed_lwr"], "probably: fairflare compare fed_avg fed_lwr"),
+        (["run", "fed_avg", "-n", "3"], "probably: fairflare run fed_avg --sites 3"),
+        (["run", "fed_avg", "--config", "x.yaml"], "--set NAME=VALUE (`fairflare describe METHOD` lists them)"),
+        (["compare", "fed_avg", "--config", "x.yaml"], "probably: fairflare compare fed_avg --plan x.yaml"),
+        (["run", "fed_avg", "--dataset", "prostate"], "a synthetic phantom; `fairflare prepare` makes a folder"),
+        (
+            ["run", "fed_avg", "fed_lwr:lwr_lambda=1", "--rounds", "2", "--in-process"],
+            "Several methods are compared: fairflare compare fed_avg fed_lwr:lwr_lambda=1 --rounds 2",
+        ),
+        (["run", "--dry-run", "fed_avg"], "probably: fairflare export --out jobs fed_avg"),
         (["run", "fed_avg", "--epochs", "3"], "probably: fairflare run fed_avg --set local_epochs=3"),
         (["run", "fed_avg", "--lr=0.1", "--in-process"], "fairflare run fed_avg --set learning_rate=0.1 --in-process"),
         (["run", "fed_prox", "--mu"], "probably: fairflare run fed_prox --set mu=VALUE"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from functools import wraps
 from pathlib import Path
@@ -38,19 +38,36 @@ OWN_IMAGES = "On own images (--data) image_size and in_channels follow the image
 TABLES = "Tables"  # name of a group of options in the help
 PANELS = ("", TRAINING, RUN, SITES_THAT_FAIL, TABLES)
 
-#: Words for errors about options that users try although the command does not have them.
-OF_SITES = {"--gpu": "The device stands", "--device": "The device stands"}
+DEVICE = (
+    " The device stands in the file of --data, in the site's block (at a real site in local/fairflare.json): "
+    '"device": "cuda:0", or "cpu". By default it is the first GPU.'
+)
 #: How options that users of other tools type are spelled here: of several spellings the first that the command has. A
-#: word before ``: `` is another command, ``{}`` stands for the value.
+#: word before ``: `` is another command; ``{}`` stands for the value, and alone for an argument with one of the names;
+#: a text that begins with a space is the whole answer.
 SPELLED: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("epochs", "num_epochs", "n_epochs", "local_epoch"): ("--set local_epochs={}",),
+    ("epochs", "num_epochs", "n_epochs", "local_epoch", "e"): ("--set local_epochs={}",),
     ("lr", "learning_rate"): ("--set learning_rate={}",),
-    ("batch", "bs", "batch_size"): ("--set batch_size={}",),
-    ("model", "net", "arch", "backbone", "network"): ("--set network={}",),
-    ("clients", "num_clients", "n_clients", "num_sites", "n_sites", "nodes"): ("--sites {}",),
+    ("batch", "bs", "batch_size", "b"): ("--set batch_size={}",),
+    ("model", "models", "net", "arch", "backbone", "network", "checkpoint"): ("{}", "--set network={}"),
+    ("images", "image", "input"): ("{}",),
+    ("clients", "num_clients", "n_clients", "num_sites", "n_sites", "nodes", "n"): ("--sites {}",),
     ("num_rounds", "n_rounds", "communication_rounds"): ("--rounds {}",),
     ("method", "methods", "algorithm", "strategy"): ("{}",),
-    ("data_dir", "dataset", "data_path", "data_root", "datalist"): ("--data {}",),
+    ("data_dir", "data_path", "data_root", "datalist"): ("--data {}",),
+    ("dataset",): (
+        " Without --data the images are a synthetic phantom; `fairflare prepare` makes a folder of a public data set "
+        "or of your own, and --data FOLDER/fairflare.json takes it.",
+    ),
+    ("config", "cfg", "config_file", "c"): (
+        "--plan {}",
+        " Settings are given one by one, --set NAME=VALUE (`fairflare describe METHOD` lists them); a file with rows "
+        "and settings is for compare: fairflare compare --plan {}",
+    ),
+    ("gpu", "gpus", "gpu_id", "g"): ("--device cuda:{}", DEVICE),
+    ("cuda", "use_cuda"): ("--device cuda", DEVICE),
+    ("cpu", "no_cuda"): ("--device cpu", DEVICE),
+    ("device",): (DEVICE,),
     ("output", "out", "output_dir", "out_dir", "save_dir", "workspace"): ("--workspace {}", "--out {}"),
     ("seed",): ("--seeds {}",),
     ("seeds",): ("compare: --seeds {}",),
@@ -179,13 +196,11 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, given)
         except USAGE_ERROR as error:
-            name, more = getattr(error, "option_name", ""), ""
-            if name in OF_SITES:
-                more = f" here. {OF_SITES[name]} in each site's local/fairflare.json."
-            elif hasattr(error, "possibilities"):  # the option is unknown
-                more = _spelled(ctx.info_name, words, name, {flag for p in self.params for flag in p.opts})
+            more = ""
+            if hasattr(error, "possibilities"):  # the option is unknown
+                more = _spelled(ctx.info_name, words, error.option_name, [flag for p in self.params for flag in p.opts])
             elif "extra argument" in error.message:
-                more = _meant(words)
+                more = _meant(ctx.info_name, words)
             error.message += more
             error.possibilities = [] if more else getattr(error, "possibilities", [])
             raise
@@ -199,47 +214,57 @@ def _print_all(ctx: Any, parameter: Any, given: bool) -> None:
         ctx.exit()
 
 
-def _spelled(command: str, words: Sequence[str], wrong: str, options: Collection[str]) -> str:
+def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str]) -> str:
     """Return a hint with the command line that an unknown option probably means; an empty text if that is not known.
 
     Args:
         command: the command's name.
         words: the command line after them.
         wrong: the unknown option: one of :data:`SPELLED`, or a setting of the method that the words name.
-        options: options that the command has.
+        has: arguments and options that the command has, in their order.
     """
     from fairflare.federation.plan.describe import sections
     from fairflare.methods.base.catalog import all_methods
 
     method = next((method for word in words if (method := word.partition(":")[0]) in all_methods()), None)
     known = [setting.name for group in sections(method).values() for setting in group] if method else []
-    line, rest, answered = list[str](), [*words], False
+    line, rest, answered, front = list[str](), [*words], False, 0
     while rest:
         option, _, value = (word := rest.pop(0)).partition("=")
-        name = option.lstrip("-").replace("-", "_").lower() if option.startswith("--") and option not in options else ""
+        name = option.lstrip("-").replace("-", "_").lower() if option[:1] == "-" and option not in has else ""
         as_setting = (f"--set {name}={{}}",) if name in known else ()
-        for spelling in next((spellings for names, spellings in SPELLED.items() if name in names), as_setting):
-            other, _, form = spelling.rpartition(": ")
-            if other or not form.startswith("--") or form.partition(" ")[0] in options:
-                if not value and rest and not rest[0].startswith("-"):
+        names, spellings = next((pair for pair in SPELLED.items() if name in pair[0]), ((), as_setting))
+        for spelling in spellings:
+            other, _, form = ("", "", spelling) if spelling[0] == " " else spelling.rpartition(": ")
+            if other or form[0] == " " or {form.partition(" ")[0], *(names if form == "{}" else ())} & {*has}:
+                if "{}" in form and not value and rest and not rest[0].startswith("-"):
                     value = rest.pop(0)
-                line.append(form.replace("{}", shlex.quote(value) if value else "VALUE"))
-                command, answered = other or command, answered or option == wrong
+                form = form.replace("{}", shlex.quote(value) if value else "VALUE")
+                if form[0] == " ":
+                    return f".{form}"
+                at = front if has[0] in names else len(line)  # a command's first argument comes first
+                line.insert(at, form)
+                front += at == front
+                command, answered = other or command, answered or option.startswith(wrong)
                 break
         else:
             line.append(shlex.quote(word))
     return f". Meant is probably: fairflare {command} {' '.join(line)}" if answered else ""
 
 
-def _meant(words: Sequence[str]) -> str:
-    """Return a hint where a lone word probably belongs to ``--set`` or ``--paper``; else an empty text."""
+def _meant(command: str, words: Sequence[str]) -> str:
+    """Return a hint where a lone word probably belongs to ``--set`` or ``--paper``, or to ``compare``; else nothing."""
     from fairflare.federation.plan.papers import experiments
+    from fairflare.methods.base.catalog import all_methods
 
     for option, word, after in zip(words, words[1:], [*words[2:], ""], strict=False):
         if option == "--set" and "=" not in word:
             return f". --set wants KEY=VALUE: --set {word}={after}"
         if option == "--paper" and word not in experiments():
             return f". Papers that --paper knows by name: {', '.join(experiments())}."
+    if command == "run" and sum(word.partition(":")[0] in all_methods() for word in words) > 1:
+        line = shlex.join(word for word in words if word != "--in-process")
+        return f". Several methods are compared: fairflare compare {line}"
     return ""
 
 

@@ -85,7 +85,7 @@ def doctor(
 
 def examine(kit: Path | None = None) -> Iterator[Finding]:
     """Yield the finding of each check, one after the other: packages, imports, device, disk space, start-up kit."""
-    yield from packages()
+    yield from dict.fromkeys(packages())  # two extras may need one package
     yield from imports()
     yield device()
     yield room(Path.cwd())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -275,7 +277,14 @@ def test_mask_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [(2, "has the values 2; expected are 0, 1 (or 0 and 255)"), (128, 'such as {"0": 0, "1": 1, "128": 1}')],
+    [
+        (
+            2,
+            "has the values 2; expected are 0, 1 (or 0 and 255). Correct the mask, or learn these structures too "
+            "(--set num_classes=2), or say with 'mask_values' in the site's fairflare.json what they mean",
+        ),
+        (128, 'such as {"0": 0, "1": 1, "128": 1}'),
+    ],
 )
 def test_a_mask_with_other_values(tmp_path: Path, value: int, message: str) -> None:
     root = folder(tmp_path / "a", value=value)
@@ -284,6 +293,12 @@ def test_a_mask_with_other_values(tmp_path: Path, value: int, message: str) -> N
     assert "m/0.png" in str(error)
     assert "'mask_values'" in str(error)
     assert error.public == "site 'hospital-a': a mask of split 'training' has values that are not expected"
+    coding = json.loads(re.search(r"\{.*\}", str(error))[0])  # type: ignore[index]
+    SegmentationTask(**SMALL).open_site("a", {"data_root": str(root), "mask_values": coding})
+    if value == 2:
+        SegmentationTask(**SMALL, num_classes=2).open_site("a", {"data_root": str(root)})
+    else:
+        assert "--set num_classes" not in str(error)
 
 
 def test_one_stray_pixel_is_seen_before_resizing(tmp_path: Path) -> None:

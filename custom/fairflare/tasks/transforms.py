@@ -29,6 +29,7 @@ from fairflare.data.reading import PLAIN, Reading, read_image, read_pair
 from fairflare.tasks.placing import NOT_COUNTED, masks_placed, plain, smooth
 
 LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's conversion to grey
+MOST_FURTHER = 40  # largest unexpected value of a mask that is probably a further structure's number
 Item = dict[Hashable, Any]
 
 
@@ -102,13 +103,16 @@ class Structured:
             coding = {0: 0, 255: 1}
         strange = [value for value in found if value not in coding]
         if strange:
+            more, known = max(strange), [[label] for label in range(1, len(self.labels) + 1)]
+            further = self.coding is None and [list(of) for of in self.labels] == known and more <= MOST_FURTHER
             lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
             raise DataError(
                 f"site '{self.site}': mask '{file}' of split '{self.split}' has the values "
                 f"{few(list(map(str, strange)), 5)}; expected are {', '.join(map(str, sorted(coding)))}"
-                f"{' (or 0 and 255)' if binary and 1 in coding else ''}. Correct the mask, or say with 'mask_values' "
-                "in the site's fairflare.json what they mean, such as "
-                f"{json.dumps({**coding, strange[0]: self.labels[0][0]})}{lossy}",
+                f"{' (or 0 and 255)' if binary and 1 in coding else ''}. Correct the mask, or "
+                f"{f'learn these structures too (--set num_classes={more}), or ' * further}say with 'mask_values' in "
+                "the site's fairflare.json what they mean, such as "
+                f"{json.dumps({**coding, **dict.fromkeys(strange, 0 if further else self.labels[0][0])})}{lossy}",
                 f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
             )
         if odd := sorted(self.silent & {coding[value] for value in found}):

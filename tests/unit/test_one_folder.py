@@ -5,6 +5,7 @@ Each remedy of a message is carried out here, and its result is measured.
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
 import subprocess
@@ -159,8 +160,6 @@ def test_a_slice_without_its_size_is_no_object_without_pixels(tmp_path: Path) ->
 
 
 def packed(path: Path) -> bytes:
-    import gzip
-
     return gzip.compress(path.read_bytes())
 
 
@@ -173,10 +172,18 @@ CONTENT: dict[str, tuple[bytes, str]] = {
     "png": (b"\x89PNG\r\n\x1a\n" + bytes(30), "by its first bytes it is a .png file"),
     "nrrd": (b"NRRD0004\n", "it is NRRD"),
     "hdf5": (b"\x89HDF\r\n\x1a\n", "it is HDF5"),
+    "dicom": (bytes(128) + b"DICM" + bytes(30), "by its first bytes it is a .dcm file"),
+    "packed dicom": (
+        gzip.compress(bytes(128) + b"DICM" + bytes(30)),
+        "it is packed by gzip, and inside is a .dcm file",
+    ),
+    "packed page": (gzip.compress(b"<html></html>"), "it is packed by gzip, and inside is a web page"),
+    "packed twice": (gzip.compress(gzip.compress(bytes(400))), "it is packed by gzip, and inside is a .nii.gz file"),
+    "packed text": (gzip.compress(b"hello" * 99), "it is no NIfTI file"),
 }
 
 
-@pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("kind", sorted({*CONTENT} - {"dicom"}))  # in a tree of volumes that is no volume
 def test_files_are_called_what_they_are(kind: str, tmp_path: Path) -> None:
     content, words = CONTENT[kind]
     images, labels = volumes(tmp_path / "a", np.diag([2, 2, 3, 1.0]))
@@ -190,7 +197,7 @@ def test_files_are_called_what_they_are(kind: str, tmp_path: Path) -> None:
     assert words in notes(tmp_path / "out")
 
 
-@pytest.mark.parametrize("kind", ["empty", "page", "zip"])
+@pytest.mark.parametrize("kind", ["empty", "page", "zip", "dicom", "packed dicom"])
 def test_pictures_are_called_what_they_are(kind: str, tmp_path: Path) -> None:
     for number in range(8):
         path = tmp_path / "s" / "xy"[number % 2] / f"{number}.png"
@@ -216,6 +223,91 @@ def test_converters_of_pictures_work(ending: str, tmp_path: Path) -> None:
     subprocess.run([sys.executable, *command[1:]], cwd=tmp_path / "s/x", check=True)
     with Image.open(tmp_path / f"s/x/a{ending}") as one, Image.open(tmp_path / "s/x/a.png") as other:
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def two_sites(root: Path) -> list[str]:
+    """Write pictures and masks of sites A and B; return the words of a command that prepares them."""
+    words = ["prepare", "folders", "--out", str(root / "out")]
+    for site in "AB":
+        for number in range(6):
+            for kind in ("images", "masks"):
+                path = root / site / kind / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                mask = mask_of(number)[:, :, 2]
+                Image.fromarray(mask if kind == "masks" else mask * 90 + np.uint8(number)).save(path)
+        words += ["--site", site, str(root / site / "images"), str(root / site / "masks")]
+    return words
+
+
+def prepared(words: list[str]) -> str:
+    """Return the error with which a command ends."""
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1, done.output
+    return done.stderr
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def other_palette(path: Path) -> None:
+    for number in range(6):
+        with Image.open(path.with_name(f"{number}.png")) as file:
+            mask = file.copy()
+        mask = Image.fromarray(np.asarray(mask), "P")
+        mask.putpalette([0, 0, 0, 255, 0, 0] if number != 3 else [0, 0, 0, 0, 255, 0])
+        mask.save(path.with_name(f"{number}.png"))
+
+
+WRONG = {
+    "empty": ("images", empty, "it is empty (0 bytes): 'B/images/3.png' of site 'B'"),
+    "alone": ("masks", Path.unlink, "without a mask of its name: 'B/images/3.png' of site 'B'"),
+    "palette": ("masks", other_palette, "#00ff00 in 'B/masks/3.png' of site 'B'"),
+    "folder": ("images", lambda path: path.parent.rename(path.parents[1] / "x"), "site 'B': '"),
+    "series": (
+        "images",
+        lambda path: path.with_name("x.dcm").write_bytes(bytes(128) + b"DICM"),
+        "'B/images/x.dcm' of site 'B'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_refusals_of_prepare_name_the_site(kind: str, tmp_path: Path) -> None:
+    words = two_sites(tmp_path)
+    folder, change, said = WRONG[kind]
+    change(tmp_path / "B" / folder / "3.png")
+    told = prepared(words)
+    assert said in told
+    assert "site 'A'" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_memory_names_the_file_and_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(image: Path, mask: Path | None, **more: Any) -> Any:
+        raise MemoryError("Unable to allocate 7.45 GiB for an array")
+
+    monkeypatch.setattr("fairflare.data.preparers.pictures.look_at_picture", small)
+    monkeypatch.setattr("fairflare.data.preparers.looking.free_memory", lambda: 3 * 2**29)
+    told = prepared(two_sites(tmp_path))
+    assert f"'{tmp_path}/A/images/0.png' of site 'A' takes about 0.0 GiB of memory to check, and 1.5 GiB are" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize("command", ["folders", "volumes"])
+def test_values_of_masks_are_given_where_folders_are(command: str, tmp_path: Path) -> None:
+    """Give 0 and 7 as 0 and 1, as the message on many values says."""
+    words = two_sites(tmp_path)
+    if command == "volumes":
+        words = ["prepare", "volumes", "--out", str(tmp_path / "out")]
+        for site in "AB":
+            words += ["--site", site, *map(str, volumes(tmp_path / f"v{site}", np.diag([2, 2, 3, 1.0])))]
+    done = CliRunner().invoke(app, [*words, "--mask-values", "0=0", "1=7"])
+    assert done.exit_code == 0, done.output
+    assert own_settings(json.loads((tmp_path / "out/fairflare.json").read_text()), "A")["mask_values"] == {
+        "0": 0,
+        "1": 7,
+    }
 
 
 # --- masks that lost their geometry -----------------------------------------------------------------------------

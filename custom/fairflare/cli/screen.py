@@ -43,8 +43,8 @@ def user_errors(out: Path | None = None) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, OSError) as error:
-        text = system_error(error, out) if isinstance(error, OSError) else str(error)
+    except (ValueError, OSError, MemoryError) as error:
+        text = system_error(error, out) if isinstance(error, OSError) else str(error) or "too little memory"
         if isinstance(error, UnicodeEncodeError):
             text = (
                 f"{error.object!a:.200} cannot be written in {error.encoding}; set LC_ALL=C.UTF-8, or rename the file"

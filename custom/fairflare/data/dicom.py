@@ -21,7 +21,7 @@ import numpy.typing as npt
 from fairflare.base.checks import first_of
 from fairflare.base.own_errors import reading_as
 from fairflare.base.stopping import check_stop
-from fairflare.data.dicom_files import content_of, dicom_files, files_of_series, has_dicom_mark
+from fairflare.data.dicom_files import content_of, dicom_files, files_of_series, has_dicom_mark, named
 from fairflare.data.dicom_values import (
     FLOATS,
     HEADER_TAGS,
@@ -192,9 +192,8 @@ def _header(path: Path, stamp: int) -> Picture:
     check_stop()
     if not has_dicom_mark(path):
         what = content_of(path)
-        kind = f"by its first bytes it is a {what.removeprefix('.nii')} file" if what[:1] == "." else f"it is {what}"
-        missing = "it is no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
-        raise ValueError(kind if what else missing)
+        missing = "no DICOM file: the mark DICM at byte 128 is missing; export it again as a DICOM file"
+        raise ValueError(f"{'by its first bytes ' * (what[:1] == '.')}it is {named(what) or missing}")
     with reading_as("DICOM file"):
         syntax = str(pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID", ""))
     if syntax == DEFLATED:

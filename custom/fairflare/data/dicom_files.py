@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +17,12 @@ DICOM = (".dcm", ".dicom", ".ima")
 COMPANIONS = ("thumbs.db", "ehthumbs.db", "desktop.ini", "dicomdir", "icon\r", "__macosx", "@eadir", "$recycle.bin")
 #: Patterns of the first bytes of files, by ending for what is read here, and else by words for a message.
 CONTENTS = {
-    "empty (0 bytes)": rb"\Z", ".nii": rb"(?s).{344}n[+i]1\0", ".nii.gz": rb"\x1f\x8b", ".npy": rb"\x93NUMPY",
-    ".dcm": rb"(?s).{128}DICM", ".png": rb"\x89PNG", ".jpg": rb"\xff\xd8\xff", ".bmp": rb"(?s)BM.{4}\0\0\0\0",
-    ".tif": rb"II[*+]\0|MM\0[*+]", "a GIF picture": rb"GIF8", "a WebP picture": rb"(?s)RIFF.{4}WEBP",
-    "a HEIC picture": rb"(?s).{4}ftyp(hei|mif)", "a video": rb"(?s).{4}ftyp|\x1a\x45\xdf\xa3", "NRRD": rb"NRRD",
-    "MetaImage": rb"(?i)(ObjectType|NDims) *=", "HDF5": rb"\x89HDF", "an array of MATLAB": rb"MATLAB 5",
+    "empty (0 bytes)": rb"\Z", ".nii": rb"(?s).{344}n[+i]1\0|.{4}n[+i]2\0", ".nii.gz": rb"\x1f\x8b",
+    ".npy": rb"\x93NUMPY", ".dcm": rb"(?s).{128}DICM", ".png": rb"\x89PNG", ".jpg": rb"\xff\xd8\xff",
+    ".bmp": rb"(?s)BM.{4}\0\0\0\0", ".tif": rb"II[*+]\0|MM\0[*+]", "a GIF picture": rb"GIF8",
+    "a WebP picture": rb"(?s)RIFF.{4}WEBP", "a HEIC picture": rb"(?s).{4}ftyp(hei|mif)",
+    "a video": rb"(?s).{4}ftyp|\x1a\x45\xdf\xa3", "NRRD": rb"NRRD", "MetaImage": rb"(?i)(ObjectType|NDims) *=",
+    "HDF5": rb"\x89HDF", "an array of MATLAB": rb"MATLAB 5",
     "a ZIP archive": rb"PK\x03\x04", "a TAR archive": rb"(?s).{257}ustar", "a 7z archive": rb"7z\xbc\xaf",
     "a RAR archive": rb"Rar!", "packed by xz": rb"\xfd7zXZ", "packed by bzip2": rb"BZh",
     "packed by Zstandard": rb"\x28\xb5\x2f\xfd", "a PDF document": rb"%PDF", "XML": rb"\s*<\?xml",
@@ -73,10 +76,26 @@ def _class_of(path: Path, stamp: int) -> tuple[str, bool]:
 
 
 def content_of(path: Path) -> str:
-    """Return what a file is by its first bytes: an ending or words of :data:`CONTENTS`; an empty text if not known."""
+    """Return what a file is by its first bytes: an ending or words of :data:`CONTENTS`; an empty text if not known.
+
+    A file packed by gzip is ``.nii.gz`` unless its first bytes inside are those of another kind.
+    """
+
+    def kind(head: bytes) -> str:
+        return next((name for name, pattern in CONTENTS.items() if re.match(pattern, head)), "")
+
     with path.open("rb") as file:
-        head = file.read(512)
-    return next((name for name, pattern in CONTENTS.items() if re.match(pattern, head)), "")
+        what = kind(file.read(512))
+    if what == ".nii.gz":
+        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
+            inside = kind(file.read(512))
+            what = what if inside in ("", ".nii") else f"packed by gzip, and inside is {named(inside)}"
+    return what
+
+
+def named(content: str) -> str:
+    """Return words for what :func:`content_of` returns, such as ``a .dcm file``."""
+    return f"a {content} file" if content[:1] == "." else content
 
 
 def has_dicom_mark(path: Path) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairflare.base.checks import first_of
 from fairflare.base.own_errors import reading_as
-from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark
+from fairflare.data.dicom_files import DICOM, content_of, has_dicom_mark, named
 from fairflare.data.picture_values import (
     check_end,
     check_mask,
@@ -477,7 +477,7 @@ def misnamed(path: Path) -> str:
         f"'{path.name}' is {'not ' * (what == '.nii')}packed: rename it to {what}":
             kind is other is Volume and what != suffix_of(path),
         f"it is {what}": bool(what) and other is None,
-        f"by its first bytes it is a {what.removeprefix('.nii')} file":
+        f"by its first bytes it is {named(what)}":
             other is not None and not issubclass(kind, other),
     }) or ""  # fmt: skip
 

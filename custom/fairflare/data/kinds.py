@@ -104,6 +104,11 @@ def shown(path: Path) -> str:
     return "/".join(path.parts[-3:])
 
 
+def at_site(name: str, site: str) -> str:
+    """Return a file's name that, once in quotes, is followed by the name of its site, if that is known."""
+    return f"{name}' of site '{site}" if site else name
+
+
 def odd_pair(image: Path, mask: Path) -> str:
     """Return a message if an image and its mask seem swapped, judged by their numbers of values; else an empty text.
 

@@ -64,7 +64,7 @@ def command_of(preparer: Preparer, prog: str = PROG) -> Callable[..., None]:
     def run(**options: Any) -> None:
         try:
             _prepare(preparer, values_of(given, options))
-        except (OSError, ValueError, re.error) as error:
+        except (OSError, ValueError, MemoryError, re.error) as error:
             why = system_error(error, Path(options["out_dir"])) if isinstance(error, OSError) else error
             print(f"{prog}: {why}", file=sys.stderr)
             raise typer.Exit(1) from error

@@ -95,6 +95,6 @@ def _odd(looks: Sequence[Look]) -> dict[str, bool]:
         "write them again (in Python 255 * np.uint8(mask > 127))": len(smooth) > 1,
         f"the masks have the numbers 1 to n, and n is from {min(numbers, default=0)} to {max(numbers, default=0)}: "
         "numbers of objects, not structures? Where all are one structure, write the masks again (in Python "
-        "np.uint8(mask > 0)); where each is one of its own, say so (--mask-values 0=0 1=1 ... of `prepare masks`, or "
+        "np.uint8(mask > 0)); where each is one of its own, say so (--mask-values 0=0 1=1 ..., or "
         "names in dataset.json)": vary and max(numbers) > 4,
     }  # fmt: skip

@@ -13,13 +13,13 @@ import numpy.typing as npt
 import scipy.ndimage
 
 from fairflare.base.checks import first_of
-from fairflare.base.machine.memory import counted, workers
+from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.base.own_errors import may_be_of_file
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
 from fairflare.data.intensity import bounds_of, counts_of
-from fairflare.data.kinds import Drawn, by_kind, drawn_of, odd_pair, shown
+from fairflare.data.kinds import Drawn, at_site, by_kind, drawn_of, odd_pair, shown
 from fairflare.data.orientation import PLAIN, turn_of, turned
 from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
@@ -81,6 +81,13 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
             return look(case.image, case.mask if isinstance(case.mask, Path) else None)
         except Misfit as error:
             return error
+        except MemoryError as error:
+            pair = (case.image, case.mask if isinstance(case.mask, Path) else None)
+            gib = [number / 2**30 for number in (reading_takes([pair], MADE), free_memory())]
+            raise MemoryError(
+                f"'{at_site(str(case.image), case.site)}' takes about {gib[0]:.1f} GiB of memory to check, and "
+                f"{gib[1]:.1f} GiB are free; end other programs, or take a machine with more memory"
+            ) from error
         except Exception as error:  # libraries raise errors of any type for a damaged file
             if not may_be_of_file(error):
                 raise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ def existing_folder(folder: Path) -> Path:
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder; give the folder that holds the source files")
     return folder
+
+
+@contextmanager
+def naming_site(site: str) -> Iterator[None]:
+    """Name the site in an error about its files."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"site '{site}': {error}") from error
 
 
 def listing(names: Iterable[str]) -> str:

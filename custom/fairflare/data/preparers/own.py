@@ -14,7 +14,7 @@ import numpy as np
 from fairflare.base.checks import first_of, gathered
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
-from fairflare.data.kinds import odd_masks, shown, two_names
+from fairflare.data.kinds import at_site, odd_masks, shown, two_names
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
@@ -76,9 +76,13 @@ def write_own(
     found = list(zip(cases, looks_of(cases, look), strict=True))
     silent = {case.image for case in cases if findings and max(case.mask) < 0}
     good = [(case, seen) for case, seen in found if isinstance(seen, Look) and case.image not in silent]
-    bad: list[tuple[str, str | Misfit]] = [problem for tree in trees.values() for problem in tree.alone]
-    bad += [(shown(path), "no finding of it is known for certain") for path in sorted(silent)]
-    bad += [(shown(case.image), problem) for case, problem in found if not isinstance(problem, Look)]
+    bad: list[tuple[str, str | Misfit]] = [
+        (at_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
+    ]
+    for case, problem in found:
+        unusable = "no finding of it is known for certain" if case.image in silent else problem
+        if not isinstance(unusable, Look):
+            bad.append((at_site(shown(case.image), case.site), unusable))
     if said := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", leave_out, notes):
         notes.append(said)
     refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
@@ -90,7 +94,7 @@ def write_own(
         for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
     ]
     told = [(site or "dataset.json", {k: name for k, name in tree.names.items() if k}) for site, tree in trees.items()]
-    drawn = ((shown(case.mask), seen.names) for case, seen in good if isinstance(case.mask, Path))
+    drawn = ((at_site(shown(case.mask), case.site), seen.names) for case, seen in good if isinstance(case.mask, Path))
     for text in (*two_names(told), *two_names(drawn)):
         raise DataError(text)
     called = {value: name for _, own in told for value, name in own.items()}

@@ -135,6 +135,7 @@ def prepare_folders(
     leave_out: bool = False,
     unlabelled: Sequence[str] | None = None,
     group: Groups = None,
+    mask_values: Mapping[str, int | str] | None = None,
     mask_drawn_on: DrawnOn | None = None,
     **writing: Unpack[Writing],
 ) -> dict[str, Path]:
@@ -154,7 +155,7 @@ def prepare_folders(
         leave_out: skip files that cannot be used or have no partner, and report them.
         group: regular expression whose first group is the patient, searched in the name of the image, such as
             ``"^(p[0-9]+)_"``, or one for each site by name; without it every image is a patient of its own.
-        mask_drawn_on: as in :func:`prepare_masks`.
+        mask_values, mask_drawn_on: as in :func:`prepare_masks`.
         writing: see :func:`fairflare.data.preparers.writing.write_sites`.
 
     Returns:
@@ -183,7 +184,7 @@ def prepare_folders(
     add_unlabelled(trees, unlabelled, pictures=True)
     return write_own(
         trees, partial(look_at_picture, drawn_on=mask_drawn_on), out_dir, Dealing(), writing, attributes=attributes,
-        classes=classes, group=group, leave_out=leave_out, mask_drawn_on=mask_drawn_on,
+        classes=classes, group=group, leave_out=leave_out, mask_values=mask_values, mask_drawn_on=mask_drawn_on,
         answers=Answers(uncertain, blank),
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import by_value, columns_of, split_name
-from fairflare.data.preparers.names import composed, existing_folder, file_name, listing, unique
+from fairflare.data.preparers.names import composed, existing_folder, file_name, listing, naming_site, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
@@ -118,7 +118,11 @@ def _sites_below(
     below = {
         composed(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
     }
-    found = {name: tree for name, path in below.items() if (tree := read(path)) is not None}
+    found = dict[str, Tree]()
+    for name, path in below.items():
+        with naming_site(name):
+            if (tree := read(path)) is not None:
+                found[name] = tree
     if not found:
         unread = "".join(f"; {note}" for note in contents(source, endings).notes())
         raise DataError(
@@ -489,9 +493,10 @@ def of_site(
     classes: Sequence[str] | None, pictures: bool = False,
 ) -> Tree:  # fmt: skip
     """Return the images of one site given by name, whose labels are a folder of masks or a table."""
-    if not labels.is_file():
-        return pairs(images, labels, pictures)
-    return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site)
+    with naming_site(site):
+        if not labels.is_file():
+            return pairs(images, labels, pictures)
+        return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site)
 
 
 def add_known(

@@ -33,6 +33,7 @@ def prepare_volumes(
     leave_out: bool = False,
     unlabelled: Sequence[str] | None = None,
     suffix: str | None = None,
+    mask_values: Mapping[str, int | str] | None = None,
     mask_drawn_on: DrawnOn | None = None,
     group: Groups = None,
     dealing: Dealing | None = None,
@@ -61,6 +62,7 @@ def prepare_volumes(
         unlabelled: folders of images without labels, see :func:`fairflare.data.preparers.trees.add_unlabelled`.
         leave_out: skip volumes that cannot be used, and report them.
         suffix: suffix of the images of a BIDS tree, such as ``T1w``.
+        mask_values: ``{value in the file: label}`` for ``fairflare.json``.
         mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
         group: regular expression whose first group is the patient, searched in the path of an image below its folder.
         dealing: rule by which the volumes are dealt to sites; default: the sites that the source names.
@@ -96,7 +98,7 @@ def prepare_volumes(
     look = partial(look_at_volume, plane=plane, keep_empty=keep_empty, drawn_on=mask_drawn_on)
     return write_own(
         trees, look, out_dir, dealing, writing, "volume", plane, attributes=attributes, classes=classes, group=group,
-        leave_out=leave_out, mask_drawn_on=mask_drawn_on,
+        leave_out=leave_out, mask_values=mask_values, mask_drawn_on=mask_drawn_on,
     )  # fmt: skip
 
 

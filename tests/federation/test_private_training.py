@@ -27,6 +27,7 @@ from fairflare.exchange.messages import SiteReply, encode_reply
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
+from fairflare.federation.server.sums import SecureSums, SumLost
 from fairflare.federation.site.replies import read_stats
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import RUN_DIR, run_local
@@ -623,6 +624,32 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert first.endswith("Updates, metrics and reports of site-2 are in the clear.")
     assert (results.info.privacy["site-1"]["epsilon"], [*results.info.privacy]) == (spent, ["site-1"])
     assert any("site-1 (suppressed: differential privacy)" in text for text in said)
+
+
+def test_a_lost_round_of_secure_sums_is_in_the_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lose the first of two rounds after all sites have sent their masked updates: the site has spent both."""
+    mean = SecureSums.mean
+
+    def lost_first(sums: SecureSums, *given: Any) -> Any:
+        found = mean(sums, *given)
+        if sums.record.current_round == 0:
+            raise SumLost("nobody can say which")
+        return found
+
+    monkeypatch.setattr(SecureSums, "mean", lost_first)
+    settings = {**PICTURES, "image_size": [32, 32], "phantom_sites": 3, "local_epochs": 1}
+    names = ["site-1", "site-2", "site-3"]
+    plan = make_plan("fed_avg", task="classification", sites=names, num_rounds=2, settings=settings, secure="sums")
+    own = {"privacy": {"epsilon": 100.0}, "state_root": str(tmp_path / "root")}
+    results = read_results(run_local(plan, tmp_path / "run", {"sites": {"site-1": own}}))
+    assert [record.accepted for record in results.rounds] == [[], names]
+    assert "the round is lost" in results.rounds[0].warnings[-1].text
+    found = [json.loads(line) for line in (tmp_path / "root" / BOOKS / "site-1" / LEDGER).read_text().splitlines()]
+    assert [of["round"] for of in found] == [0, 1]
+    steps = [of["steps"] for of in found]
+    assert min(steps) > 0
+    assert results.rounds[1].train["site-1"]["epsilon"] == sum(steps)
+    assert results.info.privacy["site-1"]["epsilon"] == sum(steps)
 
 
 @pytest.mark.parametrize(

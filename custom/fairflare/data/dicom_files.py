@@ -87,8 +87,8 @@ def content_of(path: Path) -> str:
     with path.open("rb") as file:
         what = kind(file.read(512))
     if what == ".nii.gz":
-        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as file:
-            inside = kind(file.read(512))
+        with suppress(OSError, EOFError, zlib.error), gzip.open(path) as packed:
+            inside = kind(packed.read(512))
             what = what if inside in ("", ".nii") else f"packed by gzip, and inside is {named(inside)}"
     return what
 

@@ -20,6 +20,7 @@ from fairflare.data.preparers.trees import pairs
 from fairflare.data.reading import read_image, read_mask, read_pair
 from fairflare.data.whole_volumes import read_whole
 from tests.unit.dicom_files import AXIAL, dicom, series
+from tests.unit.test_one_folder import OBJECTS, without_pixels
 from tests.unit.test_prepare_volumes import fairflare
 
 hd: Any = pytest.importorskip("highdicom", reason="highdicom is not installed: make test-seg")
@@ -244,3 +245,26 @@ def test_prepare_and_check_data_take_them(tmp_path: Path) -> None:
         assert entries["mask_labels"] == {"1": "s0", "2": "s1"}
         assert all(Path(entry["label"]).suffix == ".dcm" for entry in entries["training"])
         assert "0 problem(s)" in fairflare("check-data", out)
+
+
+def test_a_report_beside_a_segmentation_is_no_mask_and_no_slice(tmp_path: Path) -> None:
+    """Put an SR, as an archive exports it, beside the SEG of a mask's folder, and both into the image's folder."""
+    for number in range(6):
+        image = scan(tmp_path / f"in/images/p{number}", number, PatientID=f"{number}")
+        segmented(tmp_path / f"in/masks/p{number}/seg.dcm", image, labels())
+        without_pixels(tmp_path / f"in/masks/p{number}/sr.dcm", OBJECTS["Enhanced SR Storage"][0])
+    for number in range(6):
+        for name in ("seg", "sr"):
+            place = tmp_path / f"in/images/p{number}/{name}.dcm"
+            place.write_bytes((tmp_path / f"in/masks/p{number}/{name}.dcm").read_bytes())
+    fairflare("prepare", "volumes", "--source", tmp_path / "in", "--out", tmp_path / "out")
+    told = " ".join(json.loads((tmp_path / "out/manifest.json").read_text())["notes"])
+    assert "6 DICOM (Enhanced SR Storage) files ('p0/sr.dcm'" in told
+    assert "6 DICOM (Segmentation Storage) files ('p0/seg.dcm'" in told
+    (listed,) = (tmp_path / "out").rglob("datalist.json")
+    (first, *_) = json.loads(listed.read_text())["training"]
+    sample = Sample(listed.parent / first["image"], listed.parent / first["label"])
+    read = read_whole(sample, masked=True, site="", split="t")
+    assert read.image.shape[-3:] == VOLUME.shape
+    assert read.mask is not None
+    assert np.bincount(read.mask.ravel()).tolist() == np.bincount(labels().ravel()).tolist()

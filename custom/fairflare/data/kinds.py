@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 P = TypeVar("P")
 
+TEN = 10  # largest number of files that a line about single masks names
 NAMED = 3  # number of files of one kind of problem that a message names
 FEW = 8  # largest number of different values of a drawn mask; a photograph has more
 # Limits of :func:`odd_masks`: points in each direction, least cosine and contrast, least number of masks, least share
@@ -28,6 +29,11 @@ POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9
 # Limits of :func:`misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit, least
 # share of images with a gain, least gain in standard errors, least correlation between sites.
 ENOUGH, MOST, FIT, GAIN, MOSTLY, ERRORS, ALIKE = 16, 1000, 0.15, 0.03, 0.65, 4.5, 0.9
+# Limits of :func:`of_two_hands`: least number of masks; number of their values that are looked at; share of a site's
+# other masks that fit an image better than its own mask, below which the mask is not looked at, below which it fits,
+# above which it does not, and above which half of the masks of other images would be; least share of masks that fit;
+# share of masks without a fit that every site may have, and chance of a false line if it has no more of these.
+HANDS, CODES, WORSE, FITTING, UNFIT, FAR, SURE, USUAL, CHANCE = 32, 4, 0.05, 0.1, 0.3, 0.65, 0.4, 0.01, 0.001
 LABELLED = 2**24  # voxels of a mask whose parts are found voxel by voxel; of a larger one, every second one is used
 Way = tuple[tuple[int, ...], tuple[bool, ...], tuple[int, ...]]  # order of axes, which are mirrored, shift along each
 # Parts in which messages of one kind differ: names in quotes, and numbers.
@@ -141,7 +147,7 @@ class Drawn(NamedTuple):
     Attributes:
         file: name of the image, for messages.
         image, mask: checksums of the values of image and mask.
-        seen, marked: values of the image (minus its mean, in its standard deviations) and of the mask at 48 x 48
+        seen, marked: values of the image (minus its mean, in its standard deviations) and of the labels at 48 x 48
             points of a picture, or at 24 x 24 x 24 points of a volume.
         contrast: mean of the image inside minus outside of the mask, in standard deviations of the image; 0 without
             an inside or an outside.
@@ -190,7 +196,9 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
             and parts[part].size * thin**inside.ndim < inside.size
             and (parts[part] == number).mean() > BOX
         )
-    return Drawn(file, _digest(image), _digest(labels), seen, inside[at], float(step / spread), whole / area)
+    return Drawn(
+        file, _digest(image), _digest(labels), seen, labels[at].astype(np.int32), float(step / spread), whole / area
+    )
 
 
 def _digest(values: npt.NDArray[Any]) -> str:
@@ -259,7 +267,8 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     import numpy as np
     from scipy.optimize import linear_sum_assignment
 
-    seen, marked = (np.array([getattr(mask, of) for mask in masks], np.float32) for of in ("seen", "marked"))
+    seen = np.array([mask.seen for mask in masks], np.float32)
+    marked = np.array([mask.marked > 0 for mask in masks], np.float32)
     axes = tuple(range(1, marked.ndim))
     seen, marked = (_units(values, axes, values.mean(0)) for values in (seen, marked))
     given, chosen = (seen * marked).sum(axes), []
@@ -282,6 +291,91 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
         yield f"{(gain > 0).sum()} of {len(masks)} masks fit the images clearly better if {how}: {files}; look at some"
 
 
+def _terms(seen: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return (terms, points) of an image, from which :func:`_likely` predicts masks.
+
+    Terms are the image at four scales, its edges, the position, and products of two of these.
+    """
+    import numpy as np
+    from scipy.ndimage import gaussian_filter, gaussian_gradient_magnitude
+
+    seen = seen.astype(np.float32)
+    looks = [*(gaussian_filter(seen, scale) for scale in (0, 1, 2, 4)), gaussian_gradient_magnitude(seen, 1)]
+    places = np.meshgrid(*(np.linspace(-1, 1, length, dtype=np.float32) for length in seen.shape), indexing="ij")
+    twice = [a * b for of in (looks, places) for k, a in enumerate(of) for b in of[k:]]
+    return np.stack([np.ones_like(seen), *looks, *places, *twice]).reshape(-1, seen.size)
+
+
+def _likely(masks: Sequence[Drawn]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return (n, values, ...) maps of where each image's look and position suggest a mask's values, and the masks.
+
+    The maps are the least squares fit of all masks of the site: what most of them have in common decides.
+    """
+    import numpy as np
+
+    marked = np.array([mask.marked for mask in masks])
+    values, counts = np.unique(marked[marked > 0], return_counts=True)
+    drawn = np.stack([marked == value for value in values[np.argsort(-counts)[:CODES]]], 1).astype(np.float32)
+    squares, products = 0.0, 0.0
+    for mask, of in zip(masks, drawn, strict=True):
+        terms = _terms(mask.seen)
+        squares, products = squares + terms @ terms.T, products + terms @ of.reshape(len(of), -1).T
+    weights = np.linalg.lstsq(squares, products, rcond=1e-6)[0].T.astype(np.float32)
+    return np.array([(weights @ _terms(mask.seen)).reshape(drawn.shape[1:]) for mask in masks]), drawn
+
+
+def of_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
+    """Yield a line if some of a site's masks do not lie on their images as its others do.
+
+    A map of each image says where a mask is likely (:func:`_likely`). The fit of a mask to an image is the correlation
+    of mask and map, each minus its mean over the site. Most masks fit their own image better than the site's other
+    masks do; of a mask of another image any share of the others may fit better. So the masks without a fit are those to
+    whose image more than 0.3 of the others fit better. A line needs more of them than chance gives in 1 of 1000 sites
+    of which 1 % are such masks. Where the look of an image says little of its mask, masks have all degrees of fit, and
+    nothing is said: 0.4 of the masks must fit (0.1 or less), there must be half as many without a fit as in between,
+    and for a quarter of these more than 0.65 of the others must fit better. Fewer than 32 masks are not judged.
+
+    If as many masks fit clearly best after one change of the axes, or after one shift, that is named in place of it:
+    changed, such a mask fits better than all but 0.05 of the others as they are, and of the others changed likewise.
+    """
+    import numpy as np
+    from scipy.stats import binom
+
+    likely, drawn = _likely(masks)
+    axes, middle, shape = tuple(range(1, drawn.ndim)), drawn.mean(0), drawn.shape[2:]
+    likely = _units(likely, axes, likely.mean(0))
+
+    def fits(changed: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.tensordot(likely, _units(changed, axes, middle), (axes, axes))
+
+    def placed(way: Way) -> npt.NDArray[Any]:
+        return _placed(drawn.reshape(-1, *shape), way).reshape(drawn.shape)
+
+    given = fits(drawn)
+    fit = given.diagonal()
+    better = (given > fit[:, None]).mean(1)
+    least = int(binom.isf(CHANCE, len(masks), USUAL)) + 1
+    if (doubtful := better > WORSE).sum() < least or (better <= FITTING).mean() < SURE:
+        return
+    _, *ways = _ways(*(of[doubtful].reshape(-1, *shape) for of in (likely, drawn)))
+    if all(min(k, length - k) < 2 for k, length in zip(ways[-1][2], shape, strict=True)):
+        del ways[-1]  # by one point masks can be moved and still lie well
+    changed = np.array([(likely * _units(placed(way), axes, middle)).sum(axes) for way in ways])
+    solved = doubtful & (changed == changed.max(0)) & [(given > of[:, None]).mean(1) <= WORSE for of in changed]
+    best, second = np.argsort(-solved.sum(1))[:2]
+    alike = fits(placed(ways[best]))
+    odd = solved[best] & ((alike > alike.diagonal()[:, None]).mean(1) <= WORSE)
+    if odd.sum() >= max(least, 2 * solved[second].sum()):
+        how = f"fit their images clearly better than now if {_in_words(ways[best], shape)}"
+    else:
+        odd, between = better > UNFIT, (better > FITTING) & (better <= UNFIT)
+        if odd.sum() < max(least, between.sum() / 2) or (better > FAR).sum() < odd.sum() / 4:
+            return
+        how = "lie on their images no better than masks of other images do: given to another one, turned or moved"
+    files = [f"'{masks[at].file}'" for at in sorted(np.flatnonzero(odd).tolist(), key=lambda at: -better[at])]
+    yield f"{len(files)} of {len(masks)} masks {how}: {few(files, TEN)}; look at these"
+
+
 def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
     """Yield name and line for each site whose masks lie as other sites' do only after mirroring, turning or moving.
 
@@ -293,7 +387,9 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
     import numpy as np
 
     means = {
-        site: np.array([np.mean([getattr(mask, of) for mask in masks], 0, np.float32) for of in ("marked", "seen")])
+        site: np.array(
+            [np.mean(of, 0, np.float32) for of in zip(*((m.marked > 0, m.seen) for m in masks), strict=True)]
+        )
         for site, masks in sites.items()
         if len(masks) >= ENOUGH
     }
@@ -315,7 +411,9 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
 
 
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
-    """Yield a line on copied masks of a site, on boxes, on masks that look inverted, and what :func:`misplaced` finds.
+    """Yield a line on copied masks of a site, on boxes, on inverted masks, and on masks that lie elsewhere.
+
+    The last are looked for by :func:`misplaced` and, if all masks together show nothing, by :func:`of_two_hands`.
 
     A mask counts as copied if three or more different images have it. It counts as a box if more than half of its area
     lies in connected parts that fill 0.9 of their bounding box. Boxes are reported if at least 16 masks, and at least
@@ -356,4 +454,4 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
             "exchanged in them?"
         )
     elif len(boxes) < len(masks) / 2 and len(judged := [mask for mask in masks if mask.contrast][:MOST]) >= ENOUGH:
-        yield from misplaced(judged)
+        yield from [*misplaced(judged)] or (of_two_hands(judged) if len(judged) >= HANDS else ())

@@ -1,7 +1,7 @@
 """Measure what missing labels cost, and what ``unlabelled=consistency`` adds to plain training.
 
-    python benchmarks/unlabelled.py FOLDER --out RUNS [--task segmentation] [--rounds 12] [--seeds 5] [--share 0.75] [--limit N]
-    python benchmarks/unlabelled.py FOLDER --out RUNS --drawn JTSC=2 CellaVision=1 [...]
+    python benchmarks/unlabelled.py FOLDER --out RUNS [--task segmentation] [--rounds 12] [--seeds 5] [--share 0.75]
+    python benchmarks/unlabelled.py FOLDER --out RUNS --drawn JTSC=2 CellaVision=1 [--limit N]
 
 FOLDER is what ``fairflare prepare white-cells``, ``cell-types`` (``--task classification``), or ``fairflare prepare
 volumes`` of what ``benchmarks/hippocampus_folders.py`` wrote. At the first two sites by name the masks or classes of

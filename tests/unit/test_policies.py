@@ -148,6 +148,30 @@ def test_doctor_names_what_a_kit_of_others_leaves_open(tmp_path):
     assert found.text.startswith("lead: byoc (authorization.json)")
 
 
+def test_doctor_lists_the_volumes_that_a_site_keeps(tmp_path):
+    made, own = kit(tmp_path / "kit"), tmp_path / "own"
+    assert "decoded volumes" not in states(made)
+    for folder, size in ((made / "fairflare_state/decoded/a", 3), (own, 1), (tmp_path / "state/decoded/a", 2)):
+        folder.mkdir(parents=True)
+        (folder / "1-2.npy").write_bytes(bytes(size * 10**8))
+
+    def listed() -> list[str]:
+        return [one.text for one in doctor.start_up_kit(made) if one.what == "decoded volumes"]
+
+    (text,) = listed()
+    assert text == (
+        f"1 of patients, 0.3 GB, in {made / 'fairflare_state/decoded'}: remove it with the site's data, or volumes "
+        "that left the data stay for up to 30 days"
+    )
+    (made / "local" / "fairflare.json").write_text(
+        json.dumps({"state_root": str(tmp_path / "state"), "decoded_folder": str(own)})
+    )
+    assert [text.partition(":")[0] for text in listed()] == [
+        f"1 of patients, 0.1 GB, in {own}",
+        f"1 of patients, 0.2 GB, in {tmp_path / 'state/decoded'}",
+    ]
+
+
 @pytest.mark.parametrize(("site", "key"), [(True, "state_root"), (False, "checkpoint_root")])
 def test_doctor_names_what_a_container_loses(tmp_path, site, key):
     made = kit(tmp_path / "kit", site=site)

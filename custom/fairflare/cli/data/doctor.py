@@ -197,6 +197,7 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
                 f"the site's job logs go to the server, texts of exceptions with them ({found.name}); {LAY}",
             )  # fmt: skip
         yield from _kept(resources, local, "state_root" if site else "checkpoint_root")
+        yield from _decoded(kit)
         started = startup / ("fed_client.json" if site else "fed_server.json")
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
             yield Finding("signed jobs", "warning", f"jobs without a signature run; take the key out of {started.name}")
@@ -220,6 +221,21 @@ def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Findi
             key, "warning",
             f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount",
         )  # fmt: skip
+
+
+def _decoded(kit: Path) -> Iterator[Finding]:
+    """Yield a finding on decoded and prepared volumes that a site keeps on its disk, if there are any."""
+    from fairflare.data.decoded import UNUSED_DAYS
+    from fairflare.federation.site.site_file import DECODED, DECODED_PLACE, SITE_FILE, read_site_file
+
+    own = read_site_file(kit / "local" / SITE_FILE, kit.name)
+    root = Path(own.get("state_root") or kit / "fairflare_state")
+    places = [Path(found) for found in (own.get(DECODED), root / DECODED_PLACE) if found]
+    for folder in places:
+        if files := [*folder.rglob("*.npy")]:
+            size = sum(file.stat().st_size for file in files) / 1e9
+            text = f"{len(files)} of patients, {size:.1f} GB, in {folder}: remove it with the site's data, or volumes "
+            yield Finding("decoded volumes", "ok", f"{text}that left the data stay for up to {UNUSED_DAYS} days")
 
 
 def _rights(local: Path) -> Iterator[Finding]:

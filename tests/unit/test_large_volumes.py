@@ -651,3 +651,16 @@ def test_rounds_are_validated_on_patches_where_a_volume_has_many_windows(tmp_pat
     shapes = {shape for shape, count in told if count > 1}  # of validation on patches: 50 in batches of 2
     assert shapes == ({"torch.Size([32, 32, 32])"} if large else set())
     assert any("112, 112, 112" in shape for shape, _ in told) is large  # the test is of whole volumes
+    checked = results["best"]["validation"]
+    if not large:
+        assert checked == {}
+        return
+    task = VolumeSegmentationTask(num_classes=2, patches=1, features=(2, 2, 2, 2, 2, 2))
+    model = task.build_model()
+    (kept,) = (tmp_path / "run").rglob("best_FL_global_model.pt")
+    model.load_state_dict(torch.load(kept, weights_only=True)["model"])
+    for name, root in roots.items():
+        data = task.open_site(name, {"data_root": str(root)})
+        wanted = task.evaluate(model, data.batches("validation", batch_size=2), "cpu")
+        assert checked[name] == pytest.approx(wanted, rel=1e-4)
+        assert checked[name]["loss"] != results["validation"][name]["loss"]  # of patches

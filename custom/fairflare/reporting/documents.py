@@ -206,13 +206,18 @@ class Info(Part):
 
 
 class Best(Part):
-    """Describe which model of a run is the best by the validation splits."""
+    """Describe which model of a run is the best by the validation splits.
+
+    Attributes:
+        validation: its metrics on whole volumes, where validation in the rounds was on patches.
+    """
 
     round: Whole | None = None
     is_last: Flag = False
     by: str = ""
     value: MaybeFigure = None
     sites: list[str] = []
+    validation: Metrics = {}
 
 
 class LastRounds(Part):

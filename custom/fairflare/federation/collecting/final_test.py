@@ -149,8 +149,9 @@ class FinalTest:
         self.facts, self.footing = context.facts, context.footing
 
     def __call__(
-        self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0
-    ) -> Tested:
+        self, state: Mapping[str, Any], current_round: int, *, validation: bool = False, resample: int = 0,
+        whole: bool = False,
+    ) -> Tested:  # fmt: skip
         """Test a model on the sites' test splits.
 
         Args:
@@ -158,6 +159,7 @@ class FinalTest:
             current_round: number of the round that would receive the model.
             validation: whether to test on the validation split too.
             resample: number of draws of the test patients or images on which to measure the primary metric too.
+            whole: whether the validation is of whole volumes in a run that validates on patches.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
         found: dict[str, dict[str, float]] = {}
@@ -175,7 +177,7 @@ class FinalTest:
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
 
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
-            what: dict[str, Any] = {"measure": measure, "resample": resample}
+            what: dict[str, Any] = {"measure": measure, "resample": resample, "whole": whole}
             if validation and self.run.groups:  # sums by group are asked for in the test of the last model only
                 what |= {name: getattr(self.run, name) for name in GROUPS.fields}
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)

@@ -210,7 +210,8 @@ class Journal:
 
         Args:
             last, of_best: tests of the last and of the best model. ``of_best`` is ``None`` where the best model is the
-                last one, or cannot be tested because the sites' own tensors of its round are gone.
+                last one, or cannot be tested because the sites' own tensors of its round are gone. In a run that
+                validates on patches it has the best model's validation on whole volumes, also of the last one.
             best: describes the best model.
         """
         number, self._footing = last.phase.current_round, last.footing
@@ -233,6 +234,7 @@ class Journal:
         is_last = best.made == number - 1
         told = last if is_last else of_best
         about = {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []}
+        about["validation"] = of_best.validation if of_best else {}
         further = {
             "validation": last.validation,
             "best": None if best.made is None else about,  # a given model is not compared with other models

@@ -76,11 +76,13 @@ class ModelTests:
             with writing("the final model", self.place.run_dir):
                 self.files.save(state, number - 1)
                 self.keep_best(state, last.validation, number - 1, last=True)
-        best = self.files.best
+        best, patches = self.files.best, bool(self.journal.info.get("validation"))
+        is_last = best.made == number - 1
         # The sites' own tensors from the best model's round are gone, so no site could test that model with them.
+        gone = best.made is None or (not is_last and self.journal.info["measured"] == PERSONAL)
         of_best = (
-            self.final_test(self.files.load_best(), number)
-            if best.made not in (None, number - 1) and self.journal.info["measured"] != PERSONAL
+            self.final_test(state if is_last else self.files.load_best(), number, validation=patches, whole=patches)
+            if not gone and (patches or not is_last)
             else None
         )
         last.personal = own_models(

@@ -257,11 +257,12 @@ class Rounds:
     # -------------------------------------------------------------------------------------------- exchanges
 
     def _ask(
-        self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, **task_of: Any
-    ) -> Phase:
+        self, name: str, current_round: int, state: State, sites: list[str], timeout: float, use: Any, *,
+        whole: bool = False, **task_of: Any,
+    ) -> Phase:  # fmt: skip
         rule = self.retraining.rule_at(current_round)
         told = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
-        if self.journal.info.get("validation"):  # also where an earlier part of the run was validated so
+        if self.journal.info.get("validation") and not whole:  # also where an earlier part of the run was validated so
             told[PATCHWISE] = True
         if name == TASK_VALIDATE and self.tests.final_test.footing.differs:
             told[COMPARED] = BySite({site: self.tests.final_test.footing.compared(site) for site in sites})

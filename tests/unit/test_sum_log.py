@@ -100,6 +100,25 @@ def test_a_round_of_two_sums(net: Network) -> None:
     assert (net.root / "a" / "sums.log").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_slice_is_summed_with_the_weights_of_its_owners(net: Network) -> None:
+    """Expect (.4 * .1 + .3 * .2 + .2 * .4) / .9 = .2 of the column that d lacks, and none of what nobody may add."""
+    for site, value in zip(SITES, (0.1, 0.2, 0.4, 0.9), strict=True):
+        net.updates[site]["w"][:, 1] = value
+    own = {"a": 4 / 9, "b": 3 / 9, "c": 2 / 9}
+    question = ask(slices=json.dumps([["w", 1, [None, own, {}]]]))
+    opened = net.sum_of(question)
+    torch.testing.assert_close(opened["w"][:, 0], net.mean(question, "w")[:, 0], atol=2e-9, rtol=0)
+    torch.testing.assert_close(opened["w"][:, 1], torch.full((2,), 0.2, dtype=torch.float64), atol=5e-8, rtol=0)
+    assert opened["w"][:, 2].tolist() == [0, 0]
+    torch.testing.assert_close(opened["b"], net.mean(question, "b"), atol=2e-9, rtol=0)
+
+
+@pytest.mark.parametrize("slices", [[["w", 1, [None, {}]]], [["v", 0, [{}]]], [["b", 1, [{}]]]])
+def test_slices_of_another_model_are_refused(net: Network, slices: Any) -> None:
+    with pytest.raises(SumRefused, match=r"field 'slices' has \d of '[wvb]', its model .*; use one model"):
+        net.sends(ask(slices=json.dumps(slices)), "a")
+
+
 def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
     owner = {"w": "first", "b": "last"}
     layout = Layout.of(LIKE, owner)

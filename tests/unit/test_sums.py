@@ -255,6 +255,7 @@ def test_a_masked_vector_looks_like_chance(ring: Ring) -> None:
         {"model": b"\x01" + bytes(31)}, {"round": 3}, {"attempt": 1}, {"label": "anchor"},
         {"ring": replace(TRAINED, bound=1.0 + 2**-52)}, {"ring": replace(TRAINED, fraction=29)},
         {"table": {"a": (0.5,), "b": (0.3 - 1e-16,), "c": (0.2,)}},
+        {"slices": '[["v", 0, [null]]]'},
     ],
 )  # fmt: skip
 def test_sites_that_were_told_different_questions_cancel_nothing(other: dict[str, Any]) -> None:
@@ -376,6 +377,35 @@ def table(*rows: Sequence[float]) -> dict[str, tuple[float, ...]]:
 def test_tables_that_tell_too_much_are_refused_by_name(weights: dict[str, tuple[float, ...]], why: str) -> None:
     with pytest.raises(SumRefused, match=rf"site 'a': secure sums: sum 'params' of round 2: .*{why}"):
         check_table("a", question(weights), Limits(), pairs_of("abc"))
+
+
+@pytest.mark.parametrize(
+    ("own", "more"),
+    [
+        ({"a": 0.5, "b": 0.5}, {}),  # each could subtract its own
+        ({"a": 0.5, "b": 0.5, "c": 0.0}, {}),
+        ({"a": 0.6, "b": 0.2, "c": 0.2}, {}),  # above secure_max_weight
+        ({"a": 0.4, "b": 0.3, "c": 0.2}, {}),  # not to 1
+        ({"a": 0.5, "b": 0.49, "c": 0.01}, {"limits": Limits(max_exposure=0.7)}),
+        ({"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}, {"opened": [table([0.2], [0.2], [0.2], [0.2], [0.2])]}),  # a second sum
+        ({"a": 1 / 2, "b": 1 / 6, "c": 1 / 6, "d": 1 / 6}, {"opened": [table([0.2], [0.2], [0.2], [0.2], [0.2])]}),
+    ],
+)
+def test_slices_that_tell_too_much_are_refused(own: dict[str, float], more: dict[str, Any]) -> None:
+    asked = question(table([0.2], [0.2], [0.2], [0.2], [0.2]))
+    asked = replace(asked, slices=json.dumps([["w", 1, [None, own, {}]]]))
+    with pytest.raises(SumRefused, match=r"a slice's weights .* would show a site's numbers .*; leave it out"):
+        check_table("a", asked, **{"limits": Limits(), "pairs": pairs_of("abcde"), **more})
+    even = replace(asked, slices=json.dumps([["w", 1, [None, dict.fromkeys("abcd", 0.25), {}]]]))
+    check_table("a", even, Limits(), pairs_of("abcde"), more.get("opened", ()))
+
+
+@pytest.mark.parametrize(
+    "slices", ["x", '[["w", 2, [null]]]', '[["w", 1, [{"z": 0.5}]]]', '[["w", 1, [{"a": -0.5}]]]', '[["w", 1]]', b"[]"]
+)
+def test_slices_that_cannot_be_read_are_refused(slices: Any) -> None:
+    with pytest.raises(SumRefused, match="the server's question cannot be read"):
+        Question.read("a", {**thirds().plain(), "slices": slices})
 
 
 def test_a_table_may_be_off_by_rounding_alone() -> None:

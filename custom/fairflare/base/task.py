@@ -48,6 +48,8 @@ class Task(ABC):
     has_optimizer: bool = False
     #: Names of findings; an image may have several, and its label need not state all of them. None: the task has none.
     findings: list[str] | None = None
+    #: Names of the channels of an image, in the order of the network's input; ``None``: it names none.
+    channels: tuple[str, ...] | None = None
     #: Whether each sample has exactly one of several classes; ``None`` if this is not known.
     has_classes: ClassVar[bool | None] = None
 
@@ -228,6 +230,14 @@ class Task(ABC):
     def output_tensors(self) -> Sequence[str]:
         """Return the names of the network's tensors with one row for each structure or finding; default: none known."""
         return ()
+
+    def input_tensors(self) -> Sequence[str]:
+        """Return the names of the network's weights with a column (second axis) for each channel of the images.
+
+        Raises:
+            ValueError: the network has no such weights, or a channel has a part in it that is no column; says why.
+        """
+        raise ValueError(f"{type(self).__name__} does not know the weights of its input's channels")
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Outcomes | None:
         """Return the model's result for each sample of a split, from which sums by group of people are computed.

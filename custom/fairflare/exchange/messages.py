@@ -79,6 +79,7 @@ class Message:
 
 
 BESIDE = "beside/"  # beginning of the names of tensors that are sent beside a model
+CHANNEL_DROP = "channel_drop"  # directive of ``train``: probability with which a channel is set to 0
 PATCHWISE = "patchwise"  # directive: validation is on fixed patches, as whole volumes have many windows
 COMPARED = "compared"  # directive of ``validate``: names of the structures by which the sites are compared
 

@@ -143,7 +143,7 @@ class PrivateLoop:
         """Return a unit's gradient of each parameter, summed over the unit's images."""
         seed = int(draws.uniform(1)[0] * 2**32)
         inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
-        self.run.batch = list(images)
+        self.run.batch, inputs = list(images), self.run.with_fewer_channels(inputs, seed)
         loss = self.half.loss(self.run, self.model, self.run.on_device(inputs), self.run.on_device(targets))
         found = torch.autograd.grad(loss * len(images), trained, allow_unused=True)
         return [torch.zeros_like(p) if own is None else own for p, own in zip(trained, found, strict=True)]

@@ -202,6 +202,7 @@ class Info(Part):
     privacy: dict[str, dict[str, Any]] = {}
     task_file: dict[str, Any] = {}
     output_rows: dict[str, list[str]] = {}
+    channels: dict[str, list[str]] = {}
     synthetic: Flag = False
 
 

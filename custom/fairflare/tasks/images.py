@@ -217,23 +217,28 @@ class ImageTask(Intensities, Fitted, Task):
         return self.names()
 
     def output_tensors(self) -> Sequence[str]:
-        """Return the names of the output layer's tensors; none if a softmax couples the outputs (exclusive classes).
-
-        The result is also empty if the network does not compute its outputs by a single layer.
-        """
+        """Return the names of the output layer's tensors; none for exclusive classes, or without such a layer."""
         if self.class_labels and not self.findings:
             return ()
-        import torch
-
         from fairflare.core.features.layers import output_tensors
 
-        model = outline_of(self)
-        inputs = torch.zeros(1, self.in_channels, *self.image_size, device=next(model.parameters()).device)
         try:
-            return output_tensors(model, inputs, len(self.names()))
+            return output_tensors(*self._outline(), len(self.names()))
         except Exception as error:  # a user's network may raise any error, and on the meta device it has no numbers
             log.info("the output layer is unknown: %s", in_one_line(error))
             return ()
+
+    def input_tensors(self) -> Sequence[str]:
+        from fairflare.core.features.layers import input_tensors
+
+        return input_tensors(*self._outline())
+
+    def _outline(self) -> tuple[torch.nn.Module, torch.Tensor]:
+        """Return the network, as a rule without numbers, and an input of zeros."""
+        import torch
+
+        model = outline_of(self)
+        return model, torch.zeros(1, self.in_channels, *self.image_size, device=next(model.parameters()).device)
 
     def open_site(self, site: str, settings: Mapping[str, Any]) -> SiteData:
         """Return the site's own images, or synthetic ones if the site's file asks for them or names no data.

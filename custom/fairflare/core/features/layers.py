@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from fairflare.base.checks import gathered
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +89,46 @@ def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[st
     ]  # a plain weight, and a single call
     own = [id(parameter) for module in whole for parameter in module._parameters.values()]
     return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own]
+
+
+def input_tensors(model: nn.Module, inputs: torch.Tensor) -> list[str]:
+    """Return the names of the weights that have a column (second axis) for each channel of a network's input.
+
+    They belong to the convolutions that are given the input itself. If another operation is given it, a channel has a
+    part in the network that is no column.
+
+    Args:
+        model: network; on the meta device nothing is computed.
+        inputs: input of the network, (1, channels, ...), on the same device.
+
+    Raises:
+        ValueError: the input is given to another operation, too; the message names it.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode, resolve_name
+
+    from fairflare.base.task import evaluating
+
+    names = gathered((id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False))
+    before, found = inputs._version, list[str]()
+
+    class GivenInput(TorchFunctionMode):
+        """Note the weights that meet the input, and raise an error for any other operation on it."""
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            values = (*args, *(kwargs or {}).values())
+            given = any(part is inputs for one in values for part in (one if isinstance(one, (list, tuple)) else [one]))
+            if given and isinstance(result, torch.Tensor) and (result is not inputs or inputs._version != before):
+                weight: Any = values[1] if func in (torch.conv1d, torch.conv2d, torch.conv3d) else None
+                if id(weight) not in names or weight.shape[1] != inputs.shape[1]:
+                    raise ValueError(f"its input is given to {resolve_name(func) or func}, not to convolutions alone")
+                found.extend(names[id(weight)])
+            return result
+
+    with evaluating(model), GivenInput():
+        model(inputs)
+    return list(dict.fromkeys(found))
 
 
 #: Last component of the tensor names of a batch norm's running statistics.

@@ -419,12 +419,16 @@ class Collector:
         return {site: training.num_steps for site, training in self._round.trained.items()}
 
     def _annotated(self, states: dict[str, State], weights_of: WeightsOf, **limits: Any) -> dict[str, State]:
-        """Return the sites' models, with output rows that only some sites annotate averaged over those sites."""
-        unlabelled = set(self.accepted).difference(self.labelled)
-        silent = tuple(sites and sites.union(unlabelled) for sites in self.context.rows.silent)
-        return replace(self.context.rows, silent=silent).of_annotators(
-            states, weights_of, self._round.received or {}, **limits
-        )
+        """Return the sites' models, with output rows and input columns averaged over the sites that own them."""
+        unlabelled, rows = set(self.accepted).difference(self.labelled), self.context.rows
+        rows = replace(rows, lacking=tuple(sites and sites.union(unlabelled) for sites in rows.lacking))
+        for slices in (rows, self.context.columns):
+            states = slices.of_owners(states, weights_of, self._round.received or {}, **limits)
+        return states
+
+    def bounded(self, weights: Mapping[str, float]) -> Mapping[str, float]:
+        """Return weights of some sites, which sum to 1, cut to the run's bounds."""
+        return self._influence.of_made(dict(weights))
 
     def _moved(self, change: State) -> State:
         with one_thread():

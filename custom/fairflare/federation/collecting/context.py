@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairflare.core.aggregation.low_rank import Products
-from fairflare.core.aggregation.output_rows import OutputRows
+from fairflare.core.aggregation.partial_slices import PartialSlices
 from fairflare.core.statistics.footing import Footing
 from fairflare.federation.plan.site_training import AtHome
 
@@ -20,7 +20,8 @@ class RunContext:
         reported: numbers that each site reported: images by split, and number of ``groups`` of people.
         facts: all facts that each site reported about its data.
         footing: compares sites that annotate different structures.
-        rows: averages output rows over the sites that annotate them.
+        rows, columns: average output rows over the sites that annotate them, and input columns over those that have the
+            channel.
         parameters: names of the trained parameters; ``None`` if the model is not known: dtypes and names of tensors
             then decide.
         frozen: names of tensors that no training changes.
@@ -31,7 +32,8 @@ class RunContext:
     reported: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     footing: Footing = field(default_factory=lambda: Footing({}))
-    rows: OutputRows = field(default_factory=OutputRows)
+    rows: PartialSlices = field(default_factory=PartialSlices)
+    columns: PartialSlices = field(default_factory=PartialSlices)
     parameters: frozenset[str] | None = None
     frozen: frozenset[str] = frozenset()
     products: Products | None = None

@@ -15,6 +15,7 @@ from fairflare.base.cases.resampling import MOST
 from fairflare.base.checks import number
 from fairflare.base.disk.files import safe_name
 from fairflare.base.settings import (
+    BelowOne,
     Flag,
     NonNegative,
     NonNegativeInt,
@@ -101,6 +102,8 @@ class RunSettings(Bounds):
         norm_statistics: ``"recalibrated"`` where the site half says so, else ``"average"``; not set by hand.
         min_cases: smallest number of cases that a site reports on: of a split, or of a class in it, with fewer only the
             update leaves, no metric, loss or number by class. A site's own setting holds where it is larger.
+        channel_drop: probability with which a site sets each channel of a training sample to 0, at least one stays, so
+            that the model also works where a channel is missing; default: 0.25 if a site lacks a channel, else 0.
         groups: attributes of people (``sex``, ``age``) that the datalists declare: the final test is measured for each
             of their groups too, from sums that leave the sites (``docs/groups.md``). By default nothing leaves.
         group_bins: number of bins of the histograms of probabilities from which a group's AUC is computed.
@@ -117,6 +120,7 @@ class RunSettings(Bounds):
         **{name: only_with(one.on) for one in (GROUPS, RETRAINING) for name in one.settings[1:]},
         "bootstrap": only_with("a primary metric that can be measured on drawn cases", fact=True),
         "exchange": only_with("a tensor that it leaves out", fact=True),
+        "channel_drop": only_with("a site whose cases have several channels", fact=True),
         "norm_statistics": only_with("a batch norm with running statistics", fact=True),
         "test_every": only_with("a round of such a number before the last one", fact=True),
         "test_last": only_with("a second round", fact=True),
@@ -182,6 +186,7 @@ class RunSettings(Bounds):
     test_every: NonNegativeInt = 0
     bootstrap: Annotated[NonNegativeInt, Field(le=MOST)] = 0
     min_cases: PositiveInt = 1
+    channel_drop: BelowOne | None = None
     groups: list[Annotated[str, Field(min_length=1)]] = field(default_factory=list)
     group_bins: Annotated[int, Field(strict=True, ge=2, le=1000)] = 100
     calibration_bins: Annotated[int, Field(strict=True, ge=2, le=100)] = 15

@@ -26,6 +26,7 @@ from fairflare.federation.record.journal import Journal
 from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.site.facts import (
     ANNOTATED,
+    CHANNELS,
     GLOBAL_LIST,
     MARKED,
     MARKED_CASES,
@@ -107,6 +108,11 @@ FIELDS = (
         keep="leave `structures` and `classes` out of the site's file",
     ),
     Field(
+        CHANNELS, "names", required=False,
+        doc="names of those of the run's channels that its cases have, where the run names channels",
+        reveals="which images its cases lack",
+    ),
+    Field(
         MEASURED, "names", required=False,
         doc="names of the findings that it measures: enough of its validation and test cases have and lack them",
         reveals="which findings occur at the site",
@@ -159,7 +165,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
     splits, counts = found.pop("splits") or [], found.pop("images") or []
     of_classes = [
         found[key] or ()
-        for key in ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, MEASURED, MARKED)
+        for key in ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, CHANNELS, MEASURED, MARKED)
     ]
     size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
     refuse_if(site, {
@@ -175,7 +181,7 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         if (value := found.get(field.name)) is not None and field.kind in SHOWN:
             found[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
-    rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, *COSTS)
+    rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, CHANNELS, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, *COSTS)
     found = {key: value for key, value in found.items() if value is not None or key not in rare}
     if MARKED in found:
         found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
@@ -322,16 +328,27 @@ class Check:
 
     @property
     def annotators(self) -> dict[str, list[str]]:
-        """Return the sites that annotate each structure, class or finding, in the order of the network's outputs.
+        """Return the sites that annotate each structure, class or finding; empty if all sites annotate all."""
+        return self._owners(ANNOTATED, lambda said: self.task.suited_to(_Said(said)).outcome_names())
 
-        The result is empty if all sites annotate all of them. A site whose file says nothing counts as annotating all.
+    @property
+    def channel_owners(self) -> dict[str, list[str]]:
+        """Return the sites whose cases have each channel; empty if all sites have all."""
+        return self._owners(CHANNELS, lambda said: map(str, self.task.channels or ()))
+
+    def _owners(self, key: str, names_of: Callable[[Mapping[str, Any]], Iterable[str]]) -> dict[str, list[str]]:
+        """Return the sites that have each of the task's parts, in the network's order; empty if all sites have all.
+
+        Args:
+            key: field of a report that names the parts that the site has; a site without the field has all.
+            names_of: function that returns the names of all parts for the report of a site.
         """
         found: list[tuple[str, list[str]]] = []
         for site, said in sorted(self.facts.items()):
-            names = [printable(name) for name in self.task.suited_to(_Said(said)).outcome_names()]
+            names = [printable(name) for name in names_of(said)]
             found += [(name, []) for name in names[len(found) :]]
             for name, (_, sites) in zip(names, found, strict=False):
-                if name in said.get(ANNOTATED, names):
+                if name in said.get(key, names):
                     sites.append(site)
         return dict(found) if any(len(sites) < len(self.facts) for _, sites in found) else {}
 
@@ -376,6 +393,13 @@ class Check:
                 f"{run.num_rounds - left + most:g} at most, or let the files of these sites have a larger epsilon or "
                 "more noise"
             )
+        needs = FEWEST + (isinstance(rule, TwoPhase) and not private)
+        for name, sites in {**self.annotators, **self.channel_owners}.items() if run.secure and run.num_rounds else ():
+            if 0 < len(sites) < needs:
+                yield (
+                    f"{name!r} is at {len(sites)} site(s) only ({', '.join(sites)}), and a secure sum of its weights "
+                    f"would show theirs: it needs {needs}. Leave it out of the task, or set secure=''"
+                )
         refused = {site: why for site, why in phase.left_out.items() if site not in phase.unheard}
         if len(phase.good) < least:
             yield (

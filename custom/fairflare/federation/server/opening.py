@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.acting import idle, needs_of
+from fairflare.base.own_errors import in_one_line
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Task, metric_name
-from fairflare.core.aggregation.output_rows import OutputRows
+from fairflare.core.aggregation.partial_slices import PartialSlices
 from fairflare.core.features.adapting import products_of
 from fairflare.federation.collecting.context import RunContext
 from fairflare.federation.collecting.phase import Exchange
@@ -24,6 +25,7 @@ from fairflare.federation.record.run_info import config_of, info_of
 from fairflare.federation.server.check import Check, check_present
 from fairflare.federation.server.first_model import FirstModel, first_model
 from fairflare.federation.server.retraining import Retraining
+from fairflare.federation.site.facts import CHANNELS
 from fairflare.methods.base.rule import MakesTensors, Rule, State, TwoPhase
 from fairflare.methods.fed_avg import WithoutReports
 from fairflare.methods.parts.classifier_retraining import of_classifier
@@ -74,8 +76,9 @@ class Opening:
         self.check.run(current_round)
         self._say_in_vain(first.facts)
         self._weigh_without_reports(run_facts)
+        rows, columns = self._slices(first)
         return current_round, state, RunContext(
-            reported=self.check.said, facts=self.check.facts, footing=self.check.footing, rows=self._rows(first),
+            reported=self.check.said, facts=self.check.facts, footing=self.check.footing, rows=rows, columns=columns,
             parameters=first.parameters, frozen=first.frozen, products=products_of(self.task), at_home=first.at_home,
         )  # fmt: skip
 
@@ -103,6 +106,8 @@ class Opening:
                 any(UNLABELLED in of for of in said) or (task.consistency == "teacher" and self.check.annotators),
             "a primary metric that can be measured on drawn cases":
                 task.primary.mean_of_images or type(task).resampled is not Task.resampled,
+            "a site whose cases have several channels":
+                any(len(own.get(CHANNELS, ())) > 1 for own in self.check.facts.values()),
             "a second round": run.num_rounds > 1,
             "a round of such a number before the last one": run.test_every < run.rounds_in_all,
         }))  # fmt: skip
@@ -137,14 +142,36 @@ class Opening:
             self.retraining.fall_back(fallback)
             self.journal.note(why, warning=True)
 
-    def _rows(self, first: FirstModel) -> OutputRows:
-        """Return how to average output rows where sites annotate different structures: over those that do."""
-        annotators = self.check.annotators if self.run.num_rounds else {}
-        outputs = self.task.output_tensors() if annotators else ()
-        tensors = [name for name in outputs if name not in first.at_home.tensors]
-        every = frozenset(self.check.facts)
-        partly = {name: sites for name, sites in annotators.items() if tensors and len(sites) < len(every)}
-        self.journal.store.update_info(output_rows=partly)
-        if annotators and not partly:
+    def _slices(self, first: FirstModel) -> list[PartialSlices]:
+        """Return how to average output rows and input columns: over the sites that annotate, or have the channel."""
+        annotators, channels = self.check.annotators, self.check.channel_owners
+        trains, every = self.run.num_rounds, frozenset(self.check.facts)
+        rows, columns = (
+            PartialSlices(
+                [name for name in tensors_of() if name not in first.at_home.tensors] if owners and trains else (),
+                tuple(every.difference(sites) for sites in owners.values()),
+                axis,
+            )
+            for axis, owners, tensors_of in (
+                (0, annotators, self.task.output_tensors), (1, channels, self.input_tensors),
+            )
+        )  # fmt: skip
+        partly = {name: sites for name, sites in annotators.items() if rows.tensors and len(sites) < len(every)}
+        self.journal.store.update_info(output_rows=partly, channels=channels)
+        if annotators and trains and not partly:
             self.transport.say("output rows are averaged over all sites, also those that do not annotate the structure")
-        return OutputRows(tensors, tuple(every.difference(sites) for sites in annotators.values()))
+        return [rows, columns]
+
+    def input_tensors(self) -> Sequence[str]:
+        """Return the names of the weights of the input's channels.
+
+        Raises:
+            ValueError: they are not known.
+        """
+        try:
+            return self.task.input_tensors()
+        except Exception as error:  # a user's network may raise any error
+            raise ValueError(
+                "a site lacks a channel, and the network's weights of each channel, which are averaged over the sites "
+                f"that have it, are not known: {in_one_line(error)}. Choose another network, or leave that site out"
+            ) from error

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fairflare.base.task import Task
 from fairflare.core.statistics.footing import in_brackets
 from fairflare.exchange.messages import (
+    CHANNEL_DROP,
     COMPARED,
     PATCHWISE,
     TASK_ANCHOR,
@@ -47,6 +48,7 @@ from fairflare.federation.site.replies import reasons
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsBeside, SendsParts, State, TwoPhase
 from fairflare.reporting.results import PhaseRecord, RoundRecord
 
+DROP = 0.25  # default of ``channel_drop`` where a site lacks a channel
 T = TypeVar("T")
 
 
@@ -130,6 +132,8 @@ class Rounds:
         self.collector = Collector(
             self.rule, folder, self.bounds, run.seed, place.models_in_memory, self.metrics, self.sums, context
         )
+        if self.sums is not None:
+            self.sums.slices, self.sums.bounded = (context.rows, context.columns), self.collector.bounded
         self.tests = ModelTests(
             self.task, run, place, context, ask=self._ask, asking=self.asking, roster=self.roster, journal=self.journal,
             files=self.files, check=self.check, sums=self.sums, staging=self.collector.staging,
@@ -264,6 +268,8 @@ class Rounds:
         told = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
         if self.journal.info.get("validation") and not whole:  # also where an earlier part of the run was validated so
             told[PATCHWISE] = True
+        if name == TASK_TRAIN and (self.settings.channel_drop or self.check.channel_owners):
+            told[CHANNEL_DROP] = DROP if self.settings.channel_drop is None else self.settings.channel_drop
         if name == TASK_VALIDATE and self.tests.final_test.footing.differs:
             told[COMPARED] = BySite({site: self.tests.final_test.footing.compared(site) for site in sites})
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None

@@ -10,11 +10,12 @@ such rounds sums are opened in groups of sites, so that what is wrong is confine
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from fairflare.base.checks import listed, printable, refuse_if
+from fairflare.core.aggregation.partial_slices import PartialSlices
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
 from fairflare.core.states import Made
@@ -40,12 +42,14 @@ from fairflare.privacy.sums.exposure import Limits, draw_groups, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE, hello_of, need
 from fairflare.privacy.sums.masks import (
     CLASS_GRADIENTS,
+    FIRST_OF_TWO,
     GROUPS,
     MEANS,
     NORMS,
     Addition,
     Question,
     SumSpoiled,
+    Table,
     digest,
 )
 from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
@@ -91,6 +95,9 @@ class SecureSums:
         self._asked: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[bytes, str], dict[tuple[str, ...], dict[str, State]]] = {}
         self._anchor: tuple[list[str], State] | None = None
+        #: Slices that not all sites own, known after the check, and what limits the weights of those that own one.
+        self.slices: Sequence[PartialSlices] = ()
+        self.bounded: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
         self.renew()
 
     def renew(self) -> None:
@@ -349,8 +356,42 @@ class SecureSums:
         opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None and not in_parts)
         table, columns = softened(table, opened, Limits().max_exposure)
         even |= {layout.layers[column] for column in columns}
+        least = FEWEST + (label in FIRST_OF_TWO or self._anchor is not None)
+        slices = self._slices(layout, table, least) if ring == TRAINED else ""
         label = MEANS[label] if in_parts else label
-        return Question(self.record.current_round, self.attempt, label, ring, self.model, table), layout
+        return Question(self.record.current_round, self.attempt, label, ring, self.model, table, slices), layout
+
+    def _slices(self, layout: Layout, table: Table, least: int) -> str:
+        """Return what :attr:`Question.slices` says, for slices (of a structure, a channel) that not all members own."""
+        found = [
+            (name, slices.axis, [
+                self._owners_weights({site: row[layout.columns[name]] for site, row in table.items()}, lacking, least)
+                for lacking in slices.lacking
+            ])
+            for slices in self.slices for name in slices.tensors if name in layout.columns
+        ]  # fmt: skip
+        few = sum(by_slice.count({}) for _, _, by_slice in found)
+        text = (
+            f"{few} slice(s) of tensors, of channels or structures that some sites lack, stay as they are: fewer than "
+            f"{least} sites of the round have them, or sums are opened in groups, so that one site's would be shown"
+        )
+        self.journal.warned([Warned("", "exposure", few, 0.0, text)] * bool(few), self.record)
+        return json.dumps(found) if any(own is not None for _, _, by_slice in found for own in by_slice) else ""
+
+    def _owners_weights(
+        self, weights: Mapping[str, float], lacking: Set[str], least: int
+    ) -> dict[str, float] | None:  # fmt: skip
+        """Return the owners' weights of a slice, equal where others would show a site's numbers; empty: not summed."""
+        owners = {site: weight for site, weight in weights.items() if site not in lacking and weight > 0}
+        if not lacking & weights.keys():
+            return None
+        if len(owners) < least or self.kept["parts"]:
+            return {}
+        total, even = sum(owners.values()), dict.fromkeys(owners, (1 / len(owners),))
+        own = self.bounded({site: weight / total for site, weight in owners.items()})
+        table = {site: (weight,) for site, weight in own.items()}
+        rows, _ = softened(table, [even] * (self._anchor is not None), Limits().max_exposure)
+        return {site: weight for site, (weight,) in rows.items()}
 
     def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
         """Return the rule's weights, made equal in layers in which they would show a single site's update.

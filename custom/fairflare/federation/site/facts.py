@@ -13,6 +13,7 @@ from fairflare.base.task import SPLIT_GLOBAL, SiteData, Task
 from fairflare.federation.site.sampling import STRUCTURE_SUPPORT, STRUCTURES
 
 GLOBAL_LIST, MASK_LABELS = "global_list", "mask_labels"
+CHANNELS = "channels"
 OTHER_IMAGES = "other_images"
 ANNOTATED, MEASURED, MARKED, MARKED_CASES = "annotated", "measured", "marked", "marked_cases"
 
@@ -59,7 +60,7 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
 
 
 def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> dict[str, Any]:
-    """Return the structures or classes that a site's file says are annotated, and the number of cases with each label.
+    """Return what a site's file says of labels and channels, and the number of cases with each label.
 
     Args:
         task: the task as the site learns it, with the names of structures or classes.
@@ -67,6 +68,8 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     """
     names = task.outcome_names()
     facts: dict[str, Any] = {} if data.annotated is None else {ANNOTATED: [names[k] for k in data.annotated]}
+    if data.channels is not None and task.channels:
+        facts[CHANNELS] = [task.channels[number] for number in data.channels]
     measured = measured_in(data, floor)
     if measured is not None and sends_classes:
         facts[MEASURED] = [names[k] for k in measured]

@@ -228,6 +228,7 @@ class LocalLoop:
         for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):
             run.untold = self._told is not None and at.num_steps + at.steps >= self._told
             run.batch = None if order is None else order[at.seen : at.seen + len(inputs)]
+            inputs = run.with_fewer_channels(inputs, run.epoch, at.steps)
             at.total = at.total + self._step(inputs, targets).double() * len(inputs)
             if at.steps % every == 0:
                 self._check_losses(at.total, at.num_steps + at.steps)

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from fairflare.base.cases.floor import Floor
 from fairflare.base.disk.files import save_torch, write_whole
 from fairflare.base.machine.computing import Computing, LossScale
+from fairflare.exchange.messages import CHANNEL_DROP
 
 if TYPE_CHECKING:
     from fairflare.base.task import SiteData, Task
@@ -205,6 +207,24 @@ class SiteRun:
     def floor(self) -> Floor:
         """Return the rule that decides which counts of the site's data may be reported."""
         return Floor(self.data, self.min_cases)
+
+    def with_fewer_channels(self, inputs: torch.Tensor, *step: int) -> torch.Tensor:
+        """Return a batch in which random channels of samples are 0, if the server asks for it; one always stays.
+
+        Args:
+            inputs: images, (n, channels, ...).
+            step: numbers of the step; with the run's seed they decide what is drawn.
+
+        Source:
+            Xu et al., "Feasibility and benefits of joint learning from MRI databases", MIDL 2024 (modality drop).
+        """
+        share, channels = self.directives.get(CHANNEL_DROP, 0.0), self.data.channels
+        if not share or not channels:
+            return inputs
+        drawn = torch.from_numpy(np.random.default_rng([self.seed, *step]).random((len(inputs), len(channels))))
+        factors = inputs.new_ones(inputs.shape[:2])
+        factors[:, channels] = ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True))).to(factors)
+        return inputs * factors.reshape(*factors.shape, *[1] * (inputs.ndim - 2))
 
     def on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor on the site's device; the copy to a GPU runs while the GPU computes."""

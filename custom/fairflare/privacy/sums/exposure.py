@@ -134,13 +134,19 @@ def check_table(
         # In a ring with more bits of fraction, the difference of two sums with nearly equal weights would reveal more.
         f"its numbers are to be integers of {question.ring}; use the same version at server and sites":
             question.ring != RINGS.get(question.vectors, BUFFERS),
-    }) or _shown(question, limits, opened)  # fmt: skip
+    }) or _shown(question, limits, opened, least)  # fmt: skip
     if problem:
         raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {problem}")
 
 
-def _shown(question: Question, limits: Limits, opened: Sequence[Table]) -> str:
+def _shown(question: Question, limits: Limits, opened: Sequence[Table], least: int) -> str:
     """Return why weights would show too much of a site's numbers, and what to do; an empty text if they do not."""
+    for own in (own for own in question.own_weights if own):
+        # Whoever is not named adds nothing to the slice: what a sum shows of it is a matter of the others alone.
+        tables = [{site: (weight,) for site, weight in own.items()}, *[dict.fromkeys(own, (1.0,))] * bool(opened)]
+        within = max(own.values()) <= limits.max_weight + SLACK and exposure(tables).max() <= limits.max_exposure
+        if len(own) < least or min(own.values()) <= 0 or abs(sum(own.values()) - 1) > SLACK or not within:
+            return f"a slice's weights {own} would show a site's numbers (it needs {least} sites); leave it out"
     weights = np.array([question.table[name] for name in question.members])  # (sites, layers)
     if not (np.isfinite(weights) & (weights >= 0)).all():
         return "a weight is below 0 or not finite; mend the method"

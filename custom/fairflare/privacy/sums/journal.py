@@ -67,6 +67,7 @@ class SumLog:
         row, ring, masks = question.table[self.site], question.ring, masks_of(question, pairs)
         rows, has = len(row), len(layout.layers)
         self._need(rows == has, question, f"the table has {rows} layers, its model {has}; use one model")
+        update = question.weighed(self.site, layout, update)
         sent, content, start, saturated = np.empty(layout.numbers, ring.words), hashlib.sha256(), 0, 0
         for name, shape in layout.shapes.items():
             tensor = update[name].detach()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from pydantic import TypeAdapter
 
+from fairflare.base.settings import Fraction
 from fairflare.core.states import Made
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields, need
@@ -29,6 +31,7 @@ MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_b
 BY_PART = {CLASS_GRADIENTS: "class", GROUPS: "group"}  # sums of parts that not every site has; value: what a part is
 FIRST_OF_TWO = ("anchor", "anchor_buffers")
 
+SLICES = TypeAdapter(list[tuple[str, Literal[0, 1], list[dict[str, Fraction] | None]]])
 _ZEROS = memoryview(bytes(8 * BLOCK))
 
 
@@ -46,6 +49,8 @@ class Question:
         ring: how numbers become integers.
         model: digest of what the sites received.
         table: weights of every member in each layer.
+        slices: in JSON, for each tensor of which some slices have weights of their own, its name, the axis along which
+            the slices lie, and by slice the sites' weights; null: those of its layer. A site that is not named has 0.
     """
 
     round: int
@@ -54,6 +59,7 @@ class Question:
     ring: Ring
     model: bytes
     table: Table
+    slices: str = ""
 
     def __post_init__(self) -> None:
         fits = {
@@ -64,6 +70,7 @@ class Question:
             "label": self.label in MEANS,
             "model": isinstance(self.model, bytes) and len(self.model) == SIZE,
             "table": _is_table(self.table),
+            "slices": isinstance(self.slices, str) and all(own.keys() <= self.table.keys() for own in self.own_weights),
         }
         for name, good in fits.items():
             need(good, ValueError(f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}"))
@@ -73,6 +80,16 @@ class Question:
     def members(self) -> list[str]:
         """Return the names of the sites whose numbers a secure sum adds up, sorted."""
         return sorted(self.table)
+
+    @property
+    def partial(self) -> Sequence[tuple[str, int, list[dict[str, float] | None]]]:
+        """Return what ``slices`` says."""
+        return SLICES.validate_json(self.slices or "[]")
+
+    @property
+    def own_weights(self) -> list[dict[str, float]]:
+        """Return the weights by site of each slice that has its own."""
+        return [own for _, _, by_slice in self.partial for own in by_slice if own is not None]
 
     @property
     def vectors(self) -> str:
@@ -112,7 +129,21 @@ class Question:
         number, bound = struct.Struct("<I").pack, struct.pack("<d", self.ring.bound)
         asked = (number(self.round), number(self.attempt), self.label.encode())
         ring = (number(self.ring.bits), number(self.ring.fraction), bound)
-        return hashlib.sha256(fields(MAGIC, b"sum", *asked, *ring, self.model, packed(self.table))).digest()
+        slices = [self.slices.encode()] if self.slices else []
+        return hashlib.sha256(fields(MAGIC, b"sum", *asked, *ring, self.model, packed(self.table), *slices)).digest()
+
+    def weighed(self, site: str, layout: Layout, update: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return a site's numbers, to be multiplied by the layers' weights, such that slices get their own weights."""
+        found = dict(update)
+        for name, axis, by_slice in self.partial:
+            tensor = found[name] = update[name].clone() if name in update else torch.empty(0)
+            why = f"field 'slices' has {len(by_slice)} of {name!r}, its model {tuple(tensor.shape)}; use one model"
+            need(tensor.shape[axis : axis + 1] == (len(by_slice),), SumRefused(site, why))
+            of_layer = self.table[site][layout.columns[name]]
+            for number, own in enumerate(by_slice):
+                if own is not None:
+                    tensor.select(axis, number).mul_(own.get(site, 0.0) / of_layer if of_layer else 0.0)
+        return found
 
 
 def _is_table(table: Table) -> bool:

@@ -120,6 +120,11 @@ def test_check_data_has_every_problem(tmp_path: Path) -> None:
     kinds = {*found, *found["problems"][0], *found["sites"][0]}
     assert documented("`check-data`") == kinds | {"width", "height", "images"}
     assert any("training0.png" in problem["text"] for problem in found["problems"])
+    for number in (1, 2):
+        (tmp_path / f"training{number}.png").write_bytes(b"no image")
+    (one,) = asked("check-data", tmp_path, code=1)["problems"]
+    assert " -- 2 more such: " in one["text"]
+    assert len(asked("check-data", tmp_path, "--all", code=1)["problems"]) == 3
 
 
 def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import Progress
 
+from fairflare.base.checks import gathered
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import file_in, sites_of
 from fairflare.cli.options import parse_settings
@@ -40,7 +41,7 @@ def check_data(
         list[str] | None, typer.Option("--set", help="KEY=VALUE of the task, such as num_classes=2; may be repeated.")
     ] = None,
     task_file: Annotated[Path | None, typer.Option(help="Python file with a class Task.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Every problem, not one line for each kind.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every problem, not one for each kind.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Read every image as training does, and list all problems. The exit code is 1 if training would fail."""
@@ -65,9 +66,8 @@ def check_data(
             for root in {str(own["state_root"]) for own in sites.values() if own.get("state_root")}:
                 _print_asked(Path(root))
         if as_json:
-            problems = [{"site": one.site, "text": one.text, "grave": one.grave} for one in report.problems]
             put(
-                usable=report.usable, grave=report.grave, problems=problems,
+                usable=report.usable, grave=report.grave, problems=[*_kinds(report.problems, every)],
                 sites=[_as_json(site, names) for site in report.sites], labels=report.labels, notes=told,
             )  # fmt: skip
         else:
@@ -134,14 +134,21 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
 _tell = partial(say, where=console)
 
 
+def _kinds(problems: Sequence[Any], every: bool) -> Iterator[dict[str, Any]]:
+    """Yield site, text and gravity of each kind of problem of a site, with names of images; ``every``: each problem."""
+    by_site = gathered(((not problem.grave, problem.site), (problem.about, problem.text)) for problem in problems)
+    for (note, site), own in sorted(by_site.items(), key=lambda one: one[0][0]):
+        for kind in [[one] for one in own] if every else grouped(own):
+            yield {"site": site, "text": _of_a_kind(kind), "grave": not note}
+
+
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
-    """Print a line for each kind of problem of a site, with names of images; ``every``: a line for each problem."""
-    by_site: dict[str, list[tuple[str, str]]] = {}
-    for problem in sorted(problems, key=lambda problem: not problem.grave):
-        where = f"{'problem' if problem.grave else 'note'}: {problem.site or 'all sites'}"
-        by_site.setdefault(where, []).append((problem.about, problem.text))
-    for where, own in by_site.items():
-        lines = [text for _, text in own] if every else [_of_a_kind(kind) for kind in grouped(own)]
+    """Print a line for each kind of problem of a site; ``every``: a line for each problem."""
+    of_site = gathered(
+        (f"{'problem' if one['grave'] else 'note'}: {one['site'] or 'all sites'}", one["text"])
+        for one in _kinds(problems, every)
+    )
+    for where, lines in of_site.items():
         if not every and len(lines) > MOST:
             lines = [*lines[:MOST], f"{len(lines) - MOST} more kinds; --all shows them"]
         for line in lines:

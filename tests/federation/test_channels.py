@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,13 @@ from fairflare.base.site_data import SiteData
 from fairflare.core.aggregation.tensor_mean import Aggregate
 from fairflare.core.features.layers import input_tensors
 from fairflare.federation.collecting.phase import RoundFailed
+from fairflare.federation.plan.plan import make_plan
+from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import SiteRun
+from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.notes import channel_notes, run_notes
+from fairflare.reporting.results import read_results
+from tests.tiny import document
 
 from ..unit.test_partial_slices import middle
 from .network import number
@@ -243,3 +251,53 @@ def test_sites_are_told_a_quarter_where_one_lacks_a_channel(tmp_path: Path) -> N
         assert [of.get("channel_drop") for of in directives] == [told] * 3
         others = [task.meta.get("directives", {}) for _, name, task in found.wire.asked if name != "train"]
         assert not any("channel_drop" in of for of in others)
+
+
+# ------------------------------------------------------------------------------------------------ files
+
+
+def volumes(folder: Path, names: list[str], **said: Any) -> dict[str, Any]:
+    """Write four volumes whose lesion is bright in the second channel, and return the site's block."""
+    rng = np.random.default_rng(ord(folder.name))
+    lists: dict[str, Any] = {"channels": names}
+    folder.mkdir(parents=True)
+    for number_of, split in enumerate(("training", "training", "validation", "test")):
+        label = np.zeros((32, 32, 32), np.uint8)
+        label[8:20, 8:20, 8:20] = 1
+        image = rng.random((32, 32, 32, len(names))).astype(np.float32)
+        image[..., -1] += label
+        entry = {"image": f"{number_of}.nii.gz", "label": f"{number_of}_label.nii.gz"}
+        for key, array in (("image", image), ("label", label)):
+            nibabel.save(nibabel.Nifti1Image(array, np.eye(4)), folder / entry[key])
+        lists.setdefault(split, []).append(entry)
+    (folder / "datalist.json").write_text(json.dumps(lists), encoding="utf-8")
+    return {"data_root": str(folder), **said}
+
+
+def test_a_run_waits_until_the_site_says_what_it_lacks(tmp_path: Path) -> None:
+    """Follow the refusal's remedy, and read what the run then says of channels."""
+    local = {name: volumes(tmp_path / name, ["T2w", "ADC"]) for name in ("A", "B")}
+    local["C"] = volumes(tmp_path / "C", ["T2w"])
+    settings = {"channels": ["T2w", "ADC"], "features": [4, 4, 8, 8, 8, 4], "patches": 1}
+    form: dict[str, Any] = {"task": "volume_segmentation", "sites": [*local], "num_rounds": 1, "settings": settings}
+    with pytest.raises(RoundFailed, match=r"site 'C': the channels of the site's cases are not"):
+        run_local(make_plan("fed_avg", **form), tmp_path / "refused", {"sites": local})
+    local["C"]["channels"] = ["T2w"]
+    results = run_local(make_plan("fed_avg", **form), tmp_path / "run", {"sites": local})
+    found = document(results)
+    assert found["info"]["channels"] == {"T2w": ["A", "B", "C"], "ADC": ["A", "B"]}
+    dice = {site: of["dice"] for site, of in found["test"].items()}
+    told = " ".join(run_notes(read_results(results)))
+    assert f"T2w, ADC: {(dice['A'] + dice['B']) / 2:.2f}"[:-1] in told
+    assert "(A, B); T2w: " in told
+
+
+def test_who_is_behind_with_fewer_channels_is_said() -> None:
+    info = Info(primary_metric="dice", sites=["A", "B", "C"], channels={"T2w": ["A", "B", "C"], "ADC": ["A", "B"]})
+    found = Results(info=info, test={"A": {"dice": 0.8}, "B": {"dice": 0.6}, "C": {"dice": 0.25}})
+    (means,) = channel_notes(found)
+    assert means.endswith("Mean Dice by channels: T2w, ADC: 0.700 (A, B); T2w: 0.250 (C).")
+    found.inequality.behind = ["A", "C"]
+    assert channel_notes(found)[1:] == ["Behind with fewer channels than others have: C."]
+    found.info.channels = {}
+    assert channel_notes(found) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from fairflare.base.checks import gathered, true_texts
@@ -33,7 +34,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     if results.test:
         tested = _of_models(results, metrics_of(results) if metric is None else [metric])
         if metric in (None, info.primary_metric):
-            tested += [*standing_notes(results), *personal_notes(results)]
+            tested += [*standing_notes(results), *channel_notes(results), *personal_notes(results)]
     absent = _left_out(results) or ["No site was left out of a round."] * bool(
         results.rounds and not attendance(results)
     )
@@ -52,6 +53,25 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
         *(["Warnings (worst round):", *warned] if warned else []),
         *([SYNTHETIC_NOTE] if info.synthetic else []),
     ]
+
+
+def channel_notes(results: Results) -> list[str]:
+    """Return sentences on sites whose images lack a channel: means by set of channels, and who is behind so."""
+    info, values = results.info, by_site_of(results, results.info.primary_metric)
+    by_set = gathered((tuple(c for c, own in info.channels.items() if site in own), site) for site in sorted(values))
+    means = "; ".join(
+        f"{', '.join(names) or 'none'}: {number(statistics.fmean(values[site] for site in sites))} ({', '.join(sites)})"
+        for names, sites in by_set.items()
+    )
+    fewer = [site for names, sites in by_set.items() if len(names) < len(info.channels) for site in sites]
+    behind = [site for site in fewer if site in results.inequality.behind]
+    return true_texts(
+        {
+            f"Not all sites' images have all channels, and each site is compared on what it has. Mean "
+            f"{in_words(info.primary_metric)} by channels: {means}.": fewer,
+            f"Behind with fewer channels than others have: {', '.join(behind)}.": behind,
+        }
+    )
 
 
 def without_notes(results: Results) -> list[str]:

@@ -46,6 +46,7 @@ FILES = 4  # of tests that are imported at once
 HANGS = 60  # seconds of the processor that no single test needs
 MEMORY = 8 << 30  # bytes that a test may hold
 FARTHER = 0.3  # what a mention of a module that imports the broken one counts, beside one of the broken one
+NETWORKS = {"e2e", "fuzz", "gpu"}  # folders of tests that start networks, or need a GPU
 LEFT_OUT = {"templates", "examples"}  # texts for users
 OTHER: dict[type[ast.AST], tuple[type[ast.AST], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
@@ -215,6 +216,8 @@ class Choice:
     def __init__(self) -> None:
         self.words: dict[Path, set[str]] = {}
         for path in sorted(TESTS.rglob("test_*.py")):
+            if path.parent.name in NETWORKS:
+                continue
             text = path.read_text(encoding="utf-8")
             self.words[path] = {*re.findall(r"\w+", text), *re.findall(r"\w+(?:\.\w+)+", text)}
         self.common = Counter(word for words in self.words.values() for word in words)
@@ -240,10 +243,12 @@ class Choice:
             weight *= FARTHER
         for name in change.around:
             weights[name] += 3
-        scores = Counter(
-            {path: sum(weights[word] / self.common[word] for word in words & weights.keys())
-             for path, words in self.words.items()}
-        )  # fmt: skip
+        named = {*re.findall(r"[a-z]{4,}", change.module)}
+        scores = Counter[Path]()
+        for path, words in self.words.items():
+            lists = sum(word.startswith("fairflare") for word in words)  # who names every module tests none
+            score = sum(weights[word] / self.common[word] for word in words & weights.keys())
+            scores[path] = (score + 2 * len(named & {*path.stem.split("_")})) / (1 + lists) ** 0.5
         return [path for path, score in scores.most_common() if score > 0]
 
 

@@ -1394,6 +1394,19 @@ def test_full_scratch_folder(
     layerwise_cka(*pairs["near"], images.split(6), memory=2**30, scratch=tmp_path)  # needs no scratch
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_scratch_disk_that_fills_up_is_named_at_once(tmp_path: Path) -> None:
+    """Write so little that it would stay in the file's buffer until the values are read."""
+    with closing(stored.Store(0, tmp_path)) as store:
+        with Path("/dev/full").open("wb") as full, pytest.raises(OSError, match=r"too small .*: 12 bytes needed"):  # noqa: PT012
+            store._file = full
+            try:
+                store.keep(torch.ones(3))
+            finally:
+                full.raw.close()
+        store._file = None
+
+
 class Watching(nn.Linear):
     """Record the allowed precision while the model runs."""
 

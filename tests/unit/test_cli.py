@@ -382,8 +382,11 @@ def test_other_mistakes_are_one_line(
         (["run", "fed_avg", "--dataset", "prostate"], "a synthetic phantom; `fairflare prepare` makes a folder"),
         (
             ["run", "fed_avg", "fed_lwr:lwr_lambda=1", "--rounds", "2", "--in-process"],
-            "Several methods are compared: fairflare compare fed_avg fed_lwr:lwr_lambda=1 --rounds 2",
+            "probably: fairflare compare fed_avg fed_lwr:lwr_lambda=1 --rounds 2",
         ),
+        (["list", "fed_avg"], "probably: fairflare describe fed_avg"),
+        (["report", "runs/a", "runs/b"], "probably: fairflare show runs/a runs/b"),
+        (["compare", "fed_avg,fed_lwr"], "rows are separated by spaces: fed_avg fed_lwr"),
         (["run", "--dry-run", "fed_avg"], "probably: fairflare export --out jobs fed_avg"),
         (["run", "fed_avg", "--epochs", "3"], "probably: fairflare run fed_avg --set local_epochs=3"),
         (["run", "fed_avg", "--lr=0.1", "--in-process"], "fairflare run fed_avg --set learning_rate=0.1 --in-process"),

@@ -69,7 +69,7 @@ def prepare(ctx: typer.Context) -> None:
     raise typer.Exit(prepare_data(ctx.args, prog="fairflare prepare"))
 
 
-app.command("list")(list_methods)
+app.command("list", cls=Command)(list_methods)
 for command in (
     describe,
     privacy,

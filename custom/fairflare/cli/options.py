@@ -73,6 +73,8 @@ SPELLED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("seeds",): ("compare: --seeds {}",),
     ("dry_run",): ("export: --out jobs",),
 }
+#: The commands that take further words, by those that do not.
+FOR_SEVERAL = {"run": "compare", "list": "describe", "report": "show"}
 HELP_ALL, SHORT = "--help-all", "fairflare.short_help"
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # class of typer's own copy of click, without a public name
 
@@ -262,9 +264,11 @@ def _meant(command: str, words: Sequence[str]) -> str:
             return f". --set wants KEY=VALUE: --set {word}={after}"
         if option == "--paper" and word not in experiments():
             return f". Papers that --paper knows by name: {', '.join(experiments())}."
-    if command == "run" and sum(word.partition(":")[0] in all_methods() for word in words) > 1:
+    if command in FOR_SEVERAL and (
+        command != "run" or sum(word.partition(":")[0] in all_methods() for word in words) > 1
+    ):
         line = shlex.join(word for word in words if word != "--in-process")
-        return f". Several methods are compared: fairflare compare {line}"
+        return f". Meant is probably: fairflare {FOR_SEVERAL[command]} {line}"
     return ""
 
 

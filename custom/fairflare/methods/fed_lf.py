@@ -88,7 +88,7 @@ METHODS = [
         rule=FedLF,
         training=LossProbe,
         source="Pan et al., AAAI 2024",
-        num_rounds=10,
+        num_rounds=15,
         small={"local_epochs": 1},  # its direction is made of gradients: long local training leaves it behind
     )
 ]

@@ -88,8 +88,7 @@ class Structured:
     def __call__(self, item: Item) -> Item:
         """Convert the mask of an item; for a sample without a label, zeros that are not used."""
         mask, file = item["label"], item["sample"].label
-        inside = self.inside(mask, {}) if file is None else self.structures(mask, str(file))
-        return {**item, "label": inside}
+        return {**item, "label": self.inside(mask, {}) if file is None else self.structures(mask, str(file))}
 
     def structures(self, mask: npt.NDArray[np.unsignedinteger[Any]], file: str) -> torch.Tensor:
         return self.inside(mask, self.meaning(counts_of(mask), file))

@@ -26,8 +26,7 @@ def policies(
     with user_errors():
         builder = SitePolicyBuilder(**(_arguments(project) if project else {}))
         for kit in kits:
-            name = builder.lay(kit)
-            say(f"{name}: policies are in {kit / 'local'}", console)
+            say(f"{builder.lay(kit)}: policies are in {kit / 'local'}", console)
 
 
 def _arguments(project: Path) -> dict[str, Any]:

@@ -79,10 +79,11 @@ def write_own(
     bad: list[tuple[str, str | Misfit]] = [
         (at_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
     ]
-    for case, problem in found:
-        unusable = "no finding of it is known for certain" if case.image in silent else problem
-        if not isinstance(unusable, Look):
-            bad.append((at_site(shown(case.image), case.site), unusable))
+    unusable: list[tuple[Item, str | Misfit]] = [
+        (case, "no finding of it is known for certain") for case in cases if case.image in silent
+    ]
+    unusable += [(case, problem) for case, problem in found if not isinstance(problem, Look)]
+    bad += [(at_site(shown(case.image), case.site), problem) for case, problem in unusable]
     if said := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", leave_out, notes):
         notes.append(said)
     refuse_empty({case.site for case in cases}, {case.site for case, _ in good})

@@ -197,8 +197,11 @@ def read_entry(text: str) -> Entry:
         ValueError: the text has no method, or a setting without ``=``, or a setting twice.
     """
     method, _, rest = text.partition(":")
-    if not method:
-        raise ValueError(f"a row is METHOD or METHOD:NAME=VALUE,NAME=VALUE, got {text!r}")
+    if problem := checks.first_of({
+        f"a row is METHOD or METHOD:NAME=VALUE,NAME=VALUE, got {text!r}": not method,
+        f"rows are separated by spaces: {method.replace(',', ' ')}": "," in method,
+    }):  # fmt: skip
+        raise ValueError(problem)
     found: dict[str, Any] = {}
     for item in _split(rest):
         name, equals, value = item.partition("=")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import Field as Range
 
 from fairflare.base.settings import PositiveInt, Share, field_names, settings
 from fairflare.core.states import Aggregate
-from fairflare.privacy.sums.exposure import Limits
 
 AUTO = "auto"
 # Default bounds of an exported job, whose sites run on several machines; docs/robustness.md gives the reasons.
@@ -57,14 +55,6 @@ class Bounds:
     def how(self) -> Aggregate:
         """Return how the sites' models are aggregated: by mean, median or trimmed mean."""
         return Aggregate(self.aggregate) if self.trim is None else Aggregate(self.aggregate, self.trim)
-
-
-B = TypeVar("B", bound=Bounds)
-
-
-def with_sums(run: B) -> B:
-    """Return bounds for a run with secure sums, in which no weight may show a site's update."""
-    return run if run.max_weight is not None else replace(run, max_weight=Limits().max_weight)
 
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:

@@ -42,8 +42,6 @@ OPTIONS = {"sites": "--sites", "phase_timeout": "--timeout"} | {
     for name, of in BY_OPTION.items()
 }
 OPTIONS |= {words.strip("-"): words for words in OPTIONS.values() if words}
-PLAIN = RunSettings()  # of a run without any given setting
-LAST_FIVE = {"test_last": 5}  # published settings report the last five models
 #: Names of settings that each site sets itself, in its local/fairflare.json, and that ``--set`` therefore refuses.
 OF_SITES = ("device", "data_root", "datalist", "num_threads", "num_workers", "min_cases", "cache_bytes", "phantom")
 
@@ -94,31 +92,12 @@ def plan_of(request: RunRequest) -> Plan:
             range or given twice, or a bundle cannot be used.
     """
     chosen = choose_method_and_task(request)
-    routed = route(request, chosen, usual_settings(request, chosen))
-    parts = build_parts(request, chosen, routed)
-    check_parts(request, chosen, parts)
-    bundle = None if request.monai_bundle is None else Path(request.monai_bundle).expanduser()
-    return Plan(
-        method=chosen.method,
-        task=parts.task,
-        rule=parts.rule,
-        training=parts.training,
-        run=parts.run,
-        sites=routed.sites,
-        task_file=chosen.file,
-        lacks=() if request.small else _lacks(chosen.model, chosen.published, routed.sites),
-        paper=chosen.published,
-        script=request.script,
-        monai_bundle=bundle,
-        brought=tuple(_in_words(parts.brought, build(chosen.method.training, parts.of_method))),
-        instead=tuple(
-            f"{name}={getattr(parts.training, name)!r} (its own: {value!r})"
-            for name, value in parts.of_method.items()
-            if chosen.model is not chosen.method
-            and name not in request.settings
-            and getattr(parts.training, name, value) != value
-        ),
-    )
+    usual = usual_settings(request, chosen)
+    settings = route(request, chosen, usual)
+    run, sites = run_and_sites(request, chosen, usual)
+    plan, alone = build_parts(request, chosen, run, sites, settings)
+    check_parts(request, chosen, plan, alone)
+    return plan
 
 
 # ------------------------------------------------------------------------------------------------ method and task
@@ -210,31 +189,16 @@ def usual_settings(request: RunRequest, chosen: Chosen) -> dict[str, Any]:
     return {name: value for name, value in usual.items() if name.partition(".")[0] not in taken}
 
 
-@dataclass(frozen=True)
-class Routed:
-    """Store the settings of each part of a run, the user's over the usual ones.
-
-    Attributes:
-        run: settings of the run.
-        sites: names of the sites; ``None`` for every connected site.
-        rule, training, task: settings by name.
-    """
-
-    run: RunSettings
-    sites: list[str] | None
-    rule: dict[str, Any]
-    training: dict[str, Any]
-    task: dict[str, Any]
+Settings = dict[str, Any]
 
 
-def route(request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]) -> Routed:
-    """Return the settings of each part of a run.
+def route(request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]) -> tuple[Settings, Settings, Settings]:
+    """Return the settings of rule, training and task: the user's over the usual ones.
 
     Raises:
-        ValueError: no part has such a setting, or the run has fewer sites than a round needs.
+        ValueError: no part has such a setting.
     """
     method = chosen.method
-    usual_run = {name: value for name, value in usual.items() if name in LIKE_SETTINGS}
     wanted = {name: value for name, value in {**usual, **request.settings}.items() if name not in LIKE_SETTINGS}
     rule, training, task = route_settings(wanted, method, chosen.task_class)
     keeps = method.learns if chosen.model is method and chosen.kind == method.task else method.keeps
@@ -244,81 +208,83 @@ def route(request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]) -> Rout
         if chosen.can_learn and (part := name.partition(".")[0]) in keeps and part in field_names(chosen.task_class)
         and task.get(part, method.learns.get(part)) == method.learns.get(part)
     }  # fmt: skip
+    return rule, training, {**of_method, **task}
+
+
+def run_and_sites(
+    request: RunRequest, chosen: Chosen, usual: Mapping[str, Any]
+) -> tuple[RunSettings, list[str] | None]:
+    """Return the settings of the run, and the names of its sites; ``None`` for every connected site.
+
+    The user's settings hold, else those of a given run, else the usual ones.
+
+    Raises:
+        ValueError: a value is out of range, or the run has fewer sites than a round needs.
+    """
+    method, names = chosen.method, {"label": chosen.method.name, "method": chosen.method.name}
+    by_name = {name: value for name, value in request.settings.items() if name in LIKE_SETTINGS}
+    wanted = {name: value for name, value in {**request.options, **by_name}.items() if value is not None}
+    kept = {name: value for name, value in usual.items() if name in LIKE_SETTINGS}
+    last = {} if chosen.published is None else {"test_last": 5}  # papers' settings report the last five models
+    base = {"num_rounds": chosen.length.num_rounds, **names, **last, **method.run, **kept}
+    if request.run is not None:  # the given run's settings, except its names and those that the method needs (cRT)
+        given, plain = ({k: getattr(of, k) for k in field_names(RunSettings)} for of in (request.run, RunSettings()))
+        base = given | {key: value for key, value in {**names, **method.run}.items() if given[key] == plain[key]}
+    run = RunSettings(**{**base, **wanted})
     sites = site_list(chosen.length.num_sites if request.sites == 0 else request.sites)
-    dealt = dealt_to(chosen.length.num_sites if sites is None else len(sites), chosen.task_class)
-    run = _run_settings(request, chosen, usual_run)
     if sites is not None and run.min_sites > len(sites):
         with_sums = " (with secure sums at least 3)" * bool(run.secure)
         raise ValueError(f"min_sites={run.min_sites}{with_sums}, but the job has {len(sites)} site(s)")
-    return Routed(run, sites, rule, training, {**dealt, **of_method, **task})
-
-
-def _run_settings(request: RunRequest, chosen: Chosen, usual_run: Mapping[str, Any]) -> RunSettings:
-    """Return the settings of the run: the user's, else those of a given run, else the usual ones."""
-    method, published = chosen.method, chosen.published
-    by_name = {name: value for name, value in request.settings.items() if name in LIKE_SETTINGS}
-    wanted = {name: value for name, value in {**request.options, **by_name}.items() if value is not None}
-    named = {"label": method.name, "method": method.name}
-    usual = {"num_rounds": chosen.length.num_rounds, **named, **({} if published is None else LAST_FIVE)}
-    usual |= {**method.run, **usual_run}
-    if request.run is not None:  # the given run's settings, except its names and those that the method needs (cRT)
-        given, plain = ({key: getattr(run, key) for key in field_names(RunSettings)} for run in (request.run, PLAIN))
-        needed = {**named, **method.run}
-        usual = {**given, **{key: value for key, value in needed.items() if given[key] == plain[key]}}
-    return RunSettings(**{**usual, **wanted})
+    return run, sites
 
 
 # ------------------------------------------------------------------------------------------------ parts
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Store the built parts of a run.
+def build_parts(
+    request: RunRequest, chosen: Chosen, run: RunSettings, sites: list[str] | None,
+    settings: tuple[Settings, Settings, Settings],
+) -> tuple[Plan, LocalTraining]:  # fmt: skip
+    """Return the plan, whose parts are built from their settings where they are not given as objects.
 
-    Attributes:
-        task, rule, training, run: the parts.
-        of_method: settings of the training that belong to the method.
-        brought: settings of the training that the task prescribes.
-        alone: the training with the method's own settings, without those of ``train_like``.
-    """
-
-    task: Task
-    rule: Rule
-    training: LocalTraining
-    run: RunSettings
-    of_method: dict[str, Any]
-    brought: dict[str, Any]
-    alone: LocalTraining
-
-
-def build_parts(request: RunRequest, chosen: Chosen, routed: Routed) -> Parts:
-    """Return the parts of a run, built from their settings, where they are not given as objects.
+    With ``train_like`` a method could lose its own loss and still keep its name. So a task that the method's own site
+    half refuses is refused with the other method's settings, too: the second object is the training without those.
 
     Raises:
         ValueError: a value is out of range, or rule and training have different values of a setting.
     """
-    method = chosen.method
-    task = _task(request, chosen, routed.task)
+    method, (of_rule, of_training, of_task) = chosen.method, settings
+    dealt = dealt_to(chosen.length.num_sites if sites is None else len(sites), chosen.task_class)
+    task = _task(request, chosen, {**dealt, **of_task})
     of_method = {name: value for name, value in method.site.items() if name not in request.instead_of_epochs}
     known = (*request.settings, *method.keeps)
     brought = {k: v for k, v in task.training_settings(request.settings).items() if k not in known}
     shared = {k: v for k, v in brought.items() if k in field_names(method.rule)}  # such as q-FedAvg's learning_rate
     with_rule = shared_values(method.training, request.rule)
     with_training = shared_values(method.rule, request.training)
-    rule = request.rule or build(method.rule, {**method.server, **routed.rule, **shared, **with_training})
-    training = request.training or build(method.training, {**of_method, **routed.training, **brought, **with_rule})
+    rule = request.rule or build(method.rule, {**method.server, **of_rule, **shared, **with_training})
+    training = request.training or build(method.training, {**of_method, **of_training, **brought, **with_rule})
     check_shared(rule, training)
-    rule.check_run(routed.run.num_rounds, None)
-    run, alone = routed.run, training
-    if training.norm_statistics == "recalibrated":
-        run = replace(run, norm_statistics="recalibrated")
-    # With ``train_like`` a method could lose its own loss and still keep its name. So a task that the method's own site
-    # half (``alone``) refuses is refused with the other method's settings, too.
+    rule.check_run(run.num_rounds, None)
+    alone = training
     if chosen.model is not method and type(training) is method.training:
         by_user = {name: value for name, value in request.settings.items() if name not in LIKE_SETTINGS}
         by_user = route_settings(by_user, method, chosen.task_class)[1]
         alone = build(method.training, {**of_method, **by_user, **brought, **with_rule})
-    return Parts(task, rule, training, run, of_method, brought, alone)
+    if training.norm_statistics == "recalibrated":
+        run = replace(run, norm_statistics="recalibrated")
+    instead = (
+        f"{name}={getattr(training, name)!r} (its own: {value!r})"
+        for name, value in (of_method if chosen.model is not method else {}).items()
+        if name not in request.settings and getattr(training, name, value) != value
+    )
+    bundle = None if request.monai_bundle is None else Path(request.monai_bundle).expanduser()
+    lacks = () if request.small else _lacks(chosen.model, chosen.published, sites)
+    in_words = tuple(_in_words(brought, build(method.training, of_method)))
+    return Plan(
+        method, task, rule, training, run, sites, chosen.file, lacks, chosen.published, request.script, bundle,
+        in_words, tuple(instead),
+    ), alone  # fmt: skip
 
 
 def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> Task:
@@ -335,49 +301,50 @@ def _task(request: RunRequest, chosen: Chosen, settings: Mapping[str, Any]) -> T
 # ------------------------------------------------------------------------------------------------ checks
 
 
-def check_parts(request: RunRequest, chosen: Chosen, parts: Parts) -> None:
+def check_parts(request: RunRequest, chosen: Chosen, plan: Plan, alone: LocalTraining) -> None:
     """Check that the user's settings have an effect, and that the parts of a run fit each other.
 
     Raises:
         ValueError: a setting would do nothing, or parts do not fit; the message says why.
     """
-    whose, components = f"method {chosen.method.name!r}", (parts.rule, parts.training, parts.task, parts.run)
+    whose, components = f"method {chosen.method.name!r}", (plan.rule, plan.training, plan.task, plan.run)
     by_hand = {**{k: v for k, v in request.options.items() if k in LIKE_SETTINGS}, **request.settings}
     if vain := list(idle(components, by_hand)):
         raise ValueError(f"{whose}: {'; '.join(vain)}")
-    several = " of several findings an image" * bool(parts.task.findings)
+    several = " of several findings an image" * bool(plan.task.findings)
     lacks = "" if chosen.can_learn and not several else f" cannot learn {chosen.kind}{several}"
     facts = facts_of(
-        parts.run, parts.rule, parts.training, None if request.shown else parts.task,
+        plan.run, plan.rule, plan.training, None if request.shown else plan.task,
         script=request.script is not None, whose=f"{whose}{lacks}: ",
         other="; or choose another task or method" * bool(lacks),
     )  # fmt: skip
-    check = partial(_check_together, facts, parts, shown=request.shown)
-    if request.apart and parts.run.exchange != ALL:
-        in_child(check, before=brings(parts.task))
+    check = partial(_check_together, facts, plan, alone, shown=request.shown)
+    if request.apart and plan.run.exchange != ALL:
+        in_child(check, before=brings(plan.task))
     else:
         check()
 
 
-def _check_together(facts: dict[str, Any], parts: Parts, *, shown: bool) -> None:
+def _check_together(facts: dict[str, Any], plan: Plan, alone: LocalTraining, *, shown: bool) -> None:
     """Check that parts fit each other and the task's network, which may be built for the check.
 
     Args:
         facts: facts about the run, for the table of its aspects; with the sites' own scripts neither rule nor training
             is checked.
-        parts: the parts.
+        plan: the plan.
+        alone: the training without settings of ``train_like``.
         shown: whether to leave out checks that need the network.
 
     Raises:
         ValueError: parts do not fit; the message says why.
     """
     if not shown:
-        parts.task.check()
+        plan.task.check()
     try:
         if not facts["script"]:
-            parts.training.check_task(parts.task)
-            parts.alone.check_task(parts.task)
-            parts.rule.check_run(parts.run.num_rounds, None if shown else parts.task)
+            plan.training.check_task(plan.task)
+            alone.check_task(plan.task)
+            plan.rule.check_run(plan.run.num_rounds, None if shown else plan.task)
     except ValueError as error:
         raise ValueError(f"{facts['whose']}{error}{facts['other']}") from error
     refuse(facts)

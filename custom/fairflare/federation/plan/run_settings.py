@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
@@ -202,6 +202,13 @@ class RunSettings(Bounds):
     def rounds_in_all(self) -> int:
         """Return the number of all rounds, with those that retrain the classifier alone."""
         return self.num_rounds + self.crt_rounds
+
+    def bounded(self) -> RunSettings:
+        """Return these settings, with secure sums bounded so that no weight shows a site's update."""
+        from fairflare.privacy.sums.exposure import Limits
+
+        weight = self.max_weight or (Limits().max_weight if self.secure else None)
+        return self if weight == self.max_weight else replace(self, max_weight=weight)
 
     def tests(self, current_round: int) -> bool:
         """Return whether a round's model is tested after the round (not the last one, which the final test covers)."""

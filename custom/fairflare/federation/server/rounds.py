@@ -33,7 +33,6 @@ from fairflare.federation.collecting.phase import RoundFailed as RoundFailed
 from fairflare.federation.collecting.phase import Stopped as Stopped
 from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Listener, Transport
-from fairflare.federation.plan.bounds import with_sums
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, RunSettings
 from fairflare.federation.record.experiment import Experiment, writing
 from fairflare.federation.record.journal import Journal
@@ -79,7 +78,7 @@ class Rounds:
         self.journal = Journal(folder, transport, listeners, metric, apart=place.spares_memory(run))
         self.metrics = task.by_name()  # metrics of classes that the sites name are added by the check
         self.files = model_files(task, rule, run, place.run_dir, lambda: self.journal.info)
-        self.bounds = with_sums(run) if run.secure else run
+        self.bounds = run.bounded()
         self.roster = Roster(transport, run.max_missed, run.min_sites)
         self.retraining = Retraining(rule, run)
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)

@@ -251,7 +251,8 @@ ASPECTS = (
     AGGREGATES, TRIM, SCRIPTS, RETRAINING, PRODUCTS, SUMS, GROUPS, UNLABELLED, NORMS, FINETUNING, PRIVATE, GLOBAL_TEST,
     CLINICAL, SAMPLING,
 )  # fmt: skip
-#: Further phases of a round, of aspects; and names of all aspects' settings in a site's own file.
+#: Settings of the run that are copied from the training; further phases of a round; all keys of a site's own file.
+COPIED = tuple(one.on for one in ASPECTS if one.copied)
 PHASES = tuple(name for one in ASPECTS for name in one.phases)
 SITE_KEYS = tuple(name for one in ASPECTS for name in one.site_keys)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fairflare.base.aspect import ASPECTS
+from fairflare.base.aspect import COPIED
 
 if TYPE_CHECKING:  # the command line must be quick, and these load PyTorch
     from fairflare.base.task import Task
@@ -88,12 +88,9 @@ class RunRequest:
         """Return the request with these values by name; names that are no field of it are settings of the run."""
         known = {one.name for one in fields(cls)}
         options = {name: value for name, value in wanted.items() if name not in known}
-        settings = dict(wanted.get("settings") or {})
-        for one in ASPECTS if options else ():
-            if one.copied and (value := options.pop(one.on, None)) is not None:
-                settings[one.on] = value  # a setting of the training, which the run copies
-        values = {name: value for name, value in wanted.items() if name in known}
-        return cls(**{**values, "settings": settings, "options": options})
+        copied = {name: value for name in COPIED if (value := options.pop(name, None)) is not None}
+        settings = {**(wanted.get("settings") or {}), **copied}
+        return cls(**{**{k: v for k, v in wanted.items() if k in known}, "settings": settings, "options": options})
 
     @property
     def task_object(self) -> Task | None:

@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
-from fairflare.base.aspect import ASPECTS
+from fairflare.base.aspect import COPIED
 from fairflare.base.checks import nearest
 from fairflare.base.described import described, meanings, typed
 from fairflare.base.settings import Part, choices, field_names
@@ -135,7 +135,7 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
             _parameter(name, declared[name].annotation, declared[name].default),
             of_recipe[name].replace("`", "``"),
         )
-    hidden = ("label", "method", *(one.on for one in ASPECTS if one.copied))  # copied: settings of the site half
+    hidden = ("label", "method", *COPIED)
     yield from (found for found in _settings(quick.run, paper.run) if found[0] not in hidden)
     yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
     for part in ("rule", "training", "task"):

@@ -132,7 +132,7 @@ class Rounds:
             self.rule, folder, self.bounds, run.seed, place.models_in_memory, self.metrics, self.sums, context
         )
         if self.sums is not None:
-            self.sums.slices, self.sums.bounded = (context.rows, context.columns), self.collector.bounded
+            self.sums.know((context.rows, context.columns), self.collector.bounded)
         self.tests = ModelTests(
             self.task, run, place, context, ask=self._ask, asking=self.asking, roster=self.roster, journal=self.journal,
             files=self.files, check=self.check, sums=self.sums, staging=self.collector.staging,

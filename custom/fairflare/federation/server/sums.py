@@ -50,7 +50,9 @@ from fairflare.privacy.sums.masks import (
     Question,
     SumSpoiled,
     Table,
+    additions_for,
     digest,
+    opened_by,
 )
 from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
 from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
@@ -95,10 +97,12 @@ class SecureSums:
         self._asked: dict[str, dict[str, Any]] = {}
         self._done: dict[tuple[bytes, str], dict[tuple[str, ...], dict[str, State]]] = {}
         self._anchor: tuple[list[str], State] | None = None
-        #: Slices that not all sites own, known after the check, and what limits the weights of those that own one.
-        self.slices: Sequence[PartialSlices] = ()
-        self.bounded: Callable[[Mapping[str, float]], Mapping[str, float]] = dict
+        self.know((), dict)
         self.renew()
+
+    def know(self, slices: Sequence[PartialSlices], bounded: Callable[..., Mapping[str, float]]) -> None:
+        """Store which slices not all sites own, and what limits the weights of those that own one."""
+        self.slices, self.bounded = slices, bounded
 
     def renew(self) -> None:
         """Have the sites agree on new keys before the next sum; a resumed job has new keys too."""
@@ -433,7 +437,7 @@ class SecureSums:
         done = self._done.setdefault((self.model, label), {})
         totals, keys = dict[str, dict[str, Addition]](), dict[str, dict[str, bytes]]()
         for part in (part for part in parts if tuple(part) not in done):
-            totals |= dict.fromkeys(part, _additions(asked, part if dealt else None))
+            totals |= dict.fromkeys(part, additions_for(asked, part if dealt else None))
         every = {id(of): of for of in totals.values()}.values()  # those of a part's sites are one object
         plain = [total.question.plain() for additions in every for total in additions.values()]
         asking = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
@@ -466,7 +470,7 @@ class SecureSums:
             pause *= 2
         for part in (part for part in parts if keys.keys() >= part.keys()):
             try:
-                done[tuple(part)] = _opened_by(totals[min(part)], {site: keys[site] for site in part})
+                done[tuple(part)] = opened_by(totals[min(part)], {site: keys[site] for site in part})
             except SumSpoiled as error:
                 if not dealt:
                     raise SumLost(f"round {number}: {error}") from error
@@ -546,21 +550,6 @@ class SecureSums:
 
 def _sites(weights: Mapping[str, Any]) -> list[str]:
     return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
-
-
-def _additions(asked: Sequence[tuple[Question, Layout]], part: Mapping[str, float] | None) -> dict[str, Addition]:
-    """Return an addition for each question; ``part``: weights of a group's sites, in place of the question's table."""
-    return {
-        question.label: Addition(question if part is None else replace(question, table={
-            site: (weight,) * len(question.table[site]) for site, weight in part.items()
-        }), layout)
-        for question, layout in asked
-    }  # fmt: skip
-
-
-def _opened_by(totals: Mapping[str, Addition], keys: Mapping[str, Mapping[str, bytes]]) -> dict[str, State]:
-    """Return the opened sums of a group of sites; ``keys``: of each site, the key of its own mask by sum."""
-    return {label: total.opened({site: of[label] for site, of in keys.items()}) for label, total in totals.items()}
 
 
 def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:

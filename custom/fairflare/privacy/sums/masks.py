@@ -6,7 +6,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from pydantic import TypeAdapter
 
 from fairflare.base.settings import Fraction
-from fairflare.core.states import Made
+from fairflare.core.states import Made, State
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields, need
 from fairflare.privacy.sums.ring import BLOCK, Layout, Ring, Words
@@ -256,3 +256,18 @@ class Addition:
             return torch.from_numpy(part.view(f"<i{ring.bits // 8}") * 2.0**-ring.fraction).reshape(shapes[name])
 
         return Made(shapes, make)
+
+
+def additions_for(asked: Sequence[tuple[Question, Layout]], part: Mapping[str, float] | None) -> dict[str, Addition]:
+    """Return an addition for each question; ``part``: weights of a group's sites, in place of the question's table."""
+    return {
+        question.label: Addition(question if part is None else replace(question, table={
+            site: (weight,) * len(question.table[site]) for site, weight in part.items()
+        }), layout)
+        for question, layout in asked
+    }  # fmt: skip
+
+
+def opened_by(totals: Mapping[str, Addition], keys: Mapping[str, Mapping[str, bytes]]) -> dict[str, State]:
+    """Return the opened sums of a group of sites; ``keys``: of each site, the key of its own mask by sum."""
+    return {label: total.opened({site: of[label] for site, of in keys.items()}) for label, total in totals.items()}

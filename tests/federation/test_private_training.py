@@ -399,6 +399,32 @@ def test_a_delta_that_means_nothing_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("images", "given", "delta"),
+    [
+        (9, None, 1e-5), (10_000, None, 1e-5), (20_000, None, 5e-6),  # the less of 1e-5 and 1 / (10 n)
+        (9, 0.1, 0.1), (10, 0.1, None), (9, 1e-7, 1e-7),  # below 1 / n
+    ],
+)  # fmt: skip
+def test_delta_is_less_than_one_image_s_share(
+    images: int, given: float | None, delta: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look at what a check of the budget asks the ledger: one step of DP-SGD, at the rate of one image."""
+    asked: list[Any] = []
+    monkeypatch.setattr(ledger.Ledger, "lasts", lambda self, cases, spending, most, **_: asked.append((spending, most)))
+    data: Any = SimpleNamespace(
+        cases=lambda split: [], num_samples=lambda split: images, identities=lambda split: range(images)
+    )
+    private = policy.Private("s", policy.PrivacySettings(epsilon=3.0, delta=given, noise=1.5, clip=0.7), tmp_path)
+    if delta is None:
+        with pytest.raises(ledger.Refused, match=rf"delta must lie between 0 and 1/{images} .* got {given:g}"):
+            private.check_budget(data)
+        return
+    private.check_budget(data)
+    wanted = ledger.Spending("train", "image", images, 1.5, 1 / images, 1, 0.7, 3.0, pytest.approx(delta, rel=1e-12))
+    assert asked == [(wanted, 1)]
+
+
 def test_a_spent_budget_ends_the_site_s_training_over_jobs(tmp_path: Path) -> None:
     state = initial(ClassificationTask(**PICTURES))
     first = site(tmp_path, own={"epsilon": 10.0})

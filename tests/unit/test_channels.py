@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ import torch
 
 from fairflare.base.task import SiteData
 from fairflare.data.datalist import DataError
+from fairflare.data.preparers import prepare_volumes
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 SHAPE = (32, 32, 32)
 NAMES = ["T2w", "ADC"]
+LIES = np.array([[1.0, 0, 0, -12], [0, 1, 0, -20], [0, 0, 2, -30], [0, 0, 0, 1]])
 BOX = (slice(8, 20), slice(10, 18), slice(6, 16))
 
 
@@ -36,7 +39,7 @@ def body(seed: int, shape: Sequence[int] = SHAPE) -> npt.NDArray[np.float32]:
 def pictures(seed: int, count: int = 2) -> list[npt.NDArray[np.float32]]:
     """Draw channels of one body: each shows its parts in another contrast, with noise of its own."""
     one = body(seed)
-    curves = (lambda x: x, lambda x: np.exp(-2 * x), np.sqrt, lambda x: np.sin(2 * x) + 1)
+    curves = (lambda x: x, lambda x: np.exp(-2 * x), lambda x: np.sin(6 * x), lambda x: np.cos(9 * x))
     rng = np.random.default_rng(seed + 1000)
     return [
         (100 * curve(one) + rng.normal(0, 0.5, SHAPE)).astype(np.float32) for curve in curves[:count]
@@ -45,7 +48,8 @@ def pictures(seed: int, count: int = 2) -> list[npt.NDArray[np.float32]]:
 
 def saved(path: Path, values: npt.NDArray[Any], affine: Any = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(values, np.diag([1.0, 1, 2, 1]) if affine is None else affine), path)
+    image = nibabel.Nifti1Image(values, LIES if affine is None else None if affine is PLACELESS else affine)
+    nibabel.save(image, path)
     return path
 
 
@@ -168,3 +172,225 @@ def test_nothing_else_is_accepted(tmp_path: Path, image: Any, channels: Any, pro
     with pytest.raises(DataError, match=problem) as raised:
         inputs(settings, channels=names)
     assert "site 'A'" in str(raised.value)
+
+
+# --- prepare ----------------------------------------------------------------------------------------------
+
+
+CASES = 4
+KINDS = ("nnunet", "decathlon", "bids", "csv", "names")
+WORDS = ("T2w", "ADC", "DWI", "DCE")
+
+
+def tree(
+    folder: Path, kind: str, count: int = 2, change: Any = lambda case, drawn: drawn, cases: int = CASES, start: int = 0
+) -> dict[str, Any]:
+    """Write a source of cases with several images; return the arguments of ``prepare_volumes`` for it.
+
+    Args:
+        folder, kind: where and in which layout.
+        count: number of images of a case.
+        change: what becomes of the images of a case by its number; an image that is ``None`` is left out, and instead
+            of its values there may be values and an affine.
+        cases, start: number of cases, and the first one's.
+    """
+    names = WORDS[:count]
+    rows = ["case,mask," + ",".join(names)]
+    for case in range(start, start + cases):
+        at = {
+            "nnunet": (f"imagesTr/c{case}_{{number:04}}", f"labelsTr/c{case}"),
+            "decathlon": (f"imagesTr/c{case}", f"labelsTr/c{case}"),
+            "bids": (f"sub-{case}/anat/sub-{case}_{{name}}", f"derivatives/sub-{case}/anat/sub-{case}_dseg"),
+            "csv": (f"{{name}}_{case}", f"masks/m{case}"), "names": (f"images/c{case}_{{name}}", f"masks/c{case}"),
+        }[kind]  # fmt: skip
+        drawn = [one if isinstance(one, tuple) else (one, None) for one in change(case, pictures(case, count))]
+        if kind == "decathlon":
+            saved(folder / f"{at[0]}.nii.gz", np.stack([one for one, _ in drawn], -1))
+        for number, (values, affine) in enumerate(drawn if kind != "decathlon" else ()):
+            if values is not None:
+                saved(folder / (at[0].format(number=number, name=names[number]) + ".nii.gz"), values, affine)
+        saved(folder / f"{at[1]}.nii.gz", np.roll(mask_of(), case, 0))
+        rows.append(f"c{case},m{case}," + ",".join(f"{name}_{case}" for name in names))
+    declared = dict(enumerate(names))
+    if kind in ("nnunet", "decathlon"):
+        key = "channel_names" if kind == "nnunet" else "modality"
+        (folder / "dataset.json").write_text(json.dumps({key: declared, "labels": {"background": 0, "gland": 1}}))
+    (folder / "cases.csv").write_text("\n".join(rows)) if kind == "csv" else None
+    more = {"bids": {"suffix": names}, "csv": {"csv": "cases.csv", "channels": names}, "names": {"channels": names}}
+    return {"source_dir": folder, **more.get(kind, {})}
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tree_of_each_kind(tmp_path: Path, kind: str, count: int) -> None:
+    given = tree(tmp_path / "s", kind, count)
+    folder = prepare_volumes(tmp_path / "out", **given)["site-1"]
+    names = list(WORDS[:count])
+    content = json.loads((folder / "datalist.json").read_text())
+    told = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert content["channels"] == told["task"]["channels"] == names
+    assert not [note for note in told["notes"] if "image" in note]
+    cases = [entry for split in ("training", "validation", "test") for entry in content[split]]
+    assert len(cases) == CASES
+    assert {len(case["image"]) if kind != "decathlon" else 1 for case in cases} == {count if kind != "decathlon" else 1}
+    data = VolumeSegmentationTask(channels=names, intensity="range").open_site("A", {"data_root": str(folder)})
+    found = torch.cat([batch for batch, _ in data.batches("test", batch_size=1)])
+    drawn = [np.stack([scaled(one) for one in pictures(case, count)]) for case in range(CASES)]
+    assert [min(float(abs(one.numpy() - own).max()) for own in drawn) < 1e-5 for one in found] == [True] * len(found)
+
+
+def test_channels_are_named_once_and_none_is_left_out(tmp_path: Path) -> None:
+    given = tree(tmp_path / "s", "nnunet", 3)
+    with pytest.raises(DataError, match=r"declares 3 images a case.*--channels names 1; name all"):
+        prepare_volumes(tmp_path / "out", **given, channels=["T2w"])
+    (tmp_path / "s/dataset.json").write_text(json.dumps({"channel_names": {"0": "T2w", "1": "ADC"}}))
+    for leave_out in (False, True):
+        with pytest.raises(DataError, match=r"the cases have 3 images, named _0000 to _0002, and 2 names .*T2w, ADC"):
+            prepare_volumes(tmp_path / "out", **given, leave_out=leave_out)
+    (tmp_path / "s/dataset.json").unlink()
+    with pytest.raises(DataError, match=r"and 0 names of channels .*--channels T2w ADC"):
+        prepare_volumes(tmp_path / "out", **given)
+    folder = prepare_volumes(tmp_path / "out", **given, channels=["T2w", "ADC", "b1400"])["site-1"]
+    assert json.loads((folder / "datalist.json").read_text())["channels"] == ["T2w", "ADC", "b1400"]
+
+
+@pytest.mark.parametrize("kind", ["nnunet", "bids", "names"])
+def test_leave_out_drops_the_case_and_never_a_channel(tmp_path: Path, kind: str) -> None:
+    given = tree(tmp_path / "s", kind, 2, lambda case, drawn: [drawn[0], None] if case == 1 else drawn)
+    with pytest.raises(DataError, match=r"(?s)1 of 4 volume.*without its ADC, which 'channels' names"):
+        prepare_volumes(tmp_path / "out", **given)
+    folder = prepare_volumes(tmp_path / "out", **given, leave_out=True)["site-1"]
+    content = json.loads((folder / "datalist.json").read_text())
+    assert content["channels"] == ["T2w", "ADC"]
+    assert sum(len(content[split]) for split in ("training", "validation", "test")) == 3
+    assert "without its ADC" in str(json.loads((tmp_path / "out/manifest.json").read_text())["notes"])
+
+
+# --- faults: none passes unnamed ----------------------------------------------------------------------------
+
+
+def of_case(change: Any) -> Any:
+    """Return a change of the second image of case 1 alone."""
+    return lambda case, drawn: [drawn[0], change(drawn[1])] if case == 1 else drawn
+
+
+PLACELESS = "none"  # a file whose header does not say how it lies
+SHIFTED = LIES + 40 * np.eye(4, k=3)
+TILTED = LIES + 0.4 * np.eye(4, k=1) * [[0], [1], [0], [0]]
+MIRRORED_HEADER = np.diag([-1.0, -1, 1, 1]) @ LIES
+FAULTS: dict[str, tuple[Any, str]] = {
+    "a missing file": (of_case(lambda one: None), "without its ADC"),
+    "another grid, elsewhere": (
+        of_case(lambda one: (one, SHIFTED)),
+        r"it lies at 28..60 x -20..12 x -31..33 mm and covers 0% of the label's box, -4..8 x -10..-2 x -19..1 mm",
+    ),
+    "no place in the body": (of_case(lambda one: (one, PLACELESS)), "says nothing"),
+    "another size, without a place": (of_case(lambda one: (one[:20], PLACELESS)), "channel differ in size"),
+    "a tilted gantry": (of_case(lambda one: (one, TILTED)), "sheared"),
+    "left and right exchanged in the header": (of_case(lambda one: (one, MIRRORED_HEADER)), "LPS taken for RAS"),
+    "half of the label covered": (of_case(lambda one: (one[:, :14], None)), r"covers 50% of the label's box"),
+    "mirrored pixels": (of_case(lambda one: one[::-1].copy()), "is it mirrored"),
+    "a copy": (lambda case, drawn: [drawn[0], drawn[0]] if case == 1 else drawn, "ADC have equal pixels: a copy"),
+    "a copy at another scale": (
+        lambda case, drawn: [drawn[0], drawn[0] * 3 + 7] if case == 1 else drawn, "have equal pixels: a copy",
+    ),
+    "time for channel": (
+        lambda case, drawn: [drawn[0], drawn[0] + np.random.default_rng(case).normal(0, 3, SHAPE).astype(np.float32)],
+        "almost equal, as frames of one series over time",
+    ),
+    "another patient": (of_case(lambda one: pictures(77)[1]), "fits T2w worse than in other cases"),
+    "exchanged names": (lambda case, drawn: drawn[::-1] if case == 1 else drawn, "T2w and ADC look exchanged"),
+    "values that are no numbers": (of_case(lambda one: np.where(one > 50, np.nan, one)), "NaN or infinite"),
+    "a cine of frames": (of_case(lambda one: np.stack([one, one], -1)), "it holds 2 volumes"),
+    "CT beside MR": (lambda case, drawn: [drawn[0], drawn[1] - 1000], "takes CT, perhaps with PET, or MR"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_no_fault_passes_unnamed(tmp_path: Path, fault: str) -> None:
+    change, named = FAULTS[fault]
+    given = tree(tmp_path / "s", "nnunet", 2, change, cases=6)
+    try:
+        prepare_volumes(tmp_path / "out", **given)
+        told = "\n".join(json.loads((tmp_path / "out/manifest.json").read_text())["notes"])
+    except DataError as error:
+        told = str(error)
+    assert re.search(named, told), told
+    assert "c1" in told or "c0" in told
+
+
+def test_names_exchanged_at_a_site_are_named(tmp_path: Path) -> None:
+    for number, site_name in enumerate("AB"):
+        change = (lambda case, drawn: drawn[::-1]) if site_name == "B" else (lambda case, drawn: drawn)
+        tree(tmp_path / "s" / site_name, "nnunet", 2, change, start=10 * number)
+    prepare_volumes(tmp_path / "out", source_dir=tmp_path / "s")
+    told = json.loads((tmp_path / "out/manifest.json").read_text())["notes"]
+    assert any(re.match(r"B: .*its T2w and ADC look exchanged beside other cases", note) for note in told), told
+
+
+def test_times_are_no_channels_unless_named(tmp_path: Path) -> None:
+    given = tree(tmp_path / "s", "decathlon", 3)
+    (tmp_path / "s/dataset.json").write_text(json.dumps({"modality": {"0": "MRI"}}))
+    with pytest.raises(DataError, match=r"it holds 3 volumes \(its shape is \(32, 32, 32, 3\)\)"):
+        prepare_volumes(tmp_path / "out", **given)
+
+
+# --- one grid -----------------------------------------------------------------------------------------------
+
+
+def test_a_channel_on_another_grid_is_interpolated_linearly(tmp_path: Path) -> None:
+    """Compare a turned, coarser channel with a slow loop by hand over some voxels."""
+    rng = np.random.default_rng(0)
+    affine = np.array([[0, -2.0, 0, 28], [1.5, 0, 0, -24], [0, 0, 3, -33], [0, 0, 0, 1]])  # axes turned, 1.5 x 2 x 3 mm
+    other = rng.normal(size=(28, 24, 26)).astype(np.float32)
+    grid = LIES
+    images = {split: [f"{split}_a.nii.gz", f"{split}_b.nii.gz"] for split in ("training", "validation", "test")}
+    for number, names in enumerate(images.values()):
+        saved(tmp_path / names[0], pictures(number)[0], grid)
+        saved(tmp_path / names[1], other + number * 0, affine)
+    found = inputs(listed(tmp_path, images))[1].numpy()
+    values, checked = scaled(other), 0
+    for place in np.ndindex(4, 4, 4):
+        voxel = np.array(place) * 6 + 5
+        at = np.linalg.solve(affine, grid @ [*voxel, 1])[:3]
+        low = np.floor(at).astype(int)
+        if (low < 0).any() or (low + 1 >= other.shape).any():
+            continue
+        share = at - low
+        wanted = sum(
+            values[tuple(low + corner)] * np.prod([s if c else 1 - s for c, s in zip(corner, share, strict=True)])
+            for corner in np.ndindex(2, 2, 2)
+        )
+        assert found[tuple(voxel)] == pytest.approx(wanted, abs=1e-5)
+        checked += 1
+    assert checked > 20
+
+
+def test_the_grid_is_that_of_the_image_on_which_the_mask_lies(tmp_path: Path) -> None:
+    fine = LIES @ np.diag([0.5, 0.5, 0.5, 1]) + 0.25 * np.eye(4, k=3)
+    images = {split: [f"{split}_a.nii.gz", f"{split}_b.nii.gz"] for split in ("training", "validation", "test")}
+    for number, names in enumerate(images.values()):
+        first, second = pictures(number)
+        saved(tmp_path / names[0], first, fine)  # 16 x 16 x 32 mm, of which the mask's box is a part
+        saved(tmp_path / names[1], second)
+    small = np.zeros(SHAPE, np.uint8)
+    small[2:12, 3:12, 4:10] = 1
+    settings = listed(tmp_path, images)
+    for split in images:
+        saved(tmp_path / f"{split}_mask.nii.gz", small)  # drawn on the second image, of 1 x 1 x 2 mm
+    found = inputs(settings)
+    np.testing.assert_allclose(found[1].numpy(), scaled(pictures(2)[1]), atol=1e-5)
+    first = scaled(pictures(2)[0])  # its voxels lie half a voxel beside those of the second one along the first axis
+    middles = (first[1:30:2] + first[:29:2])[:, :30:2, :30:2] / 2
+    np.testing.assert_allclose(found[0, 1:15, :15, :15].numpy(), middles[:14], atol=1e-5)
+
+
+def test_each_channel_has_its_own_window(tmp_path: Path) -> None:
+    settings = site(tmp_path)
+    found = inputs(settings, intensity="window", window=[[50, 100], [10, 20]])
+    for one, stored, (middle, width) in zip(found, pictures(2), ((50, 100), (10, 20)), strict=True):
+        np.testing.assert_allclose(one.numpy(), np.clip((stored - middle) / width + 0.5, 0, 1), atol=1e-5)
+    task = VolumeSegmentationTask(channels=NAMES, intensity="window", window=[[50, 100], [10, 20]])
+    assert "of centre 50 and width 100, of centre 10 and width 20" in task.intensities
+    with pytest.raises(ValueError, match="window must be one, or one for each of channels"):
+        VolumeSegmentationTask(channels=NAMES, intensity="window", window=[[50, 100]])

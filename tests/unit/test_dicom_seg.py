@@ -220,14 +220,14 @@ def test_prepare_pairs_series_with_segs_and_looks_at_them(tmp_path: Path) -> Non
         ("p1", "p1.dcm"),
         ("p2", "p2.dcm"),
     ]
-    look = look_at_volume(found.cases[0].image, Path(str(found.cases[0].mask)), "axial")
+    look = look_at_volume(found.cases[0].image, Path(str(found.cases[0].mask)), plane="axial")
     assert (look.values, look.slices, look.empty) == ((0, 1, 2), (1, 3), 3)
     (tmp_path / "masks" / "p1.dcm").rename(tmp_path / "masks" / "p1_")
     (tmp_path / "masks" / "p1").mkdir()
     (tmp_path / "masks" / "p1_").rename(tmp_path / "masks" / "p1" / "0001.dcm")  # as an archive exports it
     found = pairs(tmp_path / "images", tmp_path / "masks")
     assert [case.image.name for case in found.cases] == ["p1", "p2"]
-    assert look_at_volume(found.cases[0].image, Path(str(found.cases[0].mask)), None).values == (0, 1, 2)
+    assert look_at_volume(found.cases[0].image, Path(str(found.cases[0].mask))).values == (0, 1, 2)
     dicom(tmp_path / "masks" / "p3.dcm", VOLUME[:, :, 0].copy(), ImageOrientationPatient=AXIAL)
     with pytest.raises(DataError, match="holds DICOM files itself"):
         pairs(tmp_path / "images", tmp_path / "masks")

@@ -132,9 +132,9 @@ def test_a_mask_is_described_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_looking_at_a_volume_takes_its_bytes_and_little_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intensity, "SLAB", 2**12)
     image, mask = pair(tmp_path)
-    assert look_at_volume(image, mask, None).values == (0, 1, 2)
+    assert look_at_volume(image, mask).values == (0, 1, 2)
     # image 2 bytes a voxel, mask 1, what is inside 1; connected parts in the box of the mask (1/64 of the volume) 4
-    assert peak(lambda: look_at_volume(image, mask, None)) < 5 * np.prod(SHAPE)
+    assert peak(lambda: look_at_volume(image, mask)) < 5 * np.prod(SHAPE)
 
 
 def test_what_reading_takes_is_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_what_reading_takes_is_what_it_takes(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "damaged.nii").write_bytes(b"no volume")
     said = reading_takes([(tmp_path / "damaged.nii", None), large, small], MADE)
     assert said == (2 + 1 + MADE) * np.prod(SHAPE) + 32 * 2**12  # by the headers: 16 bits, 8 bits
-    assert said / 2 < peak(lambda: look_at_volume(*large, None)) < said
+    assert said / 2 < peak(lambda: look_at_volume(*large)) < said
 
 
 def groups(root: Path, line: str, files: dict[str, str]) -> Path:
@@ -555,7 +555,7 @@ WIDE = ((0.8, 512), (0.8, 512), (1.0, 300))
 )  # fmt: skip
 def test_a_patch_covers_eight_centimetres(sites: list[list[Any]], wanted: dict[str, Any]) -> None:
     good = [
-        (Item("a", "a", Path("a"), None, site=f"{number}"), Look(axes=axes, air=air))
+        (Item("a", "a", Path("a"), None, site=f"{number}"), Look(axes=axes, air=(air,)))
         for number, own in enumerate(sites)
         for axes, air in own
     ]

@@ -476,12 +476,10 @@ def test_channels_are_never_dropped_in_silence(tmp_path: Path) -> None:
         path.rename(path.with_name(f"{stem}_0000.nii.gz"))
     for leave_out in (False, True):
         told = refused(out=tmp_path / "out", folders={"a": (images, labels)}, leave_out=leave_out)
-        assert "the cases have several channels, of which one can be read" in told
-        assert "'p0_0001', 'p1_0001', 'p2_0001' and 1 more" in told
-    (tmp_path / "away").mkdir()
-    for path in images.glob("*_0001.nii.gz"):  # the remedy
-        path.rename(tmp_path / "away" / path.name)
-    prepare_volumes(tmp_path / "out", folders={"a": (images, labels)})
+        assert "the cases have 2 images, named _0000 to _0001, and 0 names of channels ()" in told
+    prepare_volumes(tmp_path / "out", folders={"a": (images, labels)}, channels=["T1", "T2"])  # the remedy
+    assert json.loads((tmp_path / "out/a/datalist.json").read_text())["channels"] == ["T1", "T2"]
+    assert "its T1 and T2 have equal pixels: a copy" in (tmp_path / "out/manifest.json").read_text()
 
 
 def test_two_masks_of_one_image_in_bids(tmp_path: Path) -> None:

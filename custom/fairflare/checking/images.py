@@ -245,7 +245,7 @@ class _Looker:
     def look(self) -> Iterator[None]:
         """Check every image of the site, and yield after each, so that the caller can show progress."""
         first = [self.one(each) for each in self.listed[:1]]  # imports what the task needs, before the threads begin
-        pairs = ((s.image, s.label if isinstance(s.label, Path) else None) for _, s in self.listed)
+        pairs = ((s.files, s.label if isinstance(s.label, Path) else None) for _, s in self.listed)
         with ThreadPool(workers(reading_takes(pairs, CHECKED))) as threads:
             for found in chain(first, threads.imap(self.one, self.listed[1:])):
                 self.looks.append(found)

@@ -541,30 +541,31 @@ def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> Da
     )
 
 
-def reading_takes(pairs: Iterable[tuple[Path, Path | None]], voxel: int) -> int:
-    """Return the memory that reading one image with its mask takes, at most, by the headers of all given files.
+def reading_takes(pairs: Iterable[tuple[Path | tuple[Path, ...], Path | None]], voxel: int) -> int:
+    """Return the memory that reading one case with its mask takes, at most, by the headers of all given files.
 
     Of pictures only the largest files are opened, since they need little. A file that cannot be opened counts as empty:
     whoever reads it reports it.
 
     Args:
-        pairs: image and mask; ``None`` for an image without a mask.
-        voxel: bytes that the caller makes of each voxel, beside what the files hold.
+        pairs: image, or all images of a case, and mask; ``None`` for a case without a mask.
+        voxel: bytes that the caller makes of each voxel of each channel, beside what the files hold.
 
     Returns:
         Bytes for what the files hold and for ``voxel``, and 32 a voxel of what is converted at a time.
     """
     from fairflare.data.intensity import SLAB
 
-    masks = dict(pairs)
-    pictures = [path for path in masks if path.is_file() and not kind_of(path, False).may_be_volume]
-    largest = nlargest(PICTURES_OPENED, pictures, key=lambda path: path.stat().st_size)
+    masks = {files if isinstance(files, tuple) else (files,): mask for files, mask in pairs}
+    pictures = [files for files in masks if files[0].is_file() and not kind_of(files[0], False).may_be_volume]
+    largest = nlargest(PICTURES_OPENED, pictures, key=lambda files: files[0].stat().st_size)
     most = 0
-    for path in (*masks.keys() - pictures, *largest):
+    for files in (*masks.keys() - pictures, *largest):
         try:
-            image, mask = image_file(path), masks[path]
-            size = image.decoded(False) + (image_file(mask).decoded(True) if mask is not None else 0)
-            voxels = math.prod(image.facts().grid.shape)
+            images, mask = [*map(image_file, files)], masks[files]
+            size = sum(one.decoded(False) for one in images) + (image_file(mask).decoded(True) if mask else 0)
+            facts = images[0].facts()
+            voxels = math.prod(facts.grid.shape) * max(len(images), facts.volumes)
             most = max(most, size + voxel * voxels + 32 * min(voxels, SLAB))
         except Exception as error:  # libraries raise errors of any type for a damaged file
             if isinstance(error, TaskStopped) or not may_be_of_file(error):

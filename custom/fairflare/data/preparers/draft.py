@@ -22,6 +22,7 @@ from fairflare.data.dicom_files import files_of_series
 from fairflare.data.image_file import Picture, load_readers
 from fairflare.data.preparers.contents import known_ending
 from fairflare.data.preparers.items import Item, Source, pixels_of
+from fairflare.data.preparers.names import file_name
 
 FOLDER = ".prepare-draft"
 CORES = cores()
@@ -46,14 +47,18 @@ class Draft:
         self._links: list[tuple[Path, Path]] = []
 
     def put(self, folder: str, item: Item) -> Item:
-        """Write image and mask into the folder of a site; return the item with their paths below that folder."""
-        image, mask = (
+        """Write images and mask into the folder of a site; return the item with their paths below that folder."""
+        ends = [f"_{file_name(name)}" for name in item.channels] if item.more else [""]
+        image, *more, mask = (
             source
             if source is None or isinstance(source, int | tuple)
-            else self._put(folder, f"{kind}/{item.name}", source, item.shared)
-            for kind, source in (("images", item.image), ("masks", item.mask))
+            else self._put(folder, f"{kind}/{item.name}{end}", source, item.shared)
+            for kind, end, source in (
+                *(("images", end, source) for end, source in zip(ends, (item.image, *item.more), strict=True)),
+                ("masks", "", item.mask),
+            )
         )
-        return replace(item, image=image, mask=mask)
+        return replace(item, image=image, mask=mask, more=tuple(more))
 
     def _put(self, folder: str, name: str, source: Any, shared: bool) -> str:
         """Write a file and return its name: copy a file or a folder's DICOM files, or save pixels as PNG."""

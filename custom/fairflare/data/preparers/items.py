@@ -43,6 +43,8 @@ class Item:
         attribute: attribute of the person (skin tone), for the test list ``test_<attribute>`` of a common test set.
         text: text in which the patient's identifier is searched; empty for the name.
         row: row of the table that names the image, for the person's attributes.
+        more: further images of the case, as sources; each is a channel.
+        channels: names of the channels; one for each image, or for each volume along the fourth axis of the only file.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Item:
     attributes: Mapping[str, str | float] | None = None
     text: str = ""
     row: Row = field(default_factory=Row)
+    more: tuple[Any, ...] = ()
+    channels: tuple[str, ...] = ()
 
 
 def relabelled(source: Source, tops: Sequence[int], labels: Sequence[int]) -> Pixels:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import scipy.ndimage
 from fairflare.base.checks import first_of
 from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.base.own_errors import may_be_of_file
+from fairflare.core.statistics.channels import Channels, channels_of
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
@@ -25,6 +26,7 @@ from fairflare.data.preparers.contents import VOLUMES_TAKEN
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.names import listing
 from fairflare.data.reading import Reading, _open, notes_on, open_pair, read_pair, reading_takes, whole_numbers
+from fairflare.data.whole_volumes import open_volume
 
 MADE = 5  # bytes a voxel for a check: what a mask marks, and numbers of its connected parts
 AIR = -500  # values below it are those of CT: MR and PET have none
@@ -47,7 +49,8 @@ class Look:
         drawn: description of the mask for comparison with other masks; None if there is no mask.
         axes: for a volume, mm a voxel and number of voxels from left to right, back to front and feet to head; empty if
             the file does not say how it lies.
-        air: whether the volume has values far below 0, as air has in Hounsfield units.
+        air: for each image of the case, whether it has values far below 0, as air has in Hounsfield units.
+        channels: description of the images of the case, if there are several.
         names: names of the values of the mask in its file.
         edges: those values that occur only between lower and higher ones, see :func:`edges_of`.
     """
@@ -62,12 +65,13 @@ class Look:
     own_plane: bool = True
     drawn: Drawn | None = field(default=None, compare=False)
     axes: tuple[tuple[float, int], ...] = ()
-    air: bool = False
+    air: tuple[bool, ...] = ()
+    channels: Channels | None = field(default=None, compare=False)
     names: Mapping[int, str] = field(default_factory=dict)
     edges: tuple[int, ...] = ()
 
 
-Looker = Callable[[Path, Path | None], Look]
+Looker = Callable[..., Look]  # of image, mask or None, and where there are several images these and their names
 
 
 def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
@@ -78,7 +82,8 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
 
     def tried(case: Item) -> Look | Misfit | str:
         try:
-            return look(case.image, case.mask if isinstance(case.mask, Path) else None)
+            several = (case.more, case.channels) if len(case.channels) > 1 else ()
+            return look(case.image, case.mask if isinstance(case.mask, Path) else None, *several)
         except Misfit as error:
             return error
         except MemoryError as error:
@@ -95,7 +100,7 @@ def looks_of(cases: Sequence[Item], look: Looker) -> list[Look | Misfit | str]:
                 return error.misfit
             return _plain(error) if isinstance(error, ValueError) else f"it cannot be opened ({_plain(error)})"
 
-    pairs = ((case.image, case.mask if isinstance(case.mask, Path) else None) for case in cases)
+    pairs = (((c.image, *c.more), c.mask if isinstance(c.mask, Path) else None) for c in cases)
     with ThreadPoolExecutor(workers(reading_takes(pairs, MADE))) as threads:
         return list(counted(threads.map(tried, cases), len(cases), "images looked at"))
 
@@ -142,13 +147,15 @@ def look_at_picture(image: Path, mask: Path | None, drawn_on: DrawnOn | None = N
 
 
 def look_at_volume(
-    image: Path, mask: Path | None, plane: str | None, keep_empty: bool = False, drawn_on: DrawnOn | None = None
-) -> Look:
+    image: Path, mask: Path | None, more: tuple[Path, ...] = (), channels: Sequence[str] = ("",), *,
+    plane: str | None = None, keep_empty: bool = False, drawn_on: DrawnOn | None = None,
+) -> Look:  # fmt: skip
     """Check the header and the values of a volume, and its mask.
 
     Args:
         image: file or folder of the volume.
         mask: file of the mask; None if the volume has a class.
+        more, channels: further images of the case, and the names of all.
         plane: plane of the slices to list; None if the volume is listed whole.
         keep_empty: list slices without a label, too.
         drawn_on: rule for pairs of which only one file states a geometry, see :func:`fairflare.data.geometry.fit`.
@@ -157,13 +164,19 @@ def look_at_volume(
         ValueError: the file is no volume, has values that are no numbers, or the mask does not fit the volume.
         Exception: any error that a library raises for a damaged file.
     """
-    sample, how, labels = Sample(image, mask), Reading(drawn_on=drawn_on, once=True), None
-    if mask is None:
+    sample, labels, count, images = Sample(image, mask, more=more), None, len(channels), list[Any]()
+    how = Reading(drawn_on=drawn_on, once=True, channels=tuple(range(count)), width=count)
+    if count > 1:
+        case = open_volume(sample, "", "none", MAX_IMAGE_BYTES, how, masked=mask is not None)
+        opened, labels = next(one for one in case.images if one.facts.grid is case.grid), case.mask
+        images = [case.brought(number, one.array) for number, one in enumerate(case.images)]
+    elif mask is None:
         opened = _open(image, "image", "", "none", MAX_IMAGE_BYTES, how)
     else:
         opened, drawn = open_pair(sample, "", "none", MAX_IMAGE_BYTES, how)
         labels = whole_numbers(drawn, drawn.array).reshape(opened.facts.grid.shape)
     volume, facts = opened.array, opened.facts
+    images = images or [volume]
     if problem := first_of({
         f"it has the shape {volume.shape}, expected rows, columns and slices; save channels as files":
             facts.slices is None or volume.ndim != 3,
@@ -171,7 +184,7 @@ def look_at_volume(
             plane is None and mask is not None and facts.slices == 1,
         f"it holds {volume.dtype} values, not numbers": volume.dtype.kind not in "biuf",
         "it has values that are NaN or infinite; repair the file":
-            volume.dtype.kind == "f" and bounds_of(volume, "range", facts.padded) is None,
+            any(one.dtype.kind == "f" and bounds_of(one, "range", facts.padded) is None for one in images),
     }):  # fmt: skip
         raise ValueError(problem)
     affine = facts.affine if opened.fit is None else opened.fit.affine
@@ -187,7 +200,7 @@ def look_at_volume(
             spacing = spacing[np.argsort(turn[:, 0])]
     return Look(
         () if labels is None else tuple(counts_of(labels)),
-        tuple(notes_on(sample, how)),
+        tuple(notes_on(replace(sample, image=opened.file.path, more=()), how)),
         None if spacing is None else tuple(spacing.tolist()),
         stored,
         "?" if affine is None else codes_of(affine),
@@ -196,7 +209,8 @@ def look_at_volume(
         plane is None or bool(np.array_equal(PLAIN if turn is None else turn, PLAIN if upright is None else upright)),
         None if labels is None else drawn_of(shown(image), volume, labels),
         () if affine is None else _axes(affine, facts.grid.shape),
-        bool(np.nanmin(volume) < AIR),
+        tuple(bool(np.nanmin(one) < AIR) for one in images),
+        channels_of(channels, images) if count > 1 else None,
         {} if mask is None else image_file(mask).names(),
         () if labels is None else edges_of(labels),
     )

@@ -7,11 +7,12 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fairflare.base.checks import NO_SITE, SERVER, few
 from fairflare.data.datalist import DataError
 
+K = TypeVar("K")
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE accepts
 
 
@@ -46,13 +47,13 @@ def file_name(name: str) -> str:
     return "".join(c if c in "._-" or unicodedata.category(c)[0] in "LMN" else "_" for c in composed(name))
 
 
-def unique(pairs: Iterable[tuple[str, Any]], why: str) -> dict[str, Any]:
+def unique(pairs: Iterable[tuple[K, Any]], why: str) -> dict[K, Any]:
     """Return pairs of a key and a value (a path or a text) as a dict; refuse a key that comes twice.
 
     Raises:
         DataError: two values have one key; the message names both values and ends with ``why``.
     """
-    found: dict[str, Any] = {}
+    found: dict[K, Any] = {}
     for key, value in pairs:
         if found.setdefault(key, value) != value:
             raise DataError(f"'{found[key]}' and '{value}' {why}")

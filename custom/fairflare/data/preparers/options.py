@@ -153,7 +153,14 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
         "Folder of images without labels. Repeatable; SITE= where there are several sites.", None,
         metavar="(SITE=)FOLDER",
     ),
-    option("suffix", str | None, "Of the images of a BIDS tree, such as T1w."),
+    option(
+        "suffix", list[str] | None, "Of the images of a BIDS tree, such as T1w; several are channels.", None,
+        metavar="SUFFIX",
+    ),
+    option(
+        "channels", list[str] | None, "Names of a case's images, in order: ends of their names, columns of the table, "
+        "or for _0000, _0001, ...", None, metavar="NAME",
+    ),
     option(
         "group", list[str] | None, "Regular expression, searched in the name of an image (images, volumes: in its "
         "path); its first part in brackets is the patient. One for all, or repeated with one for each site.", None,

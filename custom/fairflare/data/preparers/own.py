@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.checks import first_of, gathered
+from fairflare.core.statistics.channels import odd_channels
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
-from fairflare.data.kinds import at_site, odd_masks, shown, two_names
+from fairflare.data.kinds import at_site, by_kind, odd_masks, shown, two_names
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
@@ -27,11 +28,12 @@ from fairflare.data.preparers.listed import (
     patient_of,
     refuse_one_patient,
 )  # fmt: skip
-from fairflare.data.preparers.looking import Look, Looker, looks_of, refuse_bad, refuse_empty
-from fairflare.data.preparers.names import file_name
+from fairflare.data.preparers.looking import AIR, Look, Looker, looks_of, refuse_bad, refuse_empty
+from fairflare.data.preparers.names import file_name, listing
 from fairflare.data.preparers.trees import Tree
 from fairflare.data.preparers.writing import Form, Writing, write_pool
 
+NUCLEAR = {"PET", "PT", "NM", "SUV", "SPECT"}  # names of channels that belong beside CT
 # Of :func:`suited_patches`: voxels of a default patch's side and of a suited one's, mm that a patch covers, and largest
 # voxel that the proportions of stored ones may ask for, in mm.
 LEAST, PATCH, COVERED, COARSEST = 32, 48, 80.0, 2.5
@@ -64,6 +66,13 @@ def write_own(
     """
     notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
     cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
+    channels = [*dict.fromkeys(name for case in cases if case.channels for name in case.channels)]
+    several = any(len(case.channels) > 1 for case in cases)
+    if unnamed := sorted({case.site for case in cases if several and not case.channels}):
+        raise DataError(
+            f"the images of {listing(unnamed)} have no names, and others' have: {', '.join(channels)}; name"
+            " them in dataset.json ('channel_names')"
+        )
     if vars(dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
         raise ValueError("--unlabelled needs images as the sites have them; leave the options of dealing out")
     findings = any(isinstance(case.mask, dict) for case in cases)
@@ -94,6 +103,9 @@ def write_own(
         for site in dict.fromkeys(case.site for case, _ in good)
         for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
     ]
+    seen_by = gathered((case.site, (shown(case.image), seen.channels)) for case, seen in good if seen.channels)
+    odd = gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(seen_by))
+    notes += [f"{site}: {line}" if site else line for site, own in odd.items() for line in by_kind(own)]
     told = [(site or "dataset.json", {k: name for k, name in tree.names.items() if k}) for site, tree in trees.items()]
     drawn = ((at_site(shown(case.mask), case.site), seen.names) for case, seen in good if isinstance(case.mask, Path))
     for text in (*two_names(told), *two_names(drawn)):
@@ -117,6 +129,7 @@ def write_own(
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
         record |= {**kind, "volumes": _in_figures(good)}
         task |= suited_patches(good) if kind and not names else {}
+        task |= {"channels": channels} if several else {}
     if not names:
         masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
         record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
@@ -168,11 +181,11 @@ def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     this needs, in steps of 0.5 mm, in the proportions of the sites' median voxel up to 2.5 mm. A short side gets fewer
     voxels. The default stays where few files say how they lie.
     """
-    sites = gathered((case.site, look) for case, look in good).values()
-    ct = [sum(look.air for look in looks) > len(looks) / 2 for looks in sites]
+    sites = gathered((case.site, (case, look)) for case, look in good).values()
+    ct = [sum(_is_ct(case, look) for case, look in own) > len(own) / 2 for own in sites]
     found: dict[str, Any] = {"intensity": "window", "window": [40, 400]} if all(ct) else {}
-    axes = [[look.axes for look in looks if look.axes] for looks in sites]
-    if not all(len(own) > len(looks) / 2 for own, looks in zip(axes, sites, strict=True)):
+    axes = [[look.axes for _, look in own if look.axes] for own in sites]
+    if not all(len(lying) > len(own) / 2 for lying, own in zip(axes, sites, strict=True)):
         return found
     median = np.median([np.median(own, axis=0) for own in axes], axis=0)
     if not any(voxel * LEAST < COVERED < voxel * count for voxel, count in median):
@@ -186,6 +199,18 @@ def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     lengths = [voxel * count / new for (voxel, count), new in zip(median.tolist(), spacing, strict=True)]
     patch = [min(PATCH, max(LEAST, 16 * math.ceil(length / 16))) for length in lengths]
     return {**found, "spacing": [round(voxel, 4) for voxel in spacing], "patch_size": patch}
+
+
+def _is_ct(case: Item, look: Look) -> bool:
+    """Return whether all images of a case are CT, by their names or by values as air has; refuse CT beside MR."""
+    ct = [air or name.upper() == "CT" for air, name in zip(look.air, case.channels or ("",), strict=True)]
+    others = {name for name, is_ct in zip(case.channels, ct, strict=False) if not is_ct and name.upper() not in NUCLEAR}
+    if any(ct) and others:
+        raise DataError(
+            f"'{shown(case.image)}': of the images {', '.join(case.channels)} some are CT (by name, or by values below "
+            f"{AIR}) and {listing(others)} not; a task takes CT, perhaps with PET, or MR"
+        )
+    return all(ct)
 
 
 def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:

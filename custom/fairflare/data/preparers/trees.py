@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fairflare.base.checks import first_of, nearest
+from fairflare.base.checks import first_of, gathered, nearest
 from fairflare.base.site_data import UNLABELLED
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.dicom_files import DICOM, files_of_series, is_companion
@@ -34,10 +35,10 @@ NOT_TAKEN = (
     "'{0}' says {1} of the people, which is not taken over; for groups of people give --attributes {2}={2}, of a "
     "number with the edges of groups: {3}={3}:EDGE,EDGE"
 )
+DATASET = "dataset.json"  # name of the declaration of nnU-Net and the Decathlon
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
-CHANNEL = re.compile(r"_0000$")  # ending of the first channel's file names in nnU-Net
-CHANNELS = re.compile(r"_\d{4}$")
+CHANNEL = re.compile(r"(.+)_(\d{4})")  # names of files in nnU-Net, with the number of the channel
 MASK_FOLDERS = ("masks", "labels")
 OPTIONAL = ("site", "patient", "split")  # columns that a table may have
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
@@ -60,21 +61,24 @@ class Tree:
     names: dict[int, str] = field(default_factory=dict)
 
 
-def trees_of(source: Path, suffix: str | None, attributes: Mapping[str, str] | None = None) -> dict[str, Tree]:
+def trees_of(
+    source: Path, suffixes: Sequence[str], attributes: Mapping[str, str] | None, channels: Sequence[str]
+) -> dict[str, Tree]:  # fmt: skip
     """Find the volumes of a source folder, which is the folder of one site or has a subfolder for each site.
 
     Return the volumes by the subfolder's name; the name is empty if the source is the folder of one site.
 
     Args:
         source: the source folder.
-        suffix: suffix of the images of a BIDS tree, such as ``T1w``; ``None`` if the tree has one kind of images.
+        suffixes: suffixes of the images of a BIDS tree, such as ``T1w``; none if the tree has one kind of images.
         attributes: attributes of the people and their columns in a BIDS tree's ``participants.tsv``.
+        channels: names of the images of a case, see :func:`pairs`.
 
     Raises:
         DataError: there are no volumes, or a subfolder is not that of a site.
     """
     return _sites_below(
-        source, lambda folder: _tree(folder, suffix, attributes), WANTED, EXPECTED,
+        source, lambda folder: _tree(folder, suffixes, attributes, channels), WANTED, EXPECTED,
         "the folders (--site) or the files (--csv)",
     )  # fmt: skip
 
@@ -139,91 +143,155 @@ def _sites_below(
     return found
 
 
-def _tree(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree | None:
+def _tree(
+    folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] | None, channels: Sequence[str]
+) -> Tree | None:  # fmt: skip
     if (folder / "imagesTr").is_dir():
-        found = pairs(folder / "imagesTr", folder / "labelsTr")
-        found.names = _label_names(folder / "dataset.json")
+        found = pairs(folder / "imagesTr", folder / "labelsTr", channels=channels)
+        found.names = _declared(folder / DATASET)[0]
         if (folder / "imagesTs").is_dir():
             found.notes.append(f"the volumes of '{folder / 'imagesTs'}' have no labels and are not used")
         return found
     if any(path.is_dir() for path in folder.glob("sub-*")):
-        return _bids(folder, suffix, attributes)
+        return _bids(folder, suffixes, attributes)
     has_own = any(suffix_of(path) in NIFTI and not is_companion(path.name) for path in folder.iterdir())
-    return _pair_in(folder) or (pairs(folder, folder) if has_own else None)
+    return _pair_in(folder, channels=channels) or (pairs(folder, folder, channels=channels) if has_own else None)
 
 
-def _pair_in(folder: Path, pictures: bool = False) -> Tree | None:
+def _pair_in(folder: Path, pictures: bool = False, channels: Sequence[str] = ()) -> Tree | None:
     """Return the images and masks of a folder with the subfolders ``images`` and ``masks`` or ``labels``, else None."""
     masks = next((folder / name for name in MASK_FOLDERS if (folder / name).is_dir()), None)
-    return pairs(folder / "images", masks, pictures) if (folder / "images").is_dir() and masks is not None else None
+    if masks is None or not (folder / "images").is_dir():
+        return None
+    return pairs(folder / "images", masks, pictures, channels)
 
 
-def _label_names(file: Path) -> dict[int, str]:
-    """Read the labels of a ``dataset.json``: ``{"0": "background", ...}``, or nnU-Net's ``{"background": 0, ...}``."""
+def _declared(file: Path) -> tuple[dict[int, str], list[str]]:
+    """Read the names of labels and channels from a ``dataset.json``.
+
+    Labels are ``{"0": "background", ...}``, or nnU-Net's ``{"background": 0, ...}``; channels ``"channel_names"`` or
+    ``"modality"``, ``{"0": "T2", ...}``.
+    """
     try:
-        labels = json.loads(file.read_bytes()).get("labels", {})
+        content = json.loads(file.read_bytes())
+        labels, channels = content.get("labels", {}), content.get("channel_names") or content.get("modality") or {}
         by_value = labels if all(key.isdigit() for key in labels) else {value: name for name, value in labels.items()}
-        return {int(value): str(name) for value, name in by_value.items()}
+        names = [str(channels[key]) for key in sorted(channels, key=int)] if isinstance(channels, dict) else []
+        return {int(value): str(name) for value, name in by_value.items()}, names
     except FileNotFoundError:
-        return {}
+        return {}, []
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"'{file}': its labels cannot be read ({error}); correct the file, or move it away") from error
+        told = f"its labels and channels cannot be read ({error})"
+        raise DataError(f"'{file}': {told}; correct the file, or move it away") from error
 
 
-def pairs(images: Path, masks: Path, pictures: bool = False) -> Tree:
+def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[str] = ()) -> Tree:
     """Pair the images of one folder with the masks of the same names in another folder, which may be the same.
 
-    ``_mask``, ``_label``, ``_seg`` and ``_segmentation`` at the end of a name are ignored; so is, in names of volumes,
-    nnU-Net's ``_0000``. The mask of a DICOM series may have the name of the outer folder, if that folder holds only
-    this series.
+    ``_mask``, ``_label``, ``_seg`` and ``_segmentation`` at the end of a name are ignored. Volumes that differ in
+    nnU-Net's ``_0000``, ``_0001``, or in the name of a channel, at the end are images of one case. The mask of a DICOM
+    series may have the name of the outer folder, if that folder holds only this series.
 
     Args:
         images, masks: the two folders.
         pictures: whether the folders hold pictures, of any file type; else NIfTI volumes and DICOM series.
+        channels: names of the images of a case, in their order; default: those that ``dataset.json`` beside ``images``
+            declares.
 
     Raises:
-        DataError: a folder does not exist, two files have one name, or a series is among pictures.
+        DataError: a folder does not exist, two files have one name, a series is among pictures, or the images of the
+            cases have no names.
     """
     together = images == masks
     own, notes = _below(images, pictures, [] if together else [masks])
     marked, more = (own, []) if together else _below(masks, pictures, [images])
     if together:
         own, marked = ([file for file in own if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
-    by_name, partners = (
-        unique(
-            ((key_of(name, channel=not pictures), path) for name, path in files),
-            "have the same name apart from the ending; rename or remove one of them",
-        )
-        for files in (own, marked)
-    )
-    channels = {
-        key for key in by_name if key not in partners and CHANNELS.sub("", key) in by_name.keys() & partners.keys()
-    }
-    if channels and not pictures:
-        raise DataError(
-            f"'{images}': the cases have several channels, of which one can be read: beside _0000 there are "
-            f"{named(sorted(channels))}; keep the files of one channel in the folder, and move the others away"
-        )
-    for key in [] if pictures else [key for key in by_name if key not in partners]:
+    why = "have the same name apart from the ending; rename or remove one of them"
+    partners = unique(((key_of(name), path) for name, path in marked), why)
+    declared = [] if pictures else _declared((images if together else images.parent) / DATASET)[1]
+    if channels and len(channels) < len(declared):
+        told = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
+        raise DataError(f"'{images}': {told}, --channels names {len(channels)}; name all, none is left out")
+    names = list(channels) or declared
+    by_name = _by_case(((key_of(name), path) for name, path in own), names, partners, why, pictures)
+    for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
         outer = key.partition("/")[0]
-        if outer in partners and sum(other.startswith(f"{outer}/") for other in by_name) == 1:
-            by_name[outer] = by_name.pop(key)
-    return _matched(images, by_name, partners, [*notes, *more])
+        if outer in partners and sum(other.startswith(f"{outer}/") for other, _ in by_name) == 1:
+            by_name[outer, number] = by_name.pop((key, number))
+    return _matched(images, by_name, partners, [*notes, *more], names)
 
 
-def key_of(name: str, channel: bool = False) -> str:
-    """Return a name without the ending that marks a mask, and if ``channel``, without nnU-Net's channel number."""
-    key = MASK_ENDING.sub("", name)
-    return CHANNEL.sub("", key) if channel else key
+def key_of(name: str) -> str:
+    """Return a name without the ending that marks a mask."""
+    return MASK_ENDING.sub("", name)
 
 
-def _matched(folder: Path, images: Mapping[str, Path], masks: Mapping[str, Path], notes: list[str]) -> Tree:
-    """Pair images and masks of the same key, and list the files without a partner in ``alone``."""
+def _by_case(
+    files: Iterable[tuple[str, Path]], names: Sequence[str], partners: Collection[str], why: str, pictures: bool = False
+) -> dict[tuple[str, int], Path]:  # fmt: skip
+    """Return images by case and number of the channel, which the end of a name says; -1: it says none.
+
+    Args:
+        files: name and path of each image.
+        names: names of the channels.
+        partners: names of the masks; nnU-Net's number is one only where a mask has the name without it.
+        why: reason to refuse two files of one name.
+        pictures: whether the files are pictures, which have no channels.
+    """
+    several = len(names) > 1
+    endings = re.compile(rf"(.+?)[-_. /]({'|'.join(map(re.escape, names))})")
+    found: list[tuple[tuple[str, int], Path]] = []
+    for name, path in files:
+        numbered, called = CHANNEL.fullmatch(name), endings.fullmatch(name) if several else None
+        key = (called[1], [*names].index(called[2])) if called else (name, -1)
+        if numbered and not pictures and name not in partners and (several or numbered[1] in partners):
+            key = numbered[1], int(numbered[2])
+        found.append((key, path))
+    return unique(found, why)
+
+
+def _matched(
+    folder: Path, images: Mapping[tuple[str, int], Path], masks: Mapping[str, Path | None], notes: list[str],
+    names: Sequence[str] = (),
+) -> Tree:  # fmt: skip
+    """Pair the images and the mask of each case, and list the files without a partner in ``alone``.
+
+    Args:
+        folder: folder of the images, for messages.
+        images: images by case and number of the channel, see :func:`_by_case`.
+        masks: mask of each case; ``None`` for a case without a label.
+        notes: notes on files that are ignored.
+        names: names of the channels.
+
+    Raises:
+        DataError: there are no files, or cases have more images than names.
+    """
     if not images and not masks:
         raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
-    alone = [(shown(image), "without a mask of its name") for key, image in images.items() if key not in masks]
-    alone += [(shown(mask), "a mask without an image") for key, mask in masks.items() if key not in images]
-    return Tree([Item(key, key, images[key], masks[key]) for key in sorted(images) if key in masks], alone, notes)
+    most = 1 + max((number for _, number in images), default=0)
+    if most > max(len(names), 1):
+        raise DataError(
+            f"'{folder}': the cases have {most} images, named _0000 to _{most - 1:04}, and {len(names)} names of "
+            f"channels ({', '.join(names)}); name all in this order (--channels T2w ADC), or in 'channel_names' of "
+            f"'{DATASET}'"
+        )
+    tree, whole = Tree([], notes=notes), {*range(len(names))}
+    for key, pairs_of in sorted(gathered((key, (number, path)) for (key, number), path in images.items()).items()):
+        own = dict(sorted(pairs_of))
+        lacking = [names[number] for number in sorted(whole - {*own})]
+        if problem := first_of({
+            "without a mask of its name": key not in masks,
+            f"without its {' and '.join(lacking)}, which 'channels' names":
+                len(names) > 1 and own.keys() not in ({-1}, whole),
+        }):  # fmt: skip
+            tree.alone += [(shown(path), problem) for path in own.values()]
+        else:
+            path, *more = own.values()
+            tree.cases.append(Item(key, key, path, masks[key], more=tuple(more), channels=tuple(names)))
+    cases = {key for key, _ in images}
+    tree.alone += [(shown(mask), "a mask without an image") for key, mask in masks.items() if mask and key not in cases]
+    return tree
 
 
 def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
@@ -243,20 +311,28 @@ def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[
     return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
 
-def _bids(folder: Path, suffix: str | None, attributes: Mapping[str, str] | None) -> Tree:
-    """Read ``sub-*/[ses-*/]anat/*.nii.gz``, masks beside them or in ``derivatives``; people by ``participants.tsv``."""
-    files: dict[bool, list[tuple[str, Path]]] = {False: [], True: []}  # files of images (False) and of masks (True)
+def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] | None) -> Tree:
+    """Read ``sub-*/[ses-*/]anat/*.nii.gz``, masks beside them or in ``derivatives``; people by ``participants.tsv``.
+
+    Several suffixes are the channels of a case, in any folder of the examination.
+    """
+    images: list[tuple[tuple[str, int], Path]] = []
+    masks: list[tuple[str, Path]] = []
     seen = contents(folder, WANTED)
     for path in (path for path in seen.images if path.name.startswith("sub-") and suffix_of(path) in NIFTI):
         stem = path.name[: -len(suffix_of(path))]
-        is_mask = BIDS_MASK.search(stem) is not None
-        if is_mask or (path.parent.name == "anat" and stem.endswith(f"_{suffix}" if suffix else "")):
-            files[is_mask].append(("/".join(dict.fromkeys(BIDS_KEY.findall(stem))), path))
+        key = "/".join(dict.fromkeys(BIDS_KEY.findall(stem)))
+        number = next((k for k, suffix in enumerate(suffixes) if stem.endswith(f"_{suffix}")), -1)
+        if BIDS_MASK.search(stem) is not None:
+            masks.append((key, path))
+        elif number >= 0 or not suffixes:
+            images += [((key, number), path)] * (path.parent.name == "anat" or len(suffixes) > 1)
     why = (
-        "are of one examination; say which images are meant (--suffix T1w), or name images and masks in a table (--csv)"
+        "are of one examination; say which images are meant (--suffix T1w; of several channels --suffix T2w ADC), or "
+        "name images and masks in a table (--csv)"
     )
     of_masks = "are masks of one examination; name images and masks in a table (--csv)"
-    found = _matched(folder, unique(files[False], why), unique(files[True], of_masks), seen.notes())
+    found = _matched(folder, unique(images, why), unique(masks, of_masks), seen.notes(), suffixes)
     people, notes = _participants(folder / PARTICIPANTS, attributes)
     found.cases = [
         replace(case, name=file_name(case.name), patient=patient, row=people.get(patient.removeprefix("sub-"), Row()))
@@ -349,7 +425,11 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
         if not found:
             raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
         tree = trees.setdefault(site, Tree([]))
-        tree.cases += [Item(f"unlabelled/{k}", k, path, None, text=k, splits=(UNLABELLED,)) for k, path in found]
+        names = next((case.channels for case in tree.cases), ())
+        by_name = _by_case(found, names, (), "have one name apart from the channel; rename one", pictures)
+        more = _matched(folder, by_name, {key: None for key, _ in by_name}, notes, names)
+        tree.cases += [replace(c, name=f"unlabelled/{c.name}", text=c.name, splits=(UNLABELLED,)) for c in more.cases]
+        tree.alone += more.alone
         tree.notes += notes
 
 
@@ -387,7 +467,7 @@ def _told(row: Row, called: Mapping[str, str]) -> dict[str, Any]:
 def listed(
     source: Path, csv: str | Path, columns: Mapping[str, str], of: str = "",
     attributes: Mapping[str, str] | None = None, classes: Collection[str] | None = None, pictures: bool = False,
-    site: str = "",
+    site: str = "", channels: Sequence[str] = (),
 ) -> Tree:  # fmt: skip
     """Return the images of a table: ``image`` with ``mask`` or ``label``, and perhaps ``site``, ``patient``, ``split``.
 
@@ -403,6 +483,7 @@ def listed(
         classes: names of the classes, where they are given.
         pictures: whether the table names pictures, of any file type; else NIfTI volumes and DICOM series.
         site: name of the site of the table; empty if each row names its site.
+        channels: names of the images of a case, each of which has a column in place of ``image``.
 
     Raises:
         DataError: the table, a column or an image does not exist, a label is missing, a split is unknown, a row is of
@@ -418,10 +499,16 @@ def listed(
     findings = of == "label" and columns.get(of, of) not in there and {*(classes or ())} & {*there}
     if absent := sorted({*(classes or ())}.difference(there)) if findings else ():
         raise DataError(f"'{file}' has no column for the finding {listing(absent)}; --classes names the columns")
-    table, called = _rows(file, columns, ("image",) if findings else ("image", of), attributes, notes, remedy)
+    named_by = tuple(channels) or ("image",)
+    table, called = _rows(file, columns, named_by if findings else (*named_by, of), attributes, notes, remedy)
     series = set() if pictures else {path for _, path in _below(source, pictures)[0] if path.is_dir()}
     images = Images(source, SUFFIXES if pictures else WANTED, series)
-    paths = images.all([row[called["image"]] for row in table], file)
+    bad = [
+        (row.where, f"without its {column}, which 'channels' names")
+        for row in table for column in channels if row[called[column]].lower() in NOT_KNOWN
+    ]  # fmt: skip
+    table = [row for row in table if row.where not in dict(bad)]
+    paths, *others_of = (images.all([row[called[column]] for row in table], file) for column in named_by)
     texts = [row[called[of]] for row in table if not findings]
     for row, label in zip(table, texts, strict=False):
         own = row.get(called["site"], "")
@@ -436,10 +523,11 @@ def listed(
     cells = [{name: row[name] for name in classes or ()} for row in table] if findings else []
     labels: Sequence[Any] = images.all(texts, file) if of == "mask" else cells or texts
     cases = []
-    for row, path, target in zip(table, paths, labels, strict=True):
+    for row, path, target, *more in zip(table, paths, labels, *others_of, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else without_ending(text)
-        cases.append(Item(name, text, path, target, text=text if pictures else name, **_told(row, called)))
+        told = {**_told(row, called), "more": tuple(more), "channels": tuple(channels)}
+        cases.append(Item(name, text, path, target, text=text if pictures else name, **told))
     notes = [*images.contents.notes(), *notes]
     notes += [
         f"'{file}': {number} of {len(cases)} rows do not say {what}"
@@ -452,13 +540,13 @@ def listed(
         )
         if 0 < number < len(cases)
     ]
-    taken = {*paths, *(label for label in labels if isinstance(label, Path))}
+    taken = {*paths, *chain(*others_of), *(label for label in labels if isinstance(label, Path))}
     if others := [path.name for path in images.paths if path not in taken]:
         notes.append(
             f"{len(others)} of {len(images.paths)} images in '{source}' are not in the table '{file}' and are left "
             f"out: {named(others)}"
         )
-    return Tree(_once(cases, file, of, attributes, notes), notes=notes)
+    return Tree(_once(cases, file, of, attributes, notes), bad, notes)
 
 
 def _once(
@@ -490,13 +578,13 @@ def _once(
 
 def of_site(
     site: str, images: Path, labels: Path, columns: Mapping[str, str], attributes: Mapping[str, str] | None,
-    classes: Sequence[str] | None, pictures: bool = False,
+    classes: Sequence[str] | None, pictures: bool = False, channels: Sequence[str] = (),
 ) -> Tree:  # fmt: skip
     """Return the images of one site given by name, whose labels are a folder of masks or a table."""
     with naming_site(site):
         if not labels.is_file():
-            return pairs(images, labels, pictures)
-        return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site)
+            return pairs(images, labels, pictures, channels)
+        return listed(images, labels.absolute(), columns, "", attributes, classes, pictures, site, channels)
 
 
 def add_known(

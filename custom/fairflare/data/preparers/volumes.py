@@ -32,7 +32,8 @@ def prepare_volumes(
     keep_empty: bool = False,
     leave_out: bool = False,
     unlabelled: Sequence[str] | None = None,
-    suffix: str | None = None,
+    suffix: str | Sequence[str] | None = None,
+    channels: Sequence[str] | None = None,
     mask_values: Mapping[str, int | str] | None = None,
     mask_drawn_on: DrawnOn | None = None,
     group: Groups = None,
@@ -61,7 +62,9 @@ def prepare_volumes(
         keep_empty: with ``slices``, also list slices in which the mask is 0.
         unlabelled: folders of images without labels, see :func:`fairflare.data.preparers.trees.add_unlabelled`.
         leave_out: skip volumes that cannot be used, and report them.
-        suffix: suffix of the images of a BIDS tree, such as ``T1w``.
+        suffix: suffix of the images of a BIDS tree, such as ``T1w``; several are the channels of a case.
+        channels: names of the images of a case, in the order of the network's input: the ends of their names, the
+            columns of the table, or the names for ``_0000``, ``_0001``, ...
         mask_values: ``{value in the file: label}`` for ``fairflare.json``.
         mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
         group: regular expression whose first group is the patient, searched in the path of an image below its folder.
@@ -75,7 +78,7 @@ def prepare_volumes(
         DataError: the source is not as expected, or volumes cannot be used; the message names all of them.
         ValueError: arguments contradict each other.
     """
-    dealing = dealing or Dealing()
+    dealing, channels = dealing or Dealing(), channels or ()
     if problem := first_of({
         "give either --source or --site": (source_dir is None) == (not folders),
         "--csv goes with --source; with --site a table takes the place of the folder of masks":
@@ -87,13 +90,14 @@ def prepare_volumes(
     plane = None if slices is None else choice("slices", slices, get_args(Plane))
     if folders:
         trees = {
-            name: of_site(name, Path(images), Path(labels), columns or {}, attributes, classes)
+            name: of_site(name, Path(images), Path(labels), columns or {}, attributes, classes, channels=channels)
             for name, (images, labels) in folders.items()
         }
     elif csv is None:
-        trees = trees_of(Path(source_dir or ""), suffix, attributes)
+        suffixes = [suffix] if isinstance(suffix, str) else suffix or ()
+        trees = trees_of(Path(source_dir or ""), suffixes, attributes, channels)
     else:
-        trees = {"": listed(Path(source_dir or ""), csv, columns or {}, "", attributes, classes)}
+        trees = {"": listed(Path(source_dir or ""), csv, columns or {}, "", attributes, classes, channels=channels)}
     add_unlabelled(trees, unlabelled)
     look = partial(look_at_volume, plane=plane, keep_empty=keep_empty, drawn_on=mask_drawn_on)
     return write_own(

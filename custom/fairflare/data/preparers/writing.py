@@ -217,6 +217,7 @@ class _Result:
         """Write the datalists of each site, one for each fold, and check them by reading them as the site would."""
         form = self.form
         rule = form.dealing
+        channels = {site: one_set(site, own) for site, own in self.items.items()}
         how: dict[str, Any] = {"seed": seed, "fractions": rule.fractions, "stratified": form.stratified}
         splits = {site: assign(own, site=site, folds=rule.folds, **how) for site, own in self.items.items()}
         for fold in range(rule.folds or 1):
@@ -242,7 +243,8 @@ class _Result:
             files = [f"datalist_fold{fold + 1}.json"] if rule.folds else []
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
-                write_datalist(folder / file, entries[site], name=site, **more)
+                named = {"channels": [*channels[site]]} if any(len(own) > 1 for own in channels.values()) else {}
+                write_datalist(folder / file, entries[site], name=site, **more, **named)
                 self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
                 self.counts.setdefault(site, {s: Counter(map(self._counted, own)) for s, own in entries[site].items()})
 
@@ -255,7 +257,7 @@ class _Result:
         for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
             whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # unique over all sites
             tested.append(replace(item, patient=whose) if item.site else item)
-            for name, file in product(self.names.values(), (item.image, item.mask)):
+            for name, file in product(self.names.values(), (item.image, *item.more, item.mask)):
                 if isinstance(file, str) and name != self.names[site]:
                     self.draft.link(f"{name}/{file}", f"{self.names[site]}/{file}")
         self.draft.finish()
@@ -330,6 +332,15 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
         yield item
 
 
+def one_set(site: str, items: Iterable[Item]) -> tuple[str, ...]:
+    """Return the names of the channels of a site's images; raise ``DataError`` if the images have different ones."""
+    found = {item.channels for item in items}
+    if len(found) > 1:
+        sets = " and of others ".join(", ".join(names) for names in sorted(found))
+        raise DataError(f"site '{site}': the images of some cases are {sets}; prepare them as sites of their own")
+    return next(iter(found), ())
+
+
 def _entries(item: Item, split: str) -> list[dict[str, Any]]:
     """Return the datalist entries of a written image: one entry, or one for each listed slice."""
     label: Any = item.mask
@@ -337,7 +348,8 @@ def _entries(item: Item, split: str) -> list[dict[str, Any]]:
         assumed = {} if split.startswith("test") else {-2: 0, -3: 1}
         label = [value if value >= 0 else assumed.get(value) for value in label]
     entry = {
-        "image": item.image, "label": label, "patient": item.patient, "volume": item.volume,
+        "image": [item.image, *item.more] if item.more else item.image, "label": label,
+        "patient": item.patient, "volume": item.volume,
         "spacing": item.spacing and list(item.spacing), "attributes": item.attributes or None,
     }  # fmt: skip
     known = {key: value for key, value in entry.items() if value is not None}

@@ -157,7 +157,7 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         except DataError as error:
             return error
 
-    pairs = ((sample.image, sample.label if isinstance(sample.label, Path) else None) for _, sample in wanted)
+    pairs = ((sample.files, sample.label if isinstance(sample.label, Path) else None) for _, sample in wanted)
     with ThreadPool(workers(reading_takes(pairs, SCALED))) as threads:
         looks = progress(threads.imap(looked, wanted), len(wanted), "images counted")
         for (split, sample), one in zip(wanted, looks, strict=True):

@@ -168,7 +168,7 @@ class FolderVolumes(VolumeData, FolderImages):
         """Return the memory that reading and preparing one volume of the site takes, at most."""
         return reading_takes(
             (
-                (sample.image, sample.label if isinstance(sample.label, Path) else None)
+                (sample.files, sample.label if isinstance(sample.label, Path) else None)
                 for samples in self.datalist.splits.values()
                 for sample in samples
             ),

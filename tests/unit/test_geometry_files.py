@@ -130,7 +130,7 @@ def agrees(image: Path, mask: Path) -> None:
             np.testing.assert_array_equal(read_mask(sample, site="a", split="test", how=how), label)
             assert 0 < label.mean() < 1
     whole = read_whole(Sample(image, mask), masked=True, site="a", split="test", how=EXACT)
-    np.testing.assert_array_equal(whole.mask, whole.image > 0.5)
+    np.testing.assert_array_equal(whole.mask, whole.image[0] > 0.5)
 
 
 def refusal(image: Path, mask: Path, number: int | None = 0) -> str:
@@ -216,7 +216,7 @@ def test_prepared_volumes_agree(tmp_path: Path, kind: str, plane: Any) -> None:
     for sample in samples:
         if plane is None:
             whole = read_whole(sample, masked=True, site="a", split="test", how=EXACT)
-            np.testing.assert_array_equal(whole.mask, whole.image > 0.5)
+            np.testing.assert_array_equal(whole.mask, whole.image[0] > 0.5)
         else:
             how = Reading(orientation=plane, intensity="range")
             seen, label = read_pair(sample, site="a", split="test", how=how)
@@ -267,7 +267,7 @@ def test_a_mask_tells_which_of_two_forms_is_meant(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(label, picture[:, :, 0] > 0.5)
                 assert label.any()
         whole = read_whole(Sample(both, mask), masked=True, site="a", split="test", how=EXACT)
-        np.testing.assert_array_equal(whole.mask, whole.image > 0.5)
+        np.testing.assert_array_equal(whole.mask, whole.image[0] > 0.5)
         seen = read_image(Sample(both, mask, 1), site="a", split="test")
         alone = read_image(Sample(tmp_path / f"{name}.nii.gz", 0, 1), site="a", split="test")
         np.testing.assert_array_equal(seen, alone)
@@ -292,7 +292,7 @@ def test_a_predicted_mask_lies_on_its_image(tmp_path: Path, way: str, kind: str,
     seen = [read_image(Sample(image, 0, k), site="a", split="test", how=EXACT)[:, :, 0] > 0.5 for k in range(SLICES)]
     path = tmp_path / "m_mask.nii.gz"
     write_mask(path, np.stack(seen, axis=2).astype(np.uint8), image, turn)
-    whole = read_whole(Sample(image, 0), masked=False, site="a", split="test", how=EXACT).image
+    whole = read_whole(Sample(image, 0), masked=False, site="a", split="test", how=EXACT).image[0]
     write_mask(tmp_path / "whole_mask.nii.gz", (whole > 0.5).astype(np.uint8), image)  # of a task on volumes
     itk = by_itk(image)
     for made in (path, tmp_path / "whole_mask.nii.gz"):
@@ -415,10 +415,10 @@ def test_resampling_as_the_message_says(tmp_path: Path) -> None:
         read = read_whole(Sample(image_path, tmp_path / f"{name}_there.nii.gz"), masked=True, site="a", split="t")
         assert read.mask is not None
         if name == "coarse":
-            np.testing.assert_array_equal(read.mask, read.image > 0.5)
+            np.testing.assert_array_equal(read.mask, read.image[0] > 0.5)
         else:
             assert read.mask.sum() == sitk.GetArrayFromImage(part).sum() < inside.sum()
-            assert not (read.mask.astype(bool) & (read.image <= 0.5)).any()
+            assert not (read.mask.astype(bool) & (read.image[0] <= 0.5)).any()
 
 
 def test_geometry_from_the_program_that_made_the_array(tmp_path: Path) -> None:

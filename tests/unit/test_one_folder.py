@@ -119,8 +119,8 @@ def test_objects_without_pixels_are_no_slices(name: str, tmp_path: Path) -> None
         truth = mask_of(int(sample.image.name[1:]))
         assert read.mask is not None
         np.testing.assert_array_equal(np.sort(read.mask.ravel()), np.sort(truth.ravel()))
-        assert read.image.shape == SHAPE
-        assert read.image[read.mask == 1].min() > read.image[read.mask == 0].min()
+        assert read.image.shape == (1, *SHAPE)
+        assert read.image[0][read.mask == 1].min() > read.image[0][read.mask == 0].min()
         assert not (sample.image / "OTHER").exists()
 
 
@@ -378,7 +378,7 @@ def test_a_lost_geometry_is_told_and_its_remedy_is_right(
     for path in labels.iterdir():
         np.testing.assert_array_equal(np.asarray(nibabel.load(path).dataobj), mask_of(int(path.name[1])).swapaxes(0, 1))
         read = read_whole(Sample(images / path.name, path), masked=True, site="a", split="t")
-        bright = read.image > (80 / 200 + 0.02)  # noise is below 80 of 200, structures above 120
+        bright = read.image[0] > (80 / 200 + 0.02)  # noise is below 80 of 200, structures above 120
         np.testing.assert_array_equal(read.mask, bright)
 
 

@@ -160,7 +160,7 @@ def test_padding_of_a_series_of_a_volume_and_of_a_mask(tmp_path: Path) -> None:
         low, high = volume[4:].min(), np.percentile(volume[4:], 99)
         wanted = np.clip((volume[:, :, 1] - low) / (high - low), 0, 1) * (volume[:, :, 1] != -2000)
         np.testing.assert_allclose(found, wanted, atol=1e-6)
-        whole = read_whole(Sample(folder, 0), masked=False, site="a", split="test", how=how).image
+        whole = read_whole(Sample(folder, 0), masked=False, site="a", split="test", how=how).image[0]
         np.testing.assert_allclose(whole[:, :, 1], wanted, atol=1e-6)
     labels = np.array([[255, 1], [2, 0]], np.uint8)
     np.testing.assert_array_equal(mask(dicom(tmp_path / "m.dcm", labels, PixelPaddingValue=255)), [[0, 1], [2, 0]])
@@ -223,7 +223,9 @@ def test_each_slice_and_frame_by_its_own_window(tmp_path: Path) -> None:
     wanted = [0.5, 0.375, 0.25]
     for number, value in enumerate(wanted):
         np.testing.assert_allclose(image(folder, number, intensity="window"), np.full((4, 5), value), atol=1e-6)
-    whole = read_whole(Sample(folder, 0), masked=False, site="a", split="test", how=Reading(intensity="window")).image
+    whole = read_whole(Sample(folder, 0), masked=False, site="a", split="test", how=Reading(intensity="window")).image[
+        0
+    ]
     np.testing.assert_allclose(whole, np.broadcast_to(np.array(wanted, np.float32), (4, 5, 3)), atol=1e-6)
     cut = image(folder, 2, intensity="window", orientation="coronal")  # the head on top
     np.testing.assert_allclose(cut, np.broadcast_to(np.array(wanted[::-1])[:, None], (3, 5)), atol=1e-6)

@@ -29,11 +29,23 @@ from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import SPLIT_GLOBAL
 from fairflare.checking.label_probe import compared
 from fairflare.checking.volumes import CHECKED, EMPTY, FULL, LINES, look_at_masked, shapes_of
+from fairflare.core.statistics.channels import Channels, described
 from fairflare.core.statistics.label_maps import exchanged, features_of, regions_of
 from fairflare.data.datalist import SPLITS, DataError, Datalist, Sample, load_datalist
 from fairflare.data.geometry import Misfit, notes_of
 from fairflare.data.image_file import image_file
-from fairflare.data.kinds import Drawn, apart, by_kind, drawn_of, named, odd_masks, odd_pair, shown, two_names
+from fairflare.data.kinds import (
+    Drawn,
+    apart,
+    by_kind,
+    drawn_of,
+    named,
+    odd_images,
+    odd_masks,
+    odd_pair,
+    shown,
+    two_names,
+)
 from fairflare.data.listing.attributes import bare
 from fairflare.data.patients import on_both_sides
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on, reading_takes
@@ -124,7 +136,8 @@ class _Look:
     place: str  # the path, with slice, site and split
     patient: str | None
     size: tuple[int, ...] = ()
-    content: str | None = None  # hash of the image; None if all its pixels are the same
+    content: list[str | None] = field(default_factory=lambda: [None])  # hash of each image; None if all pixels are one
+    channels: Channels | None = None  # description of the images of a case with several
     number: int | None = None  # the class
     target: str | None = None  # hash of the target; None if it has none
     labelled: list[int] = field(default_factory=list)  # structures in the mask, or the class, or findings
@@ -176,6 +189,10 @@ def check_sites(
     ]  # fmt: skip
     problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
+    images = gathered(
+        (one.list.site, (shown(look.path), look.channels)) for one in lookers for look in one.good if look.channels
+    )
+    problems += [Problem(site, line, grave=False) for site, line in odd_images(images)]
     drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
     problems += [Problem(site, text, grave=False) for site, text in apart(drawn)]
     meanings = dict(enumerate(called if task.class_labels else ["background", *called]))
@@ -263,13 +280,15 @@ class _Looker:
             image = task.stored(sample, site, split, self.own.max_image_bytes)
             found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
             if (image != image.flat[0]).any():
-                found.content = _hash(np.asarray(image.shape), image)
+                found.content = [_hash(np.asarray(image.shape), image)]
         except DataError as error:
             found.errors.append(error)
         try:
             data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
             found.mask_labels = data.mask_labels
             image, target = (one[0].numpy() for one in data.read(split, [0]))
+            has = data.channels or ()
+            found.channels = described([data.task.channels[k] for k in has], image[[*has]])
             if sample.label is None:
                 return found
             picture, seen = _flat_pair(image, target)
@@ -330,7 +349,7 @@ class _Looker:
                 else:
                     name = _plain(look.site, error).removesuffix(f": {error.misfit}")
                     misfits[name] = (name, error.misfit)
-            if not look.errors and look.content is None:
+            if not look.errors and None in look.content:
                 self.say(
                     f"image '{look.path}' of '{look.split}': all its pixels have one value", False, shown(look.path)
                 )
@@ -516,6 +535,7 @@ def _same_images(seen: pd.DataFrame) -> Iterator[Problem]:
     sites may share a test list. An image in both ``test`` and ``test_<name>`` of one site is no problem.
     """
     shared: Counter[str] = Counter()
+    seen = seen.explode("content", ignore_index=True)
     copied = seen[seen["content"].notna() & seen.duplicated("content", keep=False)]
     for _, same in copied.groupby("content", sort=False):
         sites, where = sorted(set(same["site"])), few(same["place"].tolist(), PLACES)

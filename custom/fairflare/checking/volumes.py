@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_erosion, find_objects
 
+from fairflare.core.statistics.channels import described
 from fairflare.core.statistics.label_maps import regions_of, shape_of
 from fairflare.data.datalist import Sample
 from fairflare.data.intensity import between, counts_of, slabs
@@ -31,7 +32,8 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     """Read a volume and its mask as the task reads them, and return what is checked of both.
 
     Returns:
-        ``size`` as stored; ``content``, a checksum of the values (``None`` if all are the same); ``target``, one of the
+        ``size`` as stored; ``content``, a checksum of the values of each image (``None`` if all are the same);
+        ``channels``, a description of the images where there are several; ``target``, a checksum of the
         slice with most voxels of structures; ``labelled``, the structures that the mask marks; ``odd``, what the mask
         is; ``features`` of each structure in that slice, by :func:`regions_of`; ``shapes`` of these;
         ``drawn``, the mask's description for comparisons; ``prepared``, the bytes that volume and targets take when
@@ -65,7 +67,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     )
     return {
         "size": mask.shape, "labelled": labelled,
-        "content": "".join(map(str, contents)) if any(contents := [*map(_content, volumes)]) else None,
+        "content": [*map(_content, volumes)], "channels": described(data.datalist.channels, volumes),
         "target": hashlib.sha256(seen.tobytes()).hexdigest(),
         "odd": [FULL] * (not background) + [LINES] * lines if labelled else [EMPTY],
         "features": [(features, number) for number, features in regions_of(seen, True).items()],

@@ -16,6 +16,7 @@ from fairflare.data.listing.samples import DataError, Sample
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from fairflare.core.statistics.channels import Channels
     from fairflare.data.geometry import Misfit
 
 P = TypeVar("P")
@@ -408,6 +409,14 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
                     ),
                 )
                 break
+
+
+def odd_images(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[tuple[str, str]]:
+    """Yield site and line for each kind of oddity of cases with several images; arguments as in ``odd_channels``."""
+    from fairflare.core.statistics.channels import odd_channels
+
+    for site, own in gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(sites)).items():
+        yield from ((site, line) for line in by_kind(own))
 
 
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:

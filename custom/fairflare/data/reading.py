@@ -114,7 +114,7 @@ class ValueNotes:
 def read_image(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """Return the image of ``sample`` as (height, width, 1 or 3) float32 in [0, 1].
+    """Return the image of ``sample`` as (height, width, 1 or 3, or its channels) float32 in [0, 1].
 
     With ``intensity="auto"`` 8-bit pictures and arrays are divided by 255; all other files, and NIfTI, are clipped to
     [minimum, 99th percentile] of their file (of the whole volume when a slice is picked) and scaled. A constant image
@@ -129,6 +129,8 @@ def read_image(
     Raises:
         DataError: the file is too large, damaged, or holds no image.
     """
+    if how.channels != (0,):
+        return next(read_planes(replace(sample, label=None), site=site, split=split, max_bytes=max_bytes, how=how))[0]
     return _image(open_image(sample, site, split, max_bytes, how), sample.slice, max_bytes, how)
 
 
@@ -282,6 +284,9 @@ def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
+    if how.channels != (0,):
+        found: Any = next(read_planes(sample, site=site, split=split, max_bytes=max_bytes, how=how))
+        return found
     image, mask = open_pair(sample, site, split, max_bytes, how)
     return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
 
@@ -294,11 +299,17 @@ def read_planes(
     Arguments and errors are those of :func:`read_image`; the mask is ``None`` for an image with a class.
     """
     where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
-    classed = isinstance(sample.label, int | tuple)
-    image, mask = (open_image(sample, *where), None) if classed else open_pair(sample, *where)
-    bounds = _bounds(image, where[3], max_bytes)
+    image, mask = open_pair(sample, *where) if isinstance(sample.label, Path) else (open_image(sample, *where), None)
+    bounds = None
+    if how.channels != (0,):
+        from fairflare.data.whole_volumes import channels_of
+
+        image = replace(image, array=channels_of(sample, *where))
+    else:
+        bounds = _bounds(image, where[3], max_bytes)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
+        picture = image.plane(number) if how.channels != (0,) else _picture(image, number, bounds, how)
+        yield picture, None if mask is None else _mask(mask, number)
 
 
 def open_pair(

@@ -6,6 +6,8 @@ The images of a case (its channels) are brought to one grid: that of the first o
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from scipy.ndimage import find_objects
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import Grid, onto
-from fairflare.data.image_file import MAX_IMAGE_BYTES
+from fairflare.data.image_file import MAX_IMAGE_BYTES, ImageFile, image_file
 from fairflare.data.intensity import slabs
 from fairflare.data.reading import (
     PLAIN,
@@ -26,6 +28,7 @@ from fairflare.data.reading import (
     _Opened,
     _said_of,
     _scaled,
+    _turn_for,
     open_image,
     open_pair,
     whole_numbers,
@@ -136,6 +139,26 @@ def open_volume(
         affine = np.diag([*sample.spacing, 1.0])
     mask = next((whole_numbers(mask, _volume(mask).array) for mask in masks), None)
     return Opened(tuple(map(_volume, images)), first.facts.grid, mask, affine)
+
+
+def channels_of(sample: Sample, site: str, split: str, limit: int, how: Reading) -> npt.NDArray[np.float32]:
+    """Return the channels of a case on one grid, (rows, columns, slices, channels) float32 in [0, 1].
+
+    The last two cases stay in memory, for slices that are read one after the other. Arguments are those of
+    :func:`read_whole`.
+    """
+    files = tuple(image_file(path) for path in (*sample.files, sample.label) if isinstance(path, Path))
+    with _turn_for(files[0]):
+        return _channels_of(files, replace(sample, slice=None), site, split, limit, replace(how, kept=None))
+
+
+@lru_cache(maxsize=2)
+def _channels_of(
+    files: tuple[ImageFile, ...], sample: Sample, site: str, split: str, limit: int, how: Reading
+) -> npt.NDArray[np.float32]:
+    masked = isinstance(sample.label, Path)
+    whole = read_whole(sample, masked=masked, site=site, split=split, max_bytes=limit, how=how)
+    return np.moveaxis(whole.image, 0, -1)
 
 
 def check_scale(opened: _Opened, how: Reading) -> None:

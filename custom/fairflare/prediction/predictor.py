@@ -94,23 +94,28 @@ class Predictor:
         """Return the names of the structures or classes that the model predicts."""
         return self.task.names()
 
-    def __call__(self, file: Path) -> Iterator[Found]:
-        """Yield the predictions for a file: one for a picture, or one for each slice of a volume, in order.
+    def __call__(self, file: Path, more: tuple[Path, ...] = ()) -> Iterator[Found]:
+        """Yield the predictions for a case: one for a picture, or one for each slice of a volume, in order.
+
+        Args:
+            file: file of the image, or of the task's first channel.
+            more: files of its further channels, in their order; none where one file has all.
 
         Raises:
             DataError: the file cannot be read, or the network gives numbers that are not finite; ``reason`` says why.
         """
         self.blank = True
         if isinstance(self.task, VolumeSettings):
-            yield Found(None, self._of_volume(file))
+            yield Found(None, self._of_volume(file, more))
             return
         count = slices_in(file, how=self.task.reading())
+        further = (more,) if more else ()  # a user's own read_input may take one file
         numbers: Sequence[int | None] = [None] if count is None else list(range(count))
         with reused_memory(self.device.type):
             for start in range(0, len(numbers), BATCH):
                 chosen = numbers[start : start + BATCH]
                 read: Any = self.task
-                outputs = self._told(file, torch.stack([read.read_input(file, number) for number in chosen]))
+                outputs = self._told(file, torch.stack([read.read_input(file, number, *further) for number in chosen]))
                 for number, probabilities in zip(chosen, outputs, strict=True):
                     yield Found(number, probabilities)
 
@@ -124,7 +129,7 @@ class Predictor:
             )
         return outputs
 
-    def _of_volume(self, file: Path) -> torch.Tensor:
+    def _of_volume(self, file: Path, more: tuple[Path, ...]) -> torch.Tensor:
         """Return a volume's probabilities, one for each class, or a map for each structure.
 
         The maps are on the volume's own grid: (structures, rows, columns, slices).
@@ -133,7 +138,7 @@ class Predictor:
         from monai.transforms import SpatialResample
 
         task: Any = self.task
-        image, whole = task.read_volume(file)
+        image, whole = task.read_volume(file, more)
         found = self._told(file, image.as_tensor()[None])[0]
         if self.kind == "classification":
             return found

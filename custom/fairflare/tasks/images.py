@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 import threading
 from abc import abstractmethod
@@ -34,7 +33,14 @@ from fairflare.data.orientation import Orientation
 from fairflare.data.reading import Reading, read_image
 from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
-from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error, setting_of
+from fairflare.tasks.shared.site_settings import (
+    CACHE_BYTES,
+    SiteSettings,
+    places_of,
+    read_settings,
+    setting_error,
+    setting_of,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,7 +54,7 @@ T = TypeVar("T")
 _COUNTING = threading.Lock()  # held while a sample is counted as in memory
 log = logging.getLogger(__name__)
 # Types of the settings that tasks on images have.
-Grey = Literal[1, 3]
+Grey = Annotated[int, Field(strict=True, ge=1)]  # 1 or 3, or the number of the channels
 Size = tuple[PositiveInt, PositiveInt]
 Momentum = Annotated[float, Field(strict=True, gt=0, le=1)]
 Augmentations = tuple[
@@ -122,15 +128,24 @@ class Preprocessing(Intensities):
     orientation: Orientation = "canonical"
     resize: Literal["stretch", "pad", "crop"] = "stretch"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own: Any = self
+        if self.channels:
+            own.in_channels = len(self.channels)
+        elif own.in_channels not in (1, 3):
+            raise ValueError(f"in_channels must be one of 1, 3, got {own.in_channels}")
+
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
         return replace(super().reading(kept), orientation=self.orientation)
 
-    def read_input(self, file: Path, number: int | None = None) -> torch.Tensor:
+    def read_input(self, file: Path, number: int | None = None, more: tuple[Path, ...] = ()) -> torch.Tensor:
         """Read one image without a datalist, and prepare it as for evaluation; ``fairflare predict`` uses this.
 
         Args:
             file: an image file of any kind that a datalist may name.
             number: number of the slice, if the file is a volume.
+            more: files of further channels.
 
         Returns:
             (channels, height, width) float32 in [0, 1], of the task's size.
@@ -141,7 +156,9 @@ class Preprocessing(Intensities):
         from fairflare.tasks.transforms import applied, as_input
 
         task: Any = self
-        item = {"image": read_image(Sample(file, 0, number), site="predict", split="none", how=self.reading())}
+        item = {
+            "image": read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
+        }
         return cast("torch.Tensor", applied(as_input(task.in_channels, task.image_size, self.resize), item)["image"])
 
 
@@ -250,13 +267,12 @@ class ImageTask(Intensities, Fitted, Task):
         """
         own = read_settings(self.site_settings, site, settings)
         if own.data_root is None:
-            if not own.phantom and not self.allow_phantom:
-                raise setting_error(
-                    site,
-                    "data_root",
-                    "no data: 'data_root' is not set, and this job allows no made-up data (allow_phantom=false); set "
-                    "'data_root'",
-                )
+            if problem := first_of({
+                "made-up cases have one image, and the run has channels": bool(self.channels),
+                "this job allows no made-up data (allow_phantom=false)": not own.phantom and not self.allow_phantom,
+            }):  # fmt: skip
+                text = f"no data: 'data_root' is not set, and {problem}; set 'data_root'"
+                raise setting_error(site, "data_root", text)
             return self.open_phantom(site, own)
         listed = load_datalist(
             own.data_root, own.datalist or "datalist.json", site=site, class_labels=self.class_labels,
@@ -266,31 +282,9 @@ class ImageTask(Intensities, Fitted, Task):
             log.warning("site '%s': %s", site, line)  # written to the site's own log only
         return self.open_listed(site, own, listed)
 
-    def places_of(self, site: str, own: SiteSettings, datalist: Datalist) -> tuple[int, ...]:
-        """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
-
-        Raises:
-            DataError: the datalist lacks a channel of the run, and the site's own file does not name those it has.
-        """
-        run, there = list(self.channels or ()), list(datalist.channels or own.channels or ())
-        said = run if own.channels is None else own.channels
-        public = "the channels of the site's cases are not those of the run"
-        if problem := first_of({
-            f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order "
-            "of the network's input": not run and len(there) > 1,
-            "tasks on pictures take one image a case; of several learn whole volumes": self.spatial_dims == 2 and run,
-            f"'channels' of the site's fairflare.json is {json.dumps(said)}, and the run has {json.dumps(run)}; name "
-            "those that the cases have": bool(run) and not {*said} <= {*run},
-            f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
-            f"datalist, or say in the site's fairflare.json which the cases have: "
-            f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
-        }):  # fmt: skip
-            raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
-        return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
-
     def open_listed(self, site: str, own: SiteSettings, listed: Datalist) -> SiteData:
         """Return the images of a datalist, labelled as the site's file says."""
-        said, places = self.annotated_in(site, own), self.places_of(site, own, listed)
+        said, places = self.annotated_in(site, own), places_of(self.channels or (), site, own, listed)
         task = self.annotating(said)
         if self.channels:
             task = copy.copy(task)
@@ -565,7 +559,8 @@ class FolderImages(Marked, PreparedData, ImageData):
         return self._identities[split]
 
     def _pixels(self, sample: Sample, split: str) -> str:
-        how = Reading(kept=self.reading.kept)  # without the job's settings: every job must find the same
+        # Without the job's settings: every job must find the same.
+        how = Reading(kept=self.reading.kept, channels=self.reading.channels, width=self.reading.width)
         pixels = read_image(sample, site=self.site, split=split, max_bytes=self.max_image_bytes, how=how)
         return hashlib.sha256(pixels.tobytes()).hexdigest()
 

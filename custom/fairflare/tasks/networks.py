@@ -77,7 +77,7 @@ class Classifier(nn.Module):
             (n, width).
         width: number of features of the encoder.
         classes: number of classes, which is the number of logits.
-        in_channels: 3, or 1 (normalised with the mean over ImageNet's three channels).
+        in_channels: 3, or another number (normalised with the mean over ImageNet's three channels).
         projector_dim: output width of a projection head beside the classifier, a two-layer perceptron (Fed-MAS);
             ``None`` for no such head.
         neck_dim: output width of a projection head between encoder and classifier, a two-layer perceptron (MOON);
@@ -110,7 +110,7 @@ class Classifier(nn.Module):
             nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, projector_dim)
         )  # fmt: skip
         usual: tuple[Any, Any] = (IMAGENET_MEAN, IMAGENET_STD)
-        self._statistics = usual if in_channels != 1 else tuple(sum(values) / 3 for values in usual)
+        self._statistics = usual if in_channels == 3 else tuple(sum(values) / 3 for values in usual)
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the features, (n, width), that the encoder computes from the inputs and the classifier head gets."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.markup import escape
 from rich.progress import track
 from rich.table import Table
 
+from fairflare.base.checks import gathered
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, refuse_to_replace, which_model
 from fairflare.cli.screen import console, errors, note, say, user_errors
@@ -34,12 +36,16 @@ Told = tuple[list[dict[str, Any]], list[tuple[str, ...]]]  # rows of the CSV fil
 
 @dataclass(frozen=True)
 class Wanted:
-    """Describe the files that ``predict`` writes: their folder, threshold and kinds."""
+    """Describe the files that ``predict`` writes: their folder, threshold and kinds.
+
+    ``more`` has the files of further channels, by the file of the first.
+    """
 
     out: Path
     overlay: bool
     threshold: float
     probabilities: bool = False
+    more: Mapping[Path, tuple[Path, ...]] = field(default_factory=dict)
 
 
 def predict(
@@ -84,7 +90,8 @@ def predict(
     with user_errors(out):
         found = find_images(images, out)
         predictor = _load(model, best, task_file, device)
-        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay, probabilities), probabilities)
+        found, more = cases_of(found, predictor.task.channels or (), in_order=len(images) > 1)
+        wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay, probabilities), probabilities, more)
         refuse_to_replace(_targets(predictor, found, wanted), overwrite)
         failed = _predict_all(predictor, found, wanted)
     raise typer.Exit(int(failed > 0))
@@ -118,6 +125,55 @@ def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
                 + ", or call predict for each, with an --out of its own"
             )
     return dict(found.values())
+
+
+def cases_of(
+    found: Mapping[Path, str], channels: Sequence[str], in_order: bool
+) -> tuple[dict[Path, str], dict[Path, tuple[Path, ...]]]:  # fmt: skip
+    """Group files by case, where a model takes several images a case.
+
+    Args:
+        found: name in the output of each file.
+        channels: names of the model's channels.
+        in_order: whether files whose names say no channel are one case, in the order of the channels.
+
+    Returns:
+        The name in the output of each case, and its further files, by its first file.
+
+    Raises:
+        ValueError: a case has another number of images than the model has channels.
+    """
+    from fairflare.data.preparers.names import by_case
+    from fairflare.prediction.masks import stem_of
+
+    if len(channels) < 2:
+        return dict(found), {}
+    files = by_case(((stem_of(name), path) for path, name in found.items()), channels, (), "are one image of one case")
+    cases = {
+        key: dict(sorted(own)) for key, own in gathered((key, (k, path)) for (key, k), path in files.items()).items()
+    }
+    if in_order and len(found) == len(channels) and {k for _, k in files} == {-1} and not any(map(_has_all, found)):
+        cases = {stem_of(next(iter(found.values()))): dict(enumerate(found))}
+    every = {*range(len(channels))}
+    for key, own in cases.items():
+        if own.keys() != every and (own.keys() != {-1} or not _has_all(own[-1])):
+            raise ValueError(
+                f"the model takes {len(channels)} images a case ({', '.join(channels)}), and '{key}' has {len(own)}: "
+                f"{', '.join(path.name for path in own.values())}; give the files of one case in this order, or name "
+                f"them '{key}_{channels[0]}', ... or '{key}_0000', ..."
+            )
+        of = [f"{channels[k]} = {path.name}" for k, path in own.items() if k >= 0]
+        say(f"{key}: {', '.join(of) or 'all channels in one file'}")
+    lists = {key: [*own.values()] for key, own in cases.items()}
+    names = {own[0]: key + found[own[0]][len(stem_of(found[own[0]])) :] for key, own in lists.items()}
+    return names, {own[0]: tuple(own[1:]) for own in lists.values()}
+
+
+def _has_all(path: Path) -> bool:
+    """Return whether a file has several volumes; one that cannot be opened is refused when it is read."""
+    with suppress(Exception):
+        return image_file(path).facts().volumes > 1
+    return False
 
 
 def _images_of(text: str, out: Path) -> dict[Path, str]:
@@ -288,7 +344,7 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     turn, height, width = (None, 0, 0) if whole else turn_and_size(image, how=task.reading())
     known = masks.labels_of(task)
     numbers, planes, sure = [], [], []
-    for found in predictor(image):
+    for found in predictor(image, wanted.more.get(image, ())):
         labels, told = masks.label_map(found.probabilities, known, wanted.threshold), found.probabilities
         numbers.append(found.slice)
         planes.append(labels.numpy() if whole else masks.in_size(labels, height, width, task.resize))
@@ -330,7 +386,7 @@ def _called(part: str, structure: Iterable[int]) -> str:
 def _classify(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> Told:
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
-    for found in predictor(image):
+    for found in predictor(image, wanted.more.get(image, ())):
         values = found.probabilities.tolist()
         order = sorted(range(len(values)), key=lambda k: -values[k])
         first, second = (predictor.names[k] for k in (order * 2)[:2])

@@ -39,8 +39,10 @@ class Channels:
     values: Array
 
 
-def channels_of(names: Sequence[str], images: Sequence[npt.NDArray[np.generic]]) -> Channels:
-    """Describe the images of a case, each (rows, columns, slices) on the same grid, with a name for each."""
+def described(names: Sequence[str], images: Sequence[npt.NDArray[np.generic]]) -> Channels | None:
+    """Describe the images of a case, (rows, columns, slices) on one grid, with a name for each; ``None`` of one."""
+    if len(names) < 2:
+        return None
     steps = tuple(slice(None, None, -(-length // SIDE)) for length in images[0].shape)
     small = [_scaled(np.asarray(image[steps], np.float64)) for image in images]
     odd = []

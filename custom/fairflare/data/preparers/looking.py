@@ -15,7 +15,7 @@ import scipy.ndimage
 from fairflare.base.checks import first_of
 from fairflare.base.machine.memory import counted, free_memory, workers
 from fairflare.base.own_errors import may_be_of_file
-from fairflare.core.statistics.channels import Channels, channels_of
+from fairflare.core.statistics.channels import Channels, described
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import DrawnOn, Misfit, codes_of
 from fairflare.data.image_file import MAX_IMAGE_BYTES, image_file
@@ -210,7 +210,7 @@ def look_at_volume(
         None if labels is None else drawn_of(shown(image), volume, labels),
         () if affine is None else _axes(affine, facts.grid.shape),
         tuple(bool(np.nanmin(one) < AIR) for one in images),
-        channels_of(channels, images) if count > 1 else None,
+        described(channels, images),
         {} if mask is None else image_file(mask).names(),
         () if labels is None else edges_of(labels),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from fairflare.base.checks import NO_SITE, SERVER, few
 from fairflare.data.datalist import DataError
 
 K = TypeVar("K")
+CHANNEL = re.compile(r"(.+)_(\d{4})")  # names of files in nnU-Net, with the number of the channel
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # pattern of site names that FLARE accepts
 
 
@@ -58,6 +59,30 @@ def unique(pairs: Iterable[tuple[K, Any]], why: str) -> dict[K, Any]:
         if found.setdefault(key, value) != value:
             raise DataError(f"'{found[key]}' and '{value}' {why}")
     return found
+
+
+def by_case(
+    files: Iterable[tuple[str, Path]], names: Sequence[str], partners: Collection[str], why: str, pictures: bool = False
+) -> dict[tuple[str, int], Path]:  # fmt: skip
+    """Return images by case and number of the channel, which the end of a name says; -1: it says none.
+
+    Args:
+        files: name and path of each image.
+        names: names of the channels.
+        partners: names of the masks; nnU-Net's number is one only where a mask has the name without it.
+        why: reason to refuse two files of one name.
+        pictures: whether the files are pictures, which have no channels.
+    """
+    several = len(names) > 1
+    endings = re.compile(rf"(.+?)[-_. /]({'|'.join(map(re.escape, names))})")
+    found: list[tuple[tuple[str, int], Path]] = []
+    for name, path in files:
+        numbered, called = CHANNEL.fullmatch(name), endings.fullmatch(name) if several else None
+        key = (called[1], [*names].index(called[2])) if called else (name, -1)
+        if numbered and not pictures and name not in partners and (several or numbered[1] in partners):
+            key = numbered[1], int(numbered[2])
+        found.append((key, path))
+    return unique(found, why)
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.checks import first_of, gathered
-from fairflare.core.statistics.channels import odd_channels
 from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn, Misfit, notes_of
-from fairflare.data.kinds import at_site, by_kind, odd_masks, shown, two_names
+from fairflare.data.kinds import at_site, odd_images, odd_masks, shown, two_names
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
@@ -104,8 +103,7 @@ def write_own(
         for text in odd_masks([seen.drawn for case, seen in good if case.site == site and seen.drawn is not None])
     ]
     seen_by = gathered((case.site, (shown(case.image), seen.channels)) for case, seen in good if seen.channels)
-    odd = gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(seen_by))
-    notes += [f"{site}: {line}" if site else line for site, own in odd.items() for line in by_kind(own)]
+    notes += [f"{site}: {line}" if site else line for site, line in odd_images(seen_by)]
     told = [(site or "dataset.json", {k: name for k, name in tree.names.items() if k}) for site, tree in trees.items()]
     drawn = ((at_site(shown(case.mask), case.site), seen.names) for case, seen in good if isinstance(case.mask, Path))
     for text in (*two_names(told), *two_names(drawn)):

@@ -22,7 +22,15 @@ from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import by_value, columns_of, split_name
-from fairflare.data.preparers.names import composed, existing_folder, file_name, listing, naming_site, unique
+from fairflare.data.preparers.names import (
+    by_case,
+    composed,
+    existing_folder,
+    file_name,
+    listing,
+    naming_site,
+    unique,
+)
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
@@ -38,7 +46,6 @@ NOT_TAKEN = (
 DATASET = "dataset.json"  # name of the declaration of nnU-Net and the Decathlon
 BIDS_KEY = re.compile(r"(?:sub|ses|run)-[A-Za-z0-9]+")
 MASK_ENDING = re.compile(r"[-_. ]?(segmentation|seg|mask|label|labels|gt)$", re.IGNORECASE)
-CHANNEL = re.compile(r"(.+)_(\d{4})")  # names of files in nnU-Net, with the number of the channel
 MASK_FOLDERS = ("masks", "labels")
 OPTIONAL = ("site", "patient", "split")  # columns that a table may have
 BIDS_MASK = re.compile(r"_(?:mask|dseg|seg|label|roi)$")
@@ -214,7 +221,7 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
         told = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
         raise DataError(f"'{images}': {told}, --channels names {len(channels)}; name all, none is left out")
     names = list(channels) or declared
-    by_name = _by_case(((key_of(name), path) for name, path in own), names, partners, why, pictures)
+    by_name = by_case(((key_of(name), path) for name, path in own), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other, _ in by_name) == 1:
@@ -227,30 +234,6 @@ def key_of(name: str) -> str:
     return MASK_ENDING.sub("", name)
 
 
-def _by_case(
-    files: Iterable[tuple[str, Path]], names: Sequence[str], partners: Collection[str], why: str, pictures: bool = False
-) -> dict[tuple[str, int], Path]:  # fmt: skip
-    """Return images by case and number of the channel, which the end of a name says; -1: it says none.
-
-    Args:
-        files: name and path of each image.
-        names: names of the channels.
-        partners: names of the masks; nnU-Net's number is one only where a mask has the name without it.
-        why: reason to refuse two files of one name.
-        pictures: whether the files are pictures, which have no channels.
-    """
-    several = len(names) > 1
-    endings = re.compile(rf"(.+?)[-_. /]({'|'.join(map(re.escape, names))})")
-    found: list[tuple[tuple[str, int], Path]] = []
-    for name, path in files:
-        numbered, called = CHANNEL.fullmatch(name), endings.fullmatch(name) if several else None
-        key = (called[1], [*names].index(called[2])) if called else (name, -1)
-        if numbered and not pictures and name not in partners and (several or numbered[1] in partners):
-            key = numbered[1], int(numbered[2])
-        found.append((key, path))
-    return unique(found, why)
-
-
 def _matched(
     folder: Path, images: Mapping[tuple[str, int], Path], masks: Mapping[str, Path | None], notes: list[str],
     names: Sequence[str] = (),
@@ -259,7 +242,7 @@ def _matched(
 
     Args:
         folder: folder of the images, for messages.
-        images: images by case and number of the channel, see :func:`_by_case`.
+        images: images by case and number of the channel, see :func:`by_case`.
         masks: mask of each case; ``None`` for a case without a label.
         notes: notes on files that are ignored.
         names: names of the channels.
@@ -328,8 +311,8 @@ def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] |
         elif number >= 0 or not suffixes:
             images += [((key, number), path)] * (path.parent.name == "anat" or len(suffixes) > 1)
     why = (
-        "are of one examination; say which images are meant (--suffix T1w; of several channels --suffix T2w ADC), or "
-        "name images and masks in a table (--csv)"
+        "are of one examination; say which images are meant (--suffix T1w), or which are its channels (--suffix T2w "
+        "ADC), or name images and masks in a table (--csv)"
     )
     of_masks = "are masks of one examination; name images and masks in a table (--csv)"
     found = _matched(folder, unique(images, why), unique(masks, of_masks), seen.notes(), suffixes)
@@ -426,7 +409,7 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
             raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
-        by_name = _by_case(found, names, (), "have one name apart from the channel; rename one", pictures)
+        by_name = by_case(found, names, (), "have one name apart from the channel; rename one", pictures)
         more = _matched(folder, by_name, {key: None for key, _ in by_name}, notes, names)
         tree.cases += [replace(c, name=f"unlabelled/{c.name}", text=c.name, splits=(UNLABELLED,)) for c in more.cases]
         tree.alone += more.alone

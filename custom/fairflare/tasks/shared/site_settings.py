@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from pathlib import Path
@@ -12,8 +13,9 @@ from pydantic import Field
 
 from fairflare.base import checks
 from fairflare.base.aspect import SITE_KEYS
+from fairflare.base.checks import first_of
 from fairflare.base.settings import Flag, NonNegativeInt, PositiveInt, Text, field_names, settings
-from fairflare.data.datalist import DataError
+from fairflare.data.datalist import DataError, Datalist
 from fairflare.data.decoded import DECODED_BYTES, DecodedVolumes
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 
@@ -100,6 +102,31 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
     elif found.phantom:
         raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
     return found
+
+
+def places_of(run: Sequence[str], site: str, own: SiteSettings, datalist: Datalist) -> tuple[int, ...]:
+    """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
+
+    Args:
+        run: names of the run's channels; none where a case has one image.
+        site, own, datalist: name, private settings and datalist of the site.
+
+    Raises:
+        DataError: the datalist lacks a channel of the run, and the site's own file does not name those it has.
+    """
+    there, said = list(datalist.channels or own.channels or ()), list(run) if own.channels is None else own.channels
+    if problem := first_of({
+        f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order of "
+        "the network's input": not run and len(there) > 1,
+        f"'channels' of the site's fairflare.json is {json.dumps(said)}, and the run has {json.dumps(run)}; name those "
+        "that the cases have": bool(run) and not {*said} <= {*run},
+        f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
+        "datalist, or say in the site's fairflare.json which the cases have: "
+        f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
+    }):  # fmt: skip
+        public = "the channels of the site's cases are not those of the run"
+        raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
+    return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
 
 
 def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> None:

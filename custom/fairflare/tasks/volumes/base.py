@@ -106,9 +106,9 @@ class VolumeSettings(ImageTask):
         how = self.reading()
         return read_whole(sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=how).image[0]
 
-    def read_volume(self, file: Path) -> tuple[MetaTensor, Whole]:
-        """Read one volume for ``fairflare predict``; return the network's input, and the volume as stored."""
-        whole = read_whole(Sample(file, 0), masked=False, site="predict", split="none", how=self.reading())
+    def read_volume(self, file: Path, more: tuple[Path, ...] = ()) -> tuple[MetaTensor, Whole]:
+        """Read the channels of a case for ``fairflare predict``; return the network's input, and them as stored."""
+        whole = read_whole(Sample(file, 0, more=more), masked=False, site="predict", split="none", how=self.reading())
         return self.placed(whole, file.name), whole
 
 

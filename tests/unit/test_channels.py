@@ -13,10 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fairflare.base.settings import values_of
 from fairflare.base.task import SiteData
+from fairflare.checking.images import check_sites
+from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers import prepare_volumes
+from fairflare.data.reading import Reading
+from fairflare.tasks.scores.site_statistics import measure
+from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 
 SHAPE = (32, 32, 32)
@@ -394,3 +401,85 @@ def test_each_channel_has_its_own_window(tmp_path: Path) -> None:
     assert "of centre 50 and width 100, of centre 10 and width 20" in task.intensities
     with pytest.raises(ValueError, match="window must be one, or one for each of channels"):
         VolumeSegmentationTask(channels=NAMES, intensity="window", window=[[50, 100]])
+
+
+# --- what the commands do with channels ---------------------------------------------------------------------
+
+
+def test_slices_have_the_channels_of_their_volume(tmp_path: Path) -> None:
+    settings = site(tmp_path)
+    content = json.loads((tmp_path / "datalist.json").read_text())
+    for split in ("training", "validation", "test"):
+        content[split] = [{**content[split][0], "slice": number} for number in (8, 9)]
+    (tmp_path / "datalist.json").write_text(json.dumps(content))
+    task = SegmentationTask(channels=["ADC", "T2w"], intensity="range", orientation="stored", image_size=(32, 32))
+    assert task.in_channels == 2
+    data = task.open_site("A", settings)
+    (found, masks), *_ = data.batches("test", batch_size=2)
+    t2, adc = (scaled(one) for one in pictures(2))
+    wanted = np.stack([np.stack([adc[:, :, n].T, t2[:, :, n].T]) for n in (8, 9)])
+    np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
+    assert int(masks.sum()) == 2 * 12 * 8
+    assert task.build_model()(found).shape == (2, 1, 32, 32)
+    again = SegmentationTask(**values_of(task)["args"])  # as an exported job holds them
+    assert again.in_channels == 2
+    with pytest.raises(ValueError, match="in_channels must be one of 1, 3, got 2"):
+        SegmentationTask(in_channels=2)
+
+
+def test_check_data_names_copies_and_counts_channels(tmp_path: Path) -> None:
+    settings = site(tmp_path)
+    task = VolumeSegmentationTask(channels=NAMES)
+    assert not [problem for problem in check_sites(task, {"A": settings}).problems if problem.grave]
+    copied = json.loads((tmp_path / "datalist.json").read_text())["test"][0]["image"]
+    (tmp_path / copied[1]).write_bytes((tmp_path / copied[0]).read_bytes())
+    texts = [problem.text for problem in check_sites(task, {"A": settings}).problems]
+    assert any("its T2w and ADC have equal pixels: a copy" in text for text in texts)
+    assert any("one image 2 times in one split" in text for text in texts)
+    slices = SegmentationTask(channels=NAMES, orientation="stored")
+    content = json.loads((tmp_path / "datalist.json").read_text())
+    for split in ("training", "validation", "test"):
+        content[split] = [{**content[split][0], "slice": 8}]
+    (tmp_path / "datalist.json").write_text(json.dumps(content))
+    texts = [problem.text for problem in check_sites(slices, {"A": settings}).problems if not problem.grave]
+    assert any("its T2w and ADC have equal pixels: a copy" in text for text in texts)
+
+
+def test_statistics_count_the_pixels_of_every_channel(tmp_path: Path) -> None:
+    sums = measure("A", site(tmp_path, four=True), "segmentation", Reading(), 1)
+    assert int(sums.intensity.sum()) == 3 * 2 * np.prod(SHAPE)
+    assert sums.images.total() == 3
+
+
+def test_a_run_and_predict_take_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tree(tmp_path / "s", "nnunet", 2)
+    prepare_volumes(tmp_path / "data", **given)
+    small = "features=[4,4,4,4,4,4]"
+    run = ["run", "fed_avg", "--data", f"{tmp_path}/data", "--rounds", "1", "--in-process", "--set", small]
+    result = CliRunner().invoke(app, [*run, "--out", f"{tmp_path}/run"])
+    assert result.exit_code == 0, result.output
+    model = next((tmp_path / "run").rglob("results.json")).parent
+    for number, one in enumerate(pictures(9)):
+        saved(tmp_path / f"new/p_{NAMES[number]}.nii.gz", one)
+        saved(tmp_path / f"new/q_{number:04}.nii.gz", one)
+        saved(tmp_path / f"other/{'ba'[number]}.nii.gz", one)
+    saved(tmp_path / "new/r.nii.gz", np.stack(pictures(9), -1))
+    ordered = [f"{tmp_path}/other/b.nii.gz", f"{tmp_path}/other/a.nii.gz"]
+    for name, files in (("named", [f"{tmp_path}/new"]), ("ordered", ordered)):
+        told = CliRunner().invoke(app, ["predict", str(model), *files, "--out", f"{tmp_path}/{name}"])
+        assert told.exit_code == 0, told.output
+    assert "T2w = b.nii.gz, ADC = a.nii.gz" in told.output
+    masks = [
+        np.asarray(nibabel.load(tmp_path / name).dataobj)  # type: ignore[attr-defined]
+        for name in ("named/p_mask.nii.gz", "named/q_mask.nii.gz", "named/r_mask.nii.gz", "ordered/b_mask.nii.gz")
+    ]
+    assert all(mask.shape == SHAPE and (mask == masks[0]).all() for mask in masks)
+    for files in (
+        [ordered[0]],
+        [*ordered, f"{tmp_path}/new/r.nii.gz"],
+        [f"{tmp_path}/new/p_T2w.nii.gz"],
+        [f"{tmp_path}/other"],
+    ):
+        told = CliRunner().invoke(app, ["predict", str(model), *files, "--out", f"{tmp_path}/no"])
+        assert told.exit_code != 0
+        assert "the model takes 2 images a case (T2w, ADC)" in " ".join(told.output.split())

@@ -189,9 +189,7 @@ def check_sites(
     ]  # fmt: skip
     problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
-    images = gathered(
-        (one.list.site, (shown(look.path), look.channels)) for one in lookers for look in one.good if look.channels
-    )
+    images = {one.list.site: [(shown(of.path), of.channels) for of in one.good if of.channels] for one in lookers}
     problems += [Problem(site, line, grave=False) for site, line in odd_images(images)]
     drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
     problems += [Problem(site, text, grave=False) for site, text in apart(drawn)]

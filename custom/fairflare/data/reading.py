@@ -378,6 +378,12 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
     return [image.note, mask.note, found.note if isinstance(found, Fit) else ""]
 
 
+def every_channel(sample: Sample, site: str, split: str) -> tuple[int, ...]:
+    """Return the numbers of all images of a case, by its files or the header of its only file."""
+    with _said_of(sample.image, "image", site, split):
+        return tuple(range(len(sample.files) if sample.more else _facts(image_file(sample.image)).volumes))
+
+
 def turn_and_size(
     path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[Turn | None, int, int]:

@@ -5,6 +5,7 @@ The images of a case (its channels) are brought to one grid: that of the first o
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -28,11 +29,12 @@ from fairflare.data.reading import (
     _Opened,
     _said_of,
     _scaled,
-    _turn_for,
     open_image,
     open_pair,
     whole_numbers,
 )
+
+_OPENING = threading.Lock()  # held while a case is read of which others want slices
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def channels_of(sample: Sample, site: str, split: str, limit: int, how: Reading)
     :func:`read_whole`.
     """
     files = tuple(image_file(path) for path in (*sample.files, sample.label) if isinstance(path, Path))
-    with _turn_for(files[0]):
+    with _OPENING:
         return _channels_of(files, replace(sample, slice=None), site, split, limit, replace(how, kept=None))
 
 

@@ -139,7 +139,7 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
 
     def open_phantom(self, site: str, own: ClassificationSite) -> SiteData:
         classes = len(phantom_of(self.phantom).class_names)
-        self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes)
+        self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes and not self.channels)
         index = phantom_index(site, own.phantom_site, self.phantom_sites)
         try:
             plan = self.plan(self.phantom_seed if own.phantom_seed is None else own.phantom_seed)

@@ -30,7 +30,7 @@ from fairflare.data.geometry import DrawnOn
 from fairflare.data.image_file import MAX_IMAGE_BYTES
 from fairflare.data.intensity import Intensity
 from fairflare.data.orientation import Orientation
-from fairflare.data.reading import Reading, read_image
+from fairflare.data.reading import Reading, every_channel, read_image
 from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
 from fairflare.tasks.shared.site_settings import (
@@ -267,12 +267,13 @@ class ImageTask(Intensities, Fitted, Task):
         """
         own = read_settings(self.site_settings, site, settings)
         if own.data_root is None:
-            if problem := first_of({
-                "made-up cases have one image, and the run has channels": bool(self.channels),
-                "this job allows no made-up data (allow_phantom=false)": not own.phantom and not self.allow_phantom,
-            }):  # fmt: skip
-                text = f"no data: 'data_root' is not set, and {problem}; set 'data_root'"
-                raise setting_error(site, "data_root", text)
+            if not own.phantom and not self.allow_phantom:
+                raise setting_error(
+                    site,
+                    "data_root",
+                    "no data: 'data_root' is not set, and this job allows no made-up data (allow_phantom=false); set "
+                    "'data_root'",
+                )
             return self.open_phantom(site, own)
         listed = load_datalist(
             own.data_root, own.datalist or "datalist.json", site=site, class_labels=self.class_labels,
@@ -301,12 +302,14 @@ class ImageTask(Intensities, Fitted, Task):
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         """Return the image of a sample as its file stores it, without resizing.
 
-        The shape is (height, width, 1 or 3), or for a volume (rows, columns, slices).
+        The shape is (height, width, 1 or 3, or channels), or for a volume (rows, columns, slices).
 
         Raises:
             DataError: the image cannot be read.
         """
-        how = Reading(orientation=self.reading().orientation)  # the orientation determines which slice a number means
+        every = every_channel(sample, site, split) if self.channels else (0,)
+        # The orientation determines which slice a number means.
+        how = Reading(orientation=self.reading().orientation, channels=every, width=len(every))
         return read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
 
     def check_site(self, model: torch.nn.Module, data: SiteData, device: Device) -> None:
@@ -365,7 +368,8 @@ class ImageTask(Intensities, Fitted, Task):
         if not fits:
             raise DataError(
                 f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic {what} has {has} where "
-                f"the task has num_classes={self.num_classes}; set 'data_root'",
+                f"the task has num_classes={self.num_classes} and {len(self.channels or '1')} image(s) a case; set "
+                "'data_root'",
                 f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
             )
 

@@ -158,10 +158,15 @@ class PhantomData(PhantomImages):
         self._zones: dict[str, list[int]] = {}
         self.attributes = {phantom.ATTRIBUTE: (*phantom.ZONES, UNKNOWN)} if task.attributes else {}
         size = (width, height, phantom.SLICES)
-        drawn = phantom.patients(site, size=size, seed=seed, cases=cases, halved=task.attribute_noise)
+        channels = len(task.channels or "1")
+        drawn = phantom.patients(
+            site, size=size, seed=seed, cases=cases, halved=task.attribute_noise, channels=channels
+        )  # fmt: skip
         for split, patients in drawn.items():
-            volumes = ([patient.image[0] for patient in patients], [patient.label for patient in patients])
-            images, masks = (torch.from_numpy(np.concatenate([v.T[:, None] for v in part])) for part in volumes)
+            volumes = ([patient.image for patient in patients], [patient.label[None] for patient in patients])
+            images, masks = (
+                torch.from_numpy(np.concatenate([np.moveaxis(v.T, 3, 1) for v in part])) for part in volumes
+            )
             self._splits[split] = images, masks
             self._zones[split] = np.repeat([patient.group for patient in patients], phantom.SLICES).tolist()
         self.describe("prostate phantom", {split: self.num_samples(split) for split in SPLITS})

@@ -128,12 +128,13 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
         raise DataError(
             f"site '{site}': no 'data_root': statistics are of a site's own images; set it in fairflare.json"
         )
-    how = replace(how, drawn_on=getattr(own, "mask_drawn_on", None))
     problems: list[DataError] = []
     listed = load_datalist(
         own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
         linked_roots=own.linked_roots, problems=problems,
     )  # fmt: skip
+    width = len(listed.channels or "1")
+    how = replace(how, drawn_on=getattr(own, "mask_drawn_on", None), channels=tuple(range(width)), width=width)
     said = getattr(own, KEYS[kind == "classification"])
     sums, values = (
         SiteSums(least, listed.synthetic, PARTLY if isinstance(said, list) else int(said == "all")),

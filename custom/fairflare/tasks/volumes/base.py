@@ -6,6 +6,7 @@ import hashlib
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -18,7 +19,7 @@ from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.image_file import image_file
-from fairflare.data.reading import Reading, reading_takes
+from fairflare.data.reading import Reading, every_channel, reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
 from fairflare.tasks.images import FolderImages, ImageData, ImageTask
@@ -103,7 +104,8 @@ class VolumeSettings(ImageTask):
         return found if self.spacing is None else zoomed(found, self.spacing, nearest)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
-        how = self.reading()
+        every = every_channel(sample, site, split)
+        how = replace(self.reading().of_channel(0), channels=every, width=len(every))
         return read_whole(sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=how).image[0]
 
     def read_volume(self, file: Path, more: tuple[Path, ...] = ()) -> tuple[MetaTensor, Whole]:
@@ -212,7 +214,9 @@ class PhantomVolumes(VolumeData):
 
     def __init__(self, task: Any, site: str, seed: int, cases: float, what: str) -> None:
         super().__init__(task, site)
-        self.drawn = source("volumes").patients(site, size=DRAWN_SIZE, seed=seed, cases=cases)
+        self.drawn = source("volumes").patients(
+            site, size=DRAWN_SIZE, seed=seed, cases=cases, channels=task.in_channels
+        )
         listed = ", ".join(f"{len(self.drawn[split])} {split}" for split in SPLITS)
         self.description = f"SYNTHETIC {what}, not patient data: {listed} volumes"
         self._held: dict[tuple[str, int], Arrays] = {}

@@ -451,12 +451,13 @@ def test_statistics_count_the_pixels_of_every_channel(tmp_path: Path) -> None:
     assert sums.images.total() == 3
 
 
-def test_a_run_and_predict_take_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = tree(tmp_path / "s", "nnunet", 2)
-    prepare_volumes(tmp_path / "data", **given)
+def test_a_run_and_predict_take_channels(tmp_path: Path) -> None:
+    for number, name in enumerate("AB"):
+        tree(tmp_path / "s" / name, "nnunet", 2, start=10 * number)
+    prepare_volumes(tmp_path / "data", source_dir=tmp_path / "s")
     small = "features=[4,4,4,4,4,4]"
     run = ["run", "fed_avg", "--data", f"{tmp_path}/data", "--rounds", "1", "--in-process", "--set", small]
-    result = CliRunner().invoke(app, [*run, "--out", f"{tmp_path}/run"])
+    result = CliRunner().invoke(app, [*run, "--workspace", f"{tmp_path}/run"])
     assert result.exit_code == 0, result.output
     model = next((tmp_path / "run").rglob("results.json")).parent
     for number, one in enumerate(pictures(9)):

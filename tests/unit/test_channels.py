@@ -484,3 +484,17 @@ def test_a_run_and_predict_take_channels(tmp_path: Path) -> None:
         told = CliRunner().invoke(app, ["predict", str(model), *files, "--out", f"{tmp_path}/no"])
         assert told.exit_code != 0
         assert "the model takes 2 images a case (T2w, ADC)" in " ".join(told.output.split())
+
+
+def test_prepared_volumes_on_disk_are_of_their_channels(tmp_path: Path) -> None:
+    settings = {**site(tmp_path / "s"), "decoded_folder": str(tmp_path / "kept")}
+    one, other = (inputs(settings, channels=names) for names in (["T2w", "ADC"], ["ADC", "T2w"]))
+    assert torch.equal(one, other.flip(0))
+    assert not torch.equal(one, other)
+    saved(tmp_path / "s/test_ADC.nii.gz", pictures(9)[1])  # a further file of the case has changed
+    assert not torch.equal(inputs(settings)[1], one[1])
+
+
+def test_images_that_the_run_does_not_use_are_told(tmp_path: Path) -> None:
+    data = opened(site(tmp_path, ["T2w", "ADC", "DWI"]), channels=["DWI", "T2w"])
+    assert data.description.endswith("; channels T2w, ADC, DWI, of which ADC is not used")

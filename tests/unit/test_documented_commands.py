@@ -24,6 +24,7 @@ from fairflare.cli import commands as cli
 from fairflare.data.preparers.__main__ import make_app
 from fairflare_lab.cli.compare import command as compare_command
 from tests.bundles import write_bundle
+from tests.unit.test_channels import tree
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -41,7 +42,7 @@ RUN = (
     "fairflare list", "fairflare describe", "fairflare show", "fairflare report", "fairflare check-data",
     "fairflare stats", "fairflare predict", "fairflare prepare images", "fairflare prepare masks",
     "fairflare prepare folders", "fairflare examples", "fairflare export", "fairflare adapt", "fairflare doctor",
-    "fairflare phantom",
+    "fairflare phantom", "fairflare prepare volumes --source PROSTATES",
 )  # fmt: skip
 
 
@@ -249,6 +250,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (code,) = re.findall(r"```python\n(from monai.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (folder / "my_task.py").write_text(code)
     write_bundle(folder / "my_bundle")
+    tree(folder / "PROSTATES", "names", 2)
     return folder
 
 

@@ -421,6 +421,9 @@ def test_slices_have_the_channels_of_their_volume(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.numpy(), wanted, atol=1e-5)
     assert int(masks.sum()) == 2 * 12 * 8
     assert task.build_model()(found).shape == (2, 1, 32, 32)
+    whole = listed(tmp_path, {split: content[split][0]["image"] for split in ("training", "validation", "test")})
+    with pytest.raises(DataError, match="it is a volume of 32 slices; pick one with the key 'slice'"):
+        list(task.open_site("A", whole).batches("test", batch_size=1))
     again = SegmentationTask(**values_of(task)["args"])  # as an exported job holds them
     assert again.in_channels == 2
     with pytest.raises(ValueError, match="in_channels must be one of 1, 3, got 2"):

@@ -129,8 +129,6 @@ def read_image(
     Raises:
         DataError: the file is too large, damaged, or holds no image.
     """
-    if how.channels != (0,):
-        return next(read_planes(replace(sample, label=None), site=site, split=split, max_bytes=max_bytes, how=how))[0]
     return _image(open_image(sample, site, split, max_bytes, how), sample.slice, max_bytes, how)
 
 
@@ -284,9 +282,6 @@ def read_pair(
     sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
 ) -> tuple[npt.NDArray[np.float32], Labels]:
     """Return the image and mask of ``sample``, with the mask brought to the image's axes however both are stored."""
-    if how.channels != (0,):
-        found: Any = next(read_planes(sample, site=site, split=split, max_bytes=max_bytes, how=how))
-        return found
     image, mask = open_pair(sample, site, split, max_bytes, how)
     return _image(image, sample.slice, max_bytes, how), _mask(mask, sample.slice)
 
@@ -300,16 +295,9 @@ def read_planes(
     """
     where = (site, split, max_bytes, replace(how, once=True) if sample.slice is None else how)
     image, mask = open_pair(sample, *where) if isinstance(sample.label, Path) else (open_image(sample, *where), None)
-    bounds = None
-    if how.channels != (0,):
-        from fairflare.data.whole_volumes import channels_of
-
-        image = replace(image, array=channels_of(sample, *where))
-    else:
-        bounds = _bounds(image, where[3], max_bytes)
+    bounds = _bounds(image, where[3], max_bytes)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
-        picture = image.plane(number) if how.channels != (0,) else _picture(image, number, bounds, how)
-        yield picture, None if mask is None else _mask(mask, number)
+        yield _picture(image, number, bounds, how), None if mask is None else _mask(mask, number)
 
 
 def open_pair(

@@ -6,6 +6,7 @@ The images of a case (its channels) are brought to one grid: that of the first o
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from scipy.ndimage import find_objects
 
 from fairflare.base.checks import first_of
+from fairflare.data import reading
 from fairflare.data.datalist import DataError, Sample
 from fairflare.data.geometry import Grid, onto
 from fairflare.data.image_file import MAX_IMAGE_BYTES, ImageFile, image_file
@@ -25,6 +27,7 @@ from fairflare.data.reading import (
     Labels,
     Reading,
     _bounds,
+    _mask,
     _open,
     _Opened,
     _said_of,
@@ -143,7 +146,44 @@ def open_volume(
     return Opened(tuple(map(_volume, images)), first.facts.grid, mask, affine)
 
 
-def channels_of(sample: Sample, site: str, split: str, limit: int, how: Reading) -> npt.NDArray[np.float32]:
+def read_image(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """Return the image of a sample as :func:`reading.read_image` does, of several channels all of them."""
+    if how.channels == (0,):
+        return reading.read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
+    return _with_channels(replace(sample, label=None), site, split, max_bytes, how)[0].plane(sample.slice)
+
+
+def read_pair(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> tuple[npt.NDArray[np.float32], Labels]:
+    """Return the image of a sample as :func:`read_image` does, and its mask as :func:`reading.read_pair` does."""
+    if how.channels == (0,):
+        return reading.read_pair(sample, site=site, split=split, max_bytes=max_bytes, how=how)
+    image, mask = _with_channels(sample, site, split, max_bytes, how)
+    return image.plane(sample.slice), _mask(mask, sample.slice)
+
+
+def read_planes(
+    sample: Sample, *, site: str, split: str, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN
+) -> Iterator[tuple[npt.NDArray[np.float32], Labels | None]]:
+    """Yield pictures and masks as :func:`reading.read_planes` does, with all channels of a case."""
+    if how.channels == (0,):
+        yield from reading.read_planes(sample, site=site, split=split, max_bytes=max_bytes, how=how)
+        return
+    image, mask = _with_channels(sample, site, split, max_bytes, how)
+    for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
+        yield image.plane(number), None if mask is None else _mask(mask, number)
+
+
+def _with_channels(sample: Sample, *where: Any) -> tuple[_Opened, Any]:
+    """Return the image of a sample with all channels along its last axis, and its mask if it has one."""
+    image, mask = open_pair(sample, *where) if isinstance(sample.label, Path) else (open_image(sample, *where), None)
+    return replace(image, array=_channels(sample, *where)), mask
+
+
+def _channels(sample: Sample, site: str, split: str, limit: int, how: Reading) -> npt.NDArray[np.float32]:
     """Return the channels of a case on one grid, (rows, columns, slices, channels) float32 in [0, 1].
 
     The last two cases stay in memory, for slices that are read one after the other. Arguments are those of
@@ -151,11 +191,11 @@ def channels_of(sample: Sample, site: str, split: str, limit: int, how: Reading)
     """
     files = tuple(image_file(path) for path in (*sample.files, sample.label) if isinstance(path, Path))
     with _OPENING:
-        return _channels_of(files, replace(sample, slice=None), site, split, limit, replace(how, kept=None))
+        return _held(files, replace(sample, slice=None), site, split, limit, replace(how, kept=None))
 
 
 @lru_cache(maxsize=2)
-def _channels_of(
+def _held(
     files: tuple[ImageFile, ...], sample: Sample, site: str, split: str, limit: int, how: Reading
 ) -> npt.NDArray[np.float32]:
     masked = isinstance(sample.label, Path)

@@ -34,14 +34,7 @@ from fairflare.data.reading import Reading, every_channel
 from fairflare.data.whole_volumes import read_image
 from fairflare.tasks.adapters import Fitted
 from fairflare.tasks.base import Batches, SiteData, Task
-from fairflare.tasks.shared.site_settings import (
-    CACHE_BYTES,
-    SiteSettings,
-    places_of,
-    read_settings,
-    setting_error,
-    setting_of,
-)
+from fairflare.tasks.shared.site_settings import CACHE_BYTES, SiteSettings, read_settings, setting_error, setting_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -286,7 +279,7 @@ class ImageTask(Intensities, Fitted, Task):
 
     def open_listed(self, site: str, own: SiteSettings, listed: Datalist) -> SiteData:
         """Return the images of a datalist, labelled as the site's file says."""
-        said, places = self.annotated_in(site, own), places_of(self.channels or (), site, own, listed)
+        said, places = self.annotated_in(site, own), own.places_of(self.channels or (), site, listed)
         task = self.annotating(said)
         if self.channels:
             task = copy.copy(task)

@@ -22,15 +22,7 @@ from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
 from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import by_value, columns_of, split_name
-from fairflare.data.preparers.names import (
-    by_case,
-    composed,
-    existing_folder,
-    file_name,
-    listing,
-    naming_site,
-    unique,
-)
+from fairflare.data.preparers.names import by_case, composed, existing_folder, file_name, listing, naming_site, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)

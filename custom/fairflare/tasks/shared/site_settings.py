@@ -85,6 +85,31 @@ class SiteSettings(FolderSettings):
         same = ("cache_bytes", "num_workers", "max_image_bytes")
         return {"kept": kept, **{name: getattr(self, name) for name in same}}
 
+    def places_of(self, run: Sequence[str], site: str, datalist: Datalist) -> tuple[int, ...]:
+        """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
+
+        Args:
+            run: names of the run's channels; none where a case has one image.
+            site, datalist: name and datalist of the site.
+
+        Raises:
+            DataError: the datalist lacks a channel of the run, and the site's own file does not name those it has.
+        """
+        there = list(datalist.channels or self.channels or ())
+        said = list(run) if self.channels is None else self.channels
+        if problem := first_of({
+            f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order "
+            "of the network's input": not run and len(there) > 1,
+            f"'channels' of the site's fairflare.json is {json.dumps(said)}, and the run has {json.dumps(run)}; name "
+            "those that the cases have": bool(run) and not {*said} <= {*run},
+            f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
+            "datalist, or say in the site's fairflare.json which the cases have: "
+            f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
+        }):  # fmt: skip
+            public = "the channels of the site's cases are not those of the run"
+            raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
+        return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
+
 
 def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> Any:
     """Return the content of a site's private file as an object of the settings class ``kind``.
@@ -102,31 +127,6 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
     elif found.phantom:
         raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
     return found
-
-
-def places_of(run: Sequence[str], site: str, own: SiteSettings, datalist: Datalist) -> tuple[int, ...]:
-    """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
-
-    Args:
-        run: names of the run's channels; none where a case has one image.
-        site, own, datalist: name, private settings and datalist of the site.
-
-    Raises:
-        DataError: the datalist lacks a channel of the run, and the site's own file does not name those it has.
-    """
-    there, said = list(datalist.channels or own.channels or ()), list(run) if own.channels is None else own.channels
-    if problem := first_of({
-        f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order of "
-        "the network's input": not run and len(there) > 1,
-        f"'channels' of the site's fairflare.json is {json.dumps(said)}, and the run has {json.dumps(run)}; name those "
-        "that the cases have": bool(run) and not {*said} <= {*run},
-        f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
-        "datalist, or say in the site's fairflare.json which the cases have: "
-        f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
-    }):  # fmt: skip
-        public = "the channels of the site's cases are not those of the run"
-        raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
-    return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
 
 
 def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> None:

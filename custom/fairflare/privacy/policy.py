@@ -48,7 +48,7 @@ SAYS = "under_dp"  # attribute by which a class says whether its training may be
 #: Facts about a site's lists that are sent: none depends on what is in an image or a label.
 PUBLIC = (
     "splits", "images", "suppressed", "min_cases", "synthetic", "device", "class_names", "class_groups", "mask_labels",
-    "personal", "computing", "group_names",
+    "personal", "computing", "group_names", "channels",
 )  # fmt: skip
 #: Attributes that Python gives every class; a class that has others changes something.
 PLAIN = {

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ PAUSE = 1.0  # seconds until sites are asked again for their own masks; doubled 
 PATIENCE = 2  # lost rounds after which sums are opened in groups of sites
 REFUSES = re.compile(r"^site '[^']*' says: .*?site '([^']*)'")  # a site's reason that is about another site
 NOBODY: Mapping[str, str] = MappingProxyType({})
+Weights: TypeAlias = Mapping[str, float]
 LATE = "not in the sums that were lost before the sites were dealt to groups; another experiment has it in again"
 MASKED = (
     Field(SATURATED, "whole", low=0, of=NO_IMAGES, doc="how many numbers of the update the bound of the sum cut"),
@@ -376,25 +377,20 @@ class SecureSums:
         ]  # fmt: skip
         few = sum(by_slice.count({}) for _, _, by_slice in found)
         text = (
-            f"{few} slice(s) of tensors, of channels or structures that some sites lack, stay as they are: fewer than "
-            f"{least} sites of the round have them, or sums are opened in groups, so that one site's would be shown"
+            f"{few} slice(s) of tensors, of channels or structures, stay: fewer than {least} sites of the sum have them"
         )
         self.journal.warned([Warned("", "exposure", few, 0.0, text)] * bool(few), self.record)
         return json.dumps(found) if any(own is not None for _, _, by_slice in found for own in by_slice) else ""
 
-    def _owners_weights(
-        self, weights: Mapping[str, float], lacking: Set[str], least: int
-    ) -> dict[str, float] | None:  # fmt: skip
+    def _owners_weights(self, weights: Weights, lacking: Set[str], least: int) -> dict[str, float] | None:
         """Return the owners' weights of a slice, equal where others would show a site's numbers; empty: not summed."""
         owners = {site: weight for site, weight in weights.items() if site not in lacking and weight > 0}
-        if not lacking & weights.keys():
-            return None
-        if len(owners) < least or self.kept["parts"]:
-            return {}
+        if not lacking & weights.keys() or len(owners) < least or self.kept["parts"]:
+            return {} if lacking & weights.keys() else None
         total, even = sum(owners.values()), dict.fromkeys(owners, (1 / len(owners),))
-        own = self.bounded({site: weight / total for site, weight in owners.items()})
-        table = {site: (weight,) for site, weight in own.items()}
-        rows, _ = softened(table, [even] * (self._anchor is not None), Limits().max_exposure)
+        own = self.bounded({site: weight / total for site, weight in owners.items()}).items()
+        opened = [even] * (self._anchor is not None)
+        rows, _ = softened({site: (weight,) for site, weight in own}, opened, Limits().max_exposure)
         return {site: weight for site, (weight,) in rows.items()}
 
     def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:

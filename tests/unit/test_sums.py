@@ -306,7 +306,7 @@ def test_one_number_outside_refuses_the_sum(block: int, monkeypatch: pytest.Monk
         if good:
             assert total.opened(dict.fromkeys(SITES, key))["w"].tolist() == [number / 16, 0]
         else:
-            with pytest.raises(SumSpoiled, match="^1 of 2 numbers"):
+            with pytest.raises(SumSpoiled, match=r"^1 of 2 numbers"):
                 total.opened(dict.fromkeys(SITES, key))
 
 

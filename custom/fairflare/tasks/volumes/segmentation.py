@@ -183,7 +183,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
         Sites have few volumes, so that a round with large batches would have few steps.
         """
-        return {"batch_size": 2, "learning_rate": 0.01}
+        return {"batch_size": 2, "learning_rate": 0.003}
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
         """Pad a volume at least to the size of a patch, and to a multiple of ``STEP`` voxels along each axis."""

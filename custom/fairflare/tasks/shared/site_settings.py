@@ -106,7 +106,11 @@ class SiteSettings(FolderSettings):
             "datalist, or say in the site's fairflare.json which the cases have: "
             f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
         }):  # fmt: skip
-            public = "the channels of the site's cases are not those of the run"
+            public = (
+                f"its cases do not have the run's channels ({', '.join(run) or 'one image'}): correct the datalist, or, "
+                f'where they lack some, write "channels": {json.dumps([name for name in run if name in there])} into '
+                "its fairflare.json"
+            )
             raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
         return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
 

@@ -107,8 +107,8 @@ class SiteSettings(FolderSettings):
             f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
         }):  # fmt: skip
             public = (
-                f"its cases do not have the run's channels ({', '.join(run) or 'one image'}): correct the datalist; or, "
-                f'where they lack some, write "channels": {json.dumps([c for c in run if c in there])} into its '
+                f"its cases do not have the run's channels ({', '.join(run) or 'one image'}): correct the datalist; "
+                f'or, where they lack some, write "channels": {json.dumps([c for c in run if c in there])} into its '
                 "fairflare.json"
             )
             raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -90,7 +91,8 @@ def main() -> None:
         blocks = {site: written(given.out / f"data-{seed}", site, seed) for site in (*HAVE, LACKS)}
         for number, (arm, (sites, rule, drop)) in enumerate(ARMS.items()):
             place = given.out / f"run-{number}-{seed}"
-            if not (place / RUN_DIR / "fairflare" / "results.json").exists():
+            if not (place / RUN_DIR / "fairflare").exists() or not read_document(place / RUN_DIR / "fairflare")["test"]:
+                shutil.rmtree(place, ignore_errors=True)  # of a run that was ended
                 settings = {**SETTINGS, "channel_drop": drop}
                 run: dict[str, Any] = {"sites": sites, "num_rounds": given.rounds, "seed": seed}
                 plan = make_plan("fed_avg", task="volume_segmentation", settings=settings, **run)

@@ -21,7 +21,7 @@ RANGES: dict[str, str] = {
     """,
     "an integer >= 1": """
         adapters.rank awa_steps batch_size cka_batch_size classifier_batch classifier_epochs crt_epochs
-        gradient_images gradient_repeats local_epochs max_missed min_cases min_sites num_classes
+        gradient_images gradient_repeats in_channels local_epochs max_missed min_cases min_sites num_classes
         num_features num_rounds patch_size patches phantom_own_test phantom_samples phantom_sites phantom_test test_last
         weighting.epochs windows
     """,
@@ -44,7 +44,7 @@ RANGES: dict[str, str] = {
     "an integer >= 1 or nothing": "cka_passes local_steps max_samples neck_dim personal_epochs projector_dim width",
     "a number in (0, 1]": "adapters.own beta c_th norm_momentum",
     "a number in [0, 1)": "beta beta2 cgsv_alpha drw_beta fairlora_ema heal_beta heal_tau momentum overlap",
-    "a number in [0, 1) or nothing": "beta1",
+    "a number in [0, 1) or nothing": "beta1 channel_drop",
     "a number > 0 or nothing": "ga_step lowest_rate max_grad_norm server_rate tau",
     "a number >= 0 or nothing": "fair_clamp floor prior_strength",
     "an integer >= 0 or nothing": "ignore warmup_rounds",
@@ -56,7 +56,7 @@ RANGES: dict[str, str] = {
     "an integer in [2, 1000]": "adapters.groups group_bins",
     "2 entries, each a multiple of 16 >= 32": "image_size",
     "2 entries, each a number in [0, 1)": "betas",
-    "2 entries, each a number or nothing": "window",
+    "2 entries, each a number or a list, each entry 2 entries, each a number or nothing": "window",
     "3 entries, each a multiple of 16 >= 32": "patch_size",
     "3 entries, each a number > 0 or nothing": "spacing",
     "3 entries, each an integer >= 32": "volume_size",
@@ -70,7 +70,7 @@ RANGES: dict[str, str] = {
     "a list, each entry a number in [0, 1], not empty": "mu_policy.actions",
     "a list, each entry a number in [0, 1], not empty or nothing": "mu_policy.actions",
     "a list, each entry a text, not empty": "groups",
-    "a list, each entry a text, not empty or nothing": "findings",
+    "a list, each entry a text, not empty or nothing": "channels findings",
     "a multiple of 2 >= 2": "adapters.rank",
     "a number >= 1 or nothing": "max_update_norm",
     "a number in (0, 0.5) or nothing": "trim",

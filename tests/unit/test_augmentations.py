@@ -19,7 +19,8 @@ SIZE = (41, 61)
 def changed(image: torch.Tensor, names: list[str], count: int = 40) -> list[np.ndarray]:
     """Return the image after as many random changes."""
     batches = [(image.expand(count, -1, -1, -1), torch.zeros(count))]
-    ((inputs, _),) = Augmented(batches, names, 0, size=image.shape[1:], with_targets=False)
+    transform = changes(names, size=image.shape[1:], with_targets=False)
+    ((inputs, _),) = Augmented(batches, transform, 0, with_targets=False)
     return list(inputs[:, 0].numpy())
 
 

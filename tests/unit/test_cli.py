@@ -45,6 +45,8 @@ from fairflare.provision import job_classes
 from fairflare.reporting.documents import Results
 from tests.bundles import write_bundle
 
+from .test_nnunet_task import plan as tiny_plan
+
 ROOT = Path(__file__).parents[2]
 METHODS = list(all_methods())
 SHAPES = ("fed_avg", "fed_lwr", "fed_mas", "fed_mrl", "crt")  # presets, parts, classes, two phases, own rounds
@@ -549,6 +551,8 @@ def test_documented_commands_are_accepted(command: str, tmp_path: Path, monkeypa
         Path("my_task.py").write_text(code)
     if "my_bundle" in words:
         write_bundle(Path("my_bundle"))
+    if "plan=plan.json" in words:
+        Path("plan.json").write_text(json.dumps(tiny_plan()))
     result = fairflare(*words)
     assert result.exit_code == 0, result.output
     assert ran == [words[1]] if words[0] == "run" else "job folder: " in result.stdout

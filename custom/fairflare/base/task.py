@@ -53,6 +53,8 @@ class Task(ABC):
     #: Whether each sample has exactly one of several classes; ``None`` if this is not known.
     has_classes: ClassVar[bool | None] = None
 
+    #: Numbers of the images' channels that are CT, whose intensities a plan of nnU-Net takes from all cases.
+    of_ct: tuple[int, ...] = ()
     #: How the task learns from images without labels: ``"teacher"`` or ``"fixmatch"``; empty if it cannot.
     consistency: ClassVar[str] = ""
 

@@ -16,8 +16,8 @@ from fairflare.core.statistics.label_maps import regions_of, shape_of
 from fairflare.data.datalist import Sample
 from fairflare.data.intensity import between, counts_of, slabs
 from fairflare.data.kinds import drawn_of, shown
+from fairflare.data.orientation import oriented
 from fairflare.data.whole_volumes import check_scale, open_volume
-from fairflare.tasks.volumes.base import oriented
 
 # What a mask is, for messages.
 EMPTY, FULL, LINES = (

@@ -19,6 +19,7 @@ from fairflare.cli.examples import examples
 from fairflare.cli.methods import describe, list_methods, privacy
 from fairflare.cli.model.adapt import adapt
 from fairflare.cli.model.evaluate import evaluate
+from fairflare.cli.model.plan import plan
 from fairflare.cli.model.predict import predict
 from fairflare.cli.options import Command
 from fairflare.cli.run.command import export, run
@@ -79,6 +80,7 @@ for command in (
     adapt,
     predict,
     evaluate,
+    plan,
     check_data,
     stats,
     doctor,

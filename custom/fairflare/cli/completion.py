@@ -16,7 +16,7 @@ def methods(incomplete: str) -> list[str]:
 
 def kinds_of_task(incomplete: str) -> list[str]:
     """Return the kinds of task that begin with ``incomplete``."""
-    kinds = ("segmentation", "classification", "volume_segmentation", "volume_classification")
+    kinds = ("segmentation", "classification", "volume_segmentation", "volume_classification", "nnunet")
     return [name for name in kinds if name.startswith(incomplete)]
 
 

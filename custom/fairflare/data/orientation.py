@@ -77,3 +77,19 @@ def back(turn: Turn | None) -> Turn | None:
     from nibabel.orientations import ornt_transform
 
     return None if turn is None else ornt_transform(PLAIN, turn)
+
+
+def oriented(array: npt.NDArray[Any], affine: Any, codes: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+    """Return a view of an array (rows, columns, slices, ...) whose axes have these directions, and the view's affine.
+
+    Args:
+        array, affine: the array as stored, and where it lies; ``None`` if the file does not say it.
+        codes: directions of the axes, such as ``"RAS"``; ``"stored"``: as they are.
+    """
+    from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
+
+    lies = np.eye(4) if affine is None else affine
+    if codes == "stored":
+        return array, lies
+    turn = ornt_transform(io_orientation(lies), axcodes2ornt(codes))
+    return apply_orientation(array, turn), lies @ inv_ornt_aff(turn, array.shape[:3])

@@ -11,7 +11,7 @@ from functools import lru_cache
 from heapq import nlargest
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +48,8 @@ class Reading:
 
     Args:
         orientation: orientation to which NIfTI and DICOM images are brought; see :mod:`fairflare.data.orientation`.
-        intensity: rule by which values become 0 and 1; see :mod:`fairflare.data.intensity`.
-        window: centre and width for ``intensity="window"``, or both for each channel; ``None`` for the window of the
-            DICOM header.
+    intensity: Intensity | Literal["raw"] = "auto"
+    window: tuple[float, float] | tuple[tuple[float, float], ...] | None = None
         kept: cache of decoded volumes on the site's disk; ``None`` for no cache.
         drawn_on: rule for pairs of which only one file states a geometry; see :func:`fairflare.data.geometry.fit`.
         once: whether a file is read once as a whole: what is decoded then stays neither in memory nor on disk.
@@ -59,7 +58,7 @@ class Reading:
     """
 
     orientation: Orientation = "canonical"
-    intensity: Intensity = "auto"
+    intensity: Intensity | Literal["raw"] = "auto"
     window: tuple[float, float] | tuple[tuple[float, float], ...] | None = None
     kept: DecodedVolumes | None = field(default=None, compare=False)
     drawn_on: DrawnOn | None = None
@@ -175,7 +174,10 @@ def _scaled(
         bounds: values that become 0 and 1; ``None`` if the window of ``how`` or of the header is used.
         how: settings for reading, with the window.
     """
-    scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
+    if how.intensity == "raw":
+        scaled = values.astype(np.float32)
+    else:
+        scaled = between(values, bounds) if bounds is not None else _windowed(opened, values, number, how)
     if opened.facts.inverted and (bounds is None or bounds[1] > bounds[0]):
         scaled = np.float32(1) - scaled
     if opened.facts.padded:
@@ -187,7 +189,7 @@ def _bounds(opened: _Opened, how: Reading, max_bytes: int) -> Bounds | None:
     """Return the values of a file that become 0 and 1, or ``None`` if a window is used instead."""
     if opened.array.dtype.kind not in "biuf":
         raise opened.unreadable(f"it holds {opened.array.dtype} values, not numbers")
-    if how.intensity == "window":
+    if how.intensity in ("window", "raw"):
         return None
     if how.intensity == "auto" and opened.array.dtype == np.bool_:
         return 0.0, 1.0

@@ -26,6 +26,7 @@ TASK_TRAIN = "train"
 TASK_ANCHOR = "anchor"
 (TASK_NORMS,) = NORMS.phases  # this task is sent only with norm_statistics="recalibrated"
 TASK_VALIDATE = "validate"
+TASK_PLAN = "plan"  # this task is sent only by `fairflare plan`
 TASK_KEYS, TASK_MASK, TASK_RELEASE = SUMS.tasks  # these tasks are sent only with secure="sums"
 FURTHER = (TASK_ANCHOR, *PHASES)  # phases of a round behind its training
 TASKS = (TASK_CHECK, TASK_TRAIN, *FURTHER, TASK_VALIDATE, *(name for one in ASPECTS for name in one.tasks))

@@ -11,11 +11,21 @@ from fairflare.base.aspect import SAMPLING as SAMPLED
 from fairflare.base.checks import MAX_REASON, gathered
 from fairflare.base.settings import build
 from fairflare.base.task import Metric
-from fairflare.exchange.messages import TASK_ANCHOR, TASK_CHECK, TASK_MASK, TASK_NORMS, TASK_TRAIN, TASK_VALIDATE
+from fairflare.core.plans.counts import Counts
+from fairflare.core.plans.document import Answers, plan_of
+from fairflare.exchange.messages import (
+    TASK_ANCHOR,
+    TASK_CHECK,
+    TASK_MASK,
+    TASK_NORMS,
+    TASK_PLAN,
+    TASK_TRAIN,
+    TASK_VALIDATE,
+)
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server import check
 from fairflare.federation.server.sums import MASKED
-from fairflare.federation.site import clinical, groups, norm_moments
+from fairflare.federation.site import case_counts, clinical, groups, norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW
 from fairflare.federation.site.replies import COUNTS, STATS
 from fairflare.federation.site.sampling import SAMPLING
@@ -97,6 +107,7 @@ def page() -> str:
         max_reason=MAX_REASON, with_every_method=_all_methods(), stays=_stays(), by_task=_tasks(),
         checked=[field_row(field, TASK_CHECK) for field in check.FIELDS],
         norms=[field_row(field, TASK_NORMS) for field in norm_moments.FIELDS],
+        counts=_gathered((row[1:], row[0]) for row in (field_row(field, TASK_PLAN) for field in case_counts.FIELDS)),
         masked=[field_row(field, TASK_MASK) for field in MASKED],
         told=[(f"`{key}`", meaning) for key, meaning in TOLD.items()], directives=_directives(), **_by_method(),
     )  # fmt: skip
@@ -220,10 +231,16 @@ def _directives() -> list[Row]:
     ]
 
 
+def _plan() -> dict[str, object]:
+    axes = [Counts({32: 1})] * 3
+    return plan_of(Answers(axes, axes, axes), channels=["MR"], outputs=3, memory=8)
+
+
 #: Metrics of the example segmentation tasks from which the privacy page lists all metrics that a task may declare.
 MASK_METRICS = ("iou", "hd95", "assd", "surface_dice", "volume_error")
 EXAMPLES: Mapping[str, Mapping[str, object]] = {
     "segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
     "volume_segmentation": {"num_classes": 2, "metrics": MASK_METRICS},
     "classification": {"phantom": "endoscopy"},
+    "nnunet": {"num_classes": 2, "metrics": MASK_METRICS, "plan": _plan()},
 }

@@ -1,4 +1,4 @@
-"""Test given models at every site in a FLARE job without training."""
+"""Test given models, or make a plan of nnU-Net, at every site in a FLARE job without training."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from fairflare.base.settings import field_names, settings
+from fairflare.base.settings import Positive, PositiveInt, field_names, settings
 from fairflare.federation.collecting.transport import Listener
-from fairflare.federation.plan.run_settings import Place, WithoutTraining
+from fairflare.federation.plan.run_settings import Place, PlanRun, WithoutTraining
+from fairflare.federation.server.planning import Planning
 from fairflare.federation.server.rounds import Rounds
 from fairflare.flare.controller import RoundsController
 
@@ -36,3 +37,21 @@ class EvaluationController(RoundsController):
             run = WithoutTraining(**{**shared, "label": model, "initial_ckpt": f"{model}.safetensors"})
             own = replace(place, run_dir=place.run_dir / RESULTS / model, carried=carried)
             Rounds(self.task, self.rule, run, self, own, listeners).run()
+
+
+@settings
+class PlanController(RoundsController):
+    """Ask the sites for counts of their cases, and write a plan beside the results.
+
+    Args:
+        plan_memory, min_cases: see :class:`fairflare.federation.plan.run_settings.PlanRun`.
+    """
+
+    num_rounds: Literal[0] = 0
+    plan_memory: Positive | None = None
+    min_cases: PositiveInt = 5
+
+    def lead(self, place: Place, listeners: Sequence[Listener]) -> None:
+        """Lead the exchanges with the sites, and write ``plan.json`` beside the results."""
+        run = PlanRun(**{name: getattr(self, name) for name in field_names(PlanRun)})
+        Planning(self.task, self.rule, run, self, place, listeners).run()

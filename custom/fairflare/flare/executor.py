@@ -20,6 +20,7 @@ from fairflare.base.settings import Flag, settings
 from fairflare.base.task import Task
 from fairflare.exchange.messages import (
     STATUS_OK,
+    TASK_PLAN,
     TASK_TRAIN,
     TASKS,
     SiteReply,
@@ -81,7 +82,7 @@ class SiteExecutor(Executor):
         self._received = shareable
         if is_stock(task_name, shareable):
             return self._for_flare(task_name, shareable, fl_ctx, abort_signal)
-        if task_name not in TASKS:
+        if task_name not in (*TASKS, TASK_PLAN):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         site = fl_ctx.get_identity_name()
         current_round = None

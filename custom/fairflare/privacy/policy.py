@@ -21,6 +21,7 @@ from fairflare.exchange.messages import (
     STATUS_FAILED,
     STATUS_OK,
     TASK_CHECK,
+    TASK_PLAN,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
@@ -294,7 +295,7 @@ class Private:
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         told = request.directives.get(LAST_LINE)
         self.ledger.shown = told.get(self.site) if isinstance(told, Mapping) else None
-        if (name := request.name) in FURTHER:
+        if (name := request.name) in (*FURTHER, TASK_PLAN):
             raise Refused(
                 self.site,
                 f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "

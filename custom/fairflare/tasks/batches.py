@@ -66,32 +66,31 @@ class Augmented:
     not depend on how many threads read the samples.
 
     Args:
-        batches: iterable of (inputs, targets), inputs in [0, 1]; it can be iterated repeatedly.
-        names: names of the random changes; see :func:`changes`.
+        batches: iterable of (inputs, targets); it can be iterated repeatedly.
+        transform: the random changes of a sample; see :func:`changes`.
         seed: seed of the epoch.
-        size: height and width of the images.
         with_targets: whether the targets are images, to which geometric changes apply as well.
+        scaled: whether inputs are in [0, 1], and are clipped to it after the changes.
     """
 
     def __init__(
-        self, batches: Batches, names: Sequence[str], seed: int, *, size: Sequence[int], with_targets: bool
+        self, batches: Batches, transform: Compose, seed: int, *, with_targets: bool, scaled: bool = True
     ) -> None:
         self.batches = batches
-        self.names = names
+        self.transform = transform
         self.seed = seed
-        self.size = size
         self.with_targets = with_targets
+        self.scaled = scaled
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        transform = changes(self.names, size=self.size, with_targets=self.with_targets)
-        transform.set_random_state(seed=self.seed % 2**32)
+        self.transform.set_random_state(seed=self.seed % 2**32)
         for inputs, targets in self.batches:
-            items = [transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
+            items = [self.transform({"image": a, "label": b}) for a, b in zip(inputs, targets, strict=True)]
             images, labels = (torch.stack([plain(item[key]) for item in items]) for key in ("image", "label"))
-            yield images.clamp_(0.0, 1.0), labels if self.with_targets else targets
+            yield images.clamp_(0.0, 1.0) if self.scaled else images, labels if self.with_targets else targets
 
 
 class Blur(Randomizable, Transform):

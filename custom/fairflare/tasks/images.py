@@ -415,15 +415,14 @@ class ImageData(SiteData):
         return self._batches(split, numbers, len(numbers), shuffle_seed, augment)
 
     def _batches(self, split: str, order: Sequence[int], size: int, seed: int | None, augment: bool) -> Batches:
-        from fairflare.tasks.batches import Augmented, loaded
+        from fairflare.tasks.batches import Augmented, changes, loaded
 
         batches = loaded(self, split, size, order)
         if not augment:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", seed, low=0)
-        return Augmented(
-            batches, self.task.augmentation, seed, size=self.task.image_size, with_targets=self.moves_targets
-        )
+        transform = changes(self.task.augmentation, size=self.task.image_size, with_targets=self.moves_targets)
+        return Augmented(batches, transform, seed, with_targets=self.moves_targets)
 
 
 def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> dict[int, T]:

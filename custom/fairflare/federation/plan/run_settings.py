@@ -234,6 +234,18 @@ class WithoutTraining(RunSettings):
     num_rounds: Literal[0] = 0
 
 
+@settings
+class PlanRun(WithoutTraining):
+    """Declare the settings of a run without rounds that makes a plan of all sites' cases.
+
+    Args:
+        plan_memory: memory of a GPU in GB that the plan may count on; default: the smallest of the sites'.
+    """
+
+    plan_memory: Positive | None = None
+    min_cases: PositiveInt = 5
+
+
 BY_OPTION: Mapping[str, ByOption] = {
     name: mark
     for name, hint in get_type_hints(RunSettings, include_extras=True).items()

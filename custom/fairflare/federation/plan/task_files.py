@@ -24,7 +24,7 @@ BUNDLE_TASK = Path(__file__).parents[2] / "tasks" / "templates" / "bundle_task.p
 # Packaged task files by kind of task; a job carries a copy, with a class Task that the user may edit.
 TASKS_BY_KIND = {
     kind: Path(__file__).parents[2] / "tasks" / "templates" / f"{kind}_task.py"
-    for kind in ("segmentation", "classification", "volume_segmentation", "volume_classification")
+    for kind in ("segmentation", "classification", "volume_segmentation", "volume_classification", "nnunet")
 }
 
 

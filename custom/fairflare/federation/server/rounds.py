@@ -113,7 +113,7 @@ class Rounds:
                         if current_round < self.settings.rounds_in_all:
                             state = self._round(current_round, state)
                         else:
-                            self.tests.finish(state)
+                            self.finish(state)
                         current_round += 1
                     except NobodyCould as failed:
                         state = self._go_back(current_round, state, failed)
@@ -123,6 +123,10 @@ class Rounds:
             raise
         finally:
             self.experiment.close()
+
+    def finish(self, state: State) -> None:
+        """End the run with the final test."""
+        self.tests.finish(state)
 
     def know(self, context: RunContext) -> None:
         """Make what collects and tests models, which needs to know the network and what the sites said in the check."""

@@ -42,6 +42,7 @@ from fairflare.privacy.sums.exposure import Limits, draw_groups, softened
 from fairflare.privacy.sums.keys import FEWEST, SIZE, hello_of, need
 from fairflare.privacy.sums.masks import (
     CLASS_GRADIENTS,
+    COUNTS,
     FIRST_OF_TWO,
     GROUPS,
     MEANS,
@@ -251,6 +252,23 @@ class SecureSums:
         for name in weights:  # the sites send the mean square, as variances cannot be averaged
             found[f"{name}.{VARIANCE}"] = (found[f"{name}.{VARIANCE}"] - found[f"{name}.{MEAN}"] ** 2).clamp_min(0)
         return found
+
+    def counts(self, record: RoundRecord, asked: State, like: State, members: list[str]) -> dict[str, torch.Tensor]:
+        """Return sums of counts over all sites, float64.
+
+        Args:
+            record: the round's record.
+            asked: the question that the sites received.
+            like: the counts' names and shapes.
+            members: the sites.
+
+        Raises:
+            SitesLost: some sites were lost; the others must count again without them.
+        """
+        self.record, self.model, self._anchor = record, digest(asked), None
+        weights = {"": dict.fromkeys(members, 1 / len(members))}
+        (opened,) = self._opened([self._question(COUNTS, SUMS, like, weights, members, set())], members)
+        return {name: opened[name] * len(members) for name in like}
 
     def groups(
         self, record: RoundRecord, asked: State, has: Mapping[str, tuple[list[str], Array]],

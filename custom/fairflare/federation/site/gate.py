@@ -20,12 +20,13 @@ from fairflare.exchange.messages import (
     STATUS_OK,
     TASK_CHECK,
     TASK_NORMS,
+    TASK_PLAN,
     TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
 )
-from fairflare.federation.site import clinical, groups, norm_moments
+from fairflare.federation.site import case_counts, clinical, groups, norm_moments
 from fairflare.federation.site.replies import (
     AT_HOME,
     DRAWN_UNITS,
@@ -174,9 +175,9 @@ class Gate:
     def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields: dict[str, Field] = {}
         if self.floor.least > 1:
-            of_norms = {field.name: field for field in norm_moments.FIELDS}
+            of_task = {TASK_NORMS: norm_moments.FIELDS, TASK_PLAN: case_counts.FIELDS}.get(request.name)
             half = type(getattr(self.training, "training", self.training))
-            fields = of_norms if request.name == TASK_NORMS else fields_of(half)
+            fields = fields_of(half) if of_task is None else {field.name: field for field in of_task}
         for name, value in list(reply.report.items()):
             splits = None
             if name in fields:

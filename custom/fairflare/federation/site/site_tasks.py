@@ -24,6 +24,7 @@ from fairflare.exchange.messages import (
     TASK_KEYS,
     TASK_MASK,
     TASK_NORMS,
+    TASK_PLAN,
     TASK_RELEASE,
     TASK_TRAIN,
     TASK_VALIDATE,
@@ -31,7 +32,7 @@ from fairflare.exchange.messages import (
     SiteTask,
     clean_state,
 )
-from fairflare.federation.site import clinical, groups, norm_moments, sums
+from fairflare.federation.site import case_counts, clinical, groups, norm_moments, sums
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, support_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
 from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
@@ -230,5 +231,5 @@ def _comparing(worker: SiteWorker, request: SiteTask, run: SiteRun, task: Task) 
 #: The function that performs a task at a site, by the task's name.
 TASKS: dict[str, Callable[[SiteWorker, SiteTask, SiteStore], SiteReply]] = {
     TASK_CHECK: check, TASK_VALIDATE: validate, TASK_TRAIN: train, TASK_ANCHOR: anchor, TASK_NORMS: norms,
-    TASK_KEYS: sums.keys, TASK_MASK: sums.mask, TASK_RELEASE: sums.release,
+    TASK_PLAN: case_counts.plan, TASK_KEYS: sums.keys, TASK_MASK: sums.mask, TASK_RELEASE: sums.release,
 }  # fmt: skip

@@ -31,7 +31,7 @@ from fairflare.methods.base.training import SiteRun, SiteStore
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused, need
-from fairflare.privacy.sums.masks import BY_PART, CLASS_GRADIENTS, GROUPS, NORMS, Question, digest
+from fairflare.privacy.sums.masks import BY_PART, CLASS_GRADIENTS, COUNTS, GROUPS, NORMS, Question, digest
 from fairflare.privacy.sums.ring import Layout, kinds, same_integers
 
 if TYPE_CHECKING:
@@ -154,7 +154,9 @@ def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``mask``: send the site's weighted numbers under masks that cancel only in the sum of all sites."""
     asked, number = list(_asked(worker, request)), request.current_round
-    kept = store.load_at(next((of.label for _, of, _ in asked if of.label in (NORMS, GROUPS)), KEPT), number) or {}
+    kept = (
+        store.load_at(next((of.label for _, of, _ in asked if of.label in (NORMS, GROUPS, COUNTS)), KEPT), number) or {}
+    )
     need(kept, SumRefused(worker.site, f"it keeps no numbers of round {number}; it takes part in the next one"))
     vectors, saturated = {}, 0
     for log, question, pairs in asked:

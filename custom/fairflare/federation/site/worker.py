@@ -147,6 +147,7 @@ class SiteWorker:
         self.computing = pick_computing(site, training, self.settings)
         self.threads = setting(site, self.settings, "num_threads", num_threads, PositiveInt | None, "an integer >= 1")
         self._data: SiteData | None = None
+        self.fingerprints: list[Any] | None = None  # of the training cases, for a plan
         self._views: dict[int, Any] = {}  # the data without classes of too few cases, by the least number of cases
         self.network = SiteNetwork(site, self.device, self.computing, self.settings.get("initial_weights"))
 

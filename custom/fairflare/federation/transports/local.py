@@ -24,7 +24,8 @@ from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
 from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import Plan
-from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place
+from fairflare.federation.plan.run_settings import RESULTS_FOLDER, Place, PlanRun
+from fairflare.federation.server.planning import Planning
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.site.site_file import SITE_FILE, own_settings
 from fairflare.federation.transports.calls import LocalTransport
@@ -97,7 +98,8 @@ def run_local(
         if jobs > 1:
             transport = ProcessTransport(jobs, plan, *where)
         with transport:
-            Rounds(plan.task, rule, plan.run, transport, place, listeners).run()
+            leads = Planning if isinstance(plan.run, PlanRun) else Rounds
+            leads(plan.task, rule, plan.run, transport, place, listeners).run()
     return run_dir / RESULTS_FOLDER
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from fairflare.base.aspect import SUMS
 from fairflare.base.checks import choice
 from fairflare.base.settings import field_names, values_of
-from fairflare.exchange.messages import TASK_CHECK, TASK_VALIDATE
+from fairflare.exchange.messages import TASK_CHECK, TASK_PLAN, TASK_VALIDATE
 from fairflare.federation.plan.plan import Plan
-from fairflare.federation.plan.run_settings import WithoutTraining
+from fairflare.federation.plan.run_settings import PlanRun, WithoutTraining
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
-from fairflare.flare.evaluation import MODELS, EvaluationController
+from fairflare.flare.evaluation import MODELS, EvaluationController, PlanController
 from fairflare.flare.executor import SiteExecutor
 from fairflare.flare.export.job import SERVER_CONFIG, Job, JobConfig, JobRecipe
 from fairflare.flare.export.stats_recipe import PACKAGINGS
@@ -68,6 +69,29 @@ class EvaluateRecipe(JobRecipe):
         job.to_server(EvaluationController(task=plan.task, rule=plan.rule, models=[*states], **settings), id="tests")
         job.to_server(dict(SERVER_CONFIG))
         job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=[TASK_CHECK, TASK_VALIDATE])
+        super().__init__(job)
+
+
+class PlanRecipe(JobRecipe):
+    """Make the job of ``fairflare plan``, which asks sites for counts of their cases, and nothing else.
+
+    Args:
+        plan: the run, with :class:`~fairflare.federation.plan.run_settings.PlanRun`.
+        name, packaging: see :class:`EvaluateRecipe`.
+    """
+
+    def __init__(self, plan: Plan, *, name: str = "plan", packaging: str = "preinstalled") -> None:
+        choice("packaging", packaging, PACKAGINGS)
+        least = plan.run.min_sites
+        deployed = None if plan.sites is None else {"deploy_map": {APP: ["server", *plan.sites]}}
+        job = Job(name=name, min_clients=least, meta_props=deployed)
+        job.job = JobConfig(plan, packaging, job_name=name, min_clients=least, meta_props=deployed)
+        job.set_app_packages(["fairflare"])
+        settings = {key: getattr(plan.run, key) for key in field_names(PlanRun)}
+        job.to_server(PlanController(task=plan.task, rule=plan.rule, **settings), id="plans")
+        job.to_server(dict(SERVER_CONFIG))
+        asked = [TASK_CHECK, TASK_PLAN, *(SUMS.tasks if plan.run.secure else ())]
+        job.to_clients(SiteExecutor(task=plan.task, training=plan.training), tasks=asked)
         super().__init__(job)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOOKED_AT = 16  # number of steps on a GPU after which the loss is checked to be finite
+POWER = 0.9  # of nnU-Net's schedule
 LOWEST_SHARE = 1e-3  # share of the learning rate at a cosine schedule's end, as in Fed-MAS's code
 MOMENTS = "optimizer"  # name under which a site stores the optimizer's state
 
@@ -66,16 +67,19 @@ class Trained:
         return {**told, **self.more}
 
 
-def rate(half: LocalTraining, current_round: int, num_rounds: int) -> float:
+def rate(half: LocalTraining, current_round: int, num_rounds: int, share: float = 0.0) -> float:
     r"""Return the learning rate of round r, counted from 0, of R rounds.
 
     .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
 
     for ``"cosine"`` (Fed-MAS's code): the first of many rounds has nearly ``learning_rate``, the last one
-    ``lowest_rate``.
+    ``lowest_rate``. For ``"poly"`` (nnU-Net) :math:`\eta (1 - (r + s) / R)^{0.9}`, where ``share`` s of the
+    round's steps is done.
     """
     if half.schedule == "constant":
         return half.learning_rate
+    if half.schedule == "poly":
+        return float(half.learning_rate * (1 - (current_round + share) / max(num_rounds, current_round + 1)) ** POWER)
     low = LOWEST_SHARE * half.learning_rate if half.lowest_rate is None else half.lowest_rate
     turn = math.pi * (current_round + 1) / max(num_rounds, 1)
     return low + 0.5 * (half.learning_rate - low) * (1 + math.cos(turn))
@@ -142,8 +146,11 @@ class LocalLoop:
         self.model.train()
         self.half.begin_round(run, self.model)
         if run.hides:
-            size = -(-run.data.num_samples("training") // self.half.batch_size)
-            self._told = self.half.local_steps or self.half.local_epochs * size
+            self._told = self._steps_of_round()
+
+    def _steps_of_round(self) -> int:
+        size = -(-self.run.data.num_samples("training") // self.half.batch_size)
+        return self.half.local_steps or self.half.local_epochs * size
 
     def train(self) -> Trained:
         """Train the model, deterministically for a given ``run.seed``.
@@ -226,7 +233,12 @@ class LocalLoop:
             pass
         kept.resume_random()
         for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):
-            run.untold = self._told is not None and at.num_steps + at.steps >= self._told
+            done = at.num_steps + at.steps
+            run.untold = self._told is not None and done >= self._told
+            if half.schedule == "poly":
+                share = min(1.0, done / self._steps_of_round())
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate(half, run.current_round, run.num_rounds, share)
             run.batch = None if order is None else order[at.seen : at.seen + len(inputs)]
             inputs = run.with_fewer_channels(inputs, run.epoch, at.steps)
             at.total = at.total + self._step(inputs, targets).double() * len(inputs)

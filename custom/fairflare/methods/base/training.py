@@ -51,8 +51,9 @@ class LocalTraining:
         criterion: ``"task"`` (the task's own loss), or for classification with the site's class counts
             ``"logit_adjusted"``, ``"balanced_softmax"`` or ``"fedlc"``.
         prior_strength: tau of logit adjustment and FedLC; ``None`` for the papers' 1 and 0.5.
-        schedule: learning rate over the rounds: ``"constant"``, or ``"cosine"``, down to ``lowest_rate`` in the
-            last one; see :func:`fairflare.methods.base.local_loop.rate`.
+        schedule: learning rate over the rounds: ``"constant"``; ``"cosine"``, down to ``lowest_rate`` in the last one;
+            or ``"poly"``, nnU-Net's, which falls with every step; see
+            :func:`fairflare.methods.base.local_loop.rate`.
         lowest_rate: last rate of the cosine, ``> 0`` and at most ``learning_rate``; ``None`` for a thousandth of it.
         norm_statistics: running means, variances and counters of batch norms: ``"average"`` over the sites (the
             papers); ``"recalibrated"``: measured again after each aggregation, with the new model over all sites'
@@ -100,7 +101,7 @@ class LocalTraining:
     augment: Flag = False
     criterion: Literal["task", "logit_adjusted", "balanced_softmax", "fedlc"] = "task"
     prior_strength: NonNegative | None = None
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "poly"] = "constant"
     lowest_rate: Positive | None = None
     norm_statistics: Literal["average", "recalibrated", "site"] = "average"
     personalise: Annotated[str, Field(pattern=r"^(finetune(:(head|norms|all))?|keep:.*)?$")] = ""

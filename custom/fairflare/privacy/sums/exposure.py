@@ -11,13 +11,13 @@ import numpy as np
 
 from fairflare.base.checks import first_of
 from fairflare.privacy.sums.keys import FEWEST, MAGIC, Pairs, SumRefused, fields
-from fairflare.privacy.sums.masks import BY_PART, FIRST_OF_TWO, GROUPS, Question, Table
+from fairflare.privacy.sums.masks import BY_PART, COUNTS, FIRST_OF_TWO, GROUPS, Question, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
 MOST_SITES = 100  # each site generates a stream of masks for each other site
 TURNS = 200  # with six sites there are ten ways to make two groups
 SAME = 1e-12  # relative size below which a direction of weights adds nothing to the others
-RINGS = {"params": TRAINED, GROUPS: SUMS}  # ring of the vectors of this name; all others have BUFFERS
+RINGS = {"params": TRAINED, GROUPS: SUMS, COUNTS: SUMS}  # ring of the vectors of this name; all others have BUFFERS
 
 
 @dataclass(frozen=True)

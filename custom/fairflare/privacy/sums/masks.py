@@ -24,9 +24,9 @@ Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that h
 
 #: Labels of the sums that a server can ask for, and the vectors that each sum adds up: two labels of the same vectors
 #: are two sums of them. With labels of its own choice the server could ask for the same numbers many times.
-NORMS, CLASS_GRADIENTS, GROUPS = "norms", "class_gradients", "groups"
+NORMS, CLASS_GRADIENTS, GROUPS, COUNTS = "norms", "class_gradients", "groups", "counts"
 MEANS = {"params": "params", "anchor": "params", "buffers": "buffers", "anchor_buffers": "buffers"} | {
-    label: label for label in (NORMS, CLASS_GRADIENTS, GROUPS)
+    label: label for label in (NORMS, CLASS_GRADIENTS, GROUPS, COUNTS)
 }
 BY_PART = {CLASS_GRADIENTS: "class", GROUPS: "group"}  # sums of parts that not every site has; value: what a part is
 FIRST_OF_TWO = ("anchor", "anchor_buffers")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from fairflare.base.settings import Positive, settings
 from fairflare.base.stopping import check_stop
 from fairflare.data.datalist import SPLITS, DataError, Sample
 from fairflare.data.image_file import image_file
+from fairflare.data.orientation import oriented
 from fairflare.data.reading import Reading, every_channel, reading_takes
 from fairflare.data.sources import source
 from fairflare.data.whole_volumes import Whole, read_whole
@@ -69,6 +70,13 @@ class VolumeSettings(ImageTask):
         """Return the number of channels of the network's input."""
         return len(self.channels or "1")
 
+    @property
+    def of_ct(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Return the numbers of the channels called CT; a single unnamed one is CT if it is read by a window."""
+        if not self.channels:
+            return (0,) * (self.intensity == "window")
+        return tuple(number for number, name in enumerate(self.channels) if name == "CT")
+
     @abstractmethod
     def fitted(self, image: MetaTensor) -> MetaTensor:
         """Return a volume (channels, x, y, z) of the task's orientation and spacing, brought to the network's size."""
@@ -114,22 +122,6 @@ class VolumeSettings(ImageTask):
         return self.placed(whole, file.name), whole
 
 
-def oriented(array: npt.NDArray[Any], affine: Any, codes: str) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
-    """Return a view of an array (rows, columns, slices, ...) whose axes have these directions, and the view's affine.
-
-    Args:
-        array, affine: the array as stored, and where it lies; ``None`` if the file does not say it.
-        codes: directions of the axes, such as ``"RAS"``; ``"stored"``: as they are.
-    """
-    from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
-
-    lies = np.eye(4) if affine is None else affine
-    if codes == "stored":
-        return array, lies
-    turn = ornt_transform(io_orientation(lies), axcodes2ornt(codes))
-    return apply_orientation(array, turn), lies @ inv_ornt_aff(turn, array.shape[:3])
-
-
 class VolumeData(ImageData):
     """Define the base class of a site's volumes, (channels, x, y, z); ``task`` is a :class:`VolumeSettings`."""
 
@@ -138,6 +130,12 @@ class VolumeData(ImageData):
     @abstractmethod
     def parts(self, split: str, index: int) -> Arrays:
         """Return the prepared arrays of a volume, which may be mapped from disk."""
+
+    def fingerprints(self, split: str, of_ct: Collection[int]) -> list[Any]:
+        """Return what a plan needs of each volume, see :func:`fairflare.tasks.volumes.fingerprint.fingerprints`."""
+        from fairflare.tasks.volumes.fingerprint import fingerprints
+
+        return fingerprints(self, split, of_ct)
 
     def item(self, split: str, index: int) -> Mapping[str, Any]:
         """Return a dict of tensors with ``image`` and ``label`` of one volume."""
@@ -198,13 +196,22 @@ class FolderVolumes(VolumeData, FolderImages):
         whole = read_whole(sample, masked=False, site=self.site, split=split, max_bytes=self.max_image_bytes, how=plain)
         return hashlib.sha256(whole.image.tobytes()).hexdigest()
 
-    def read_sample(self, sample: Sample, split: str) -> Whole:
+    def read_sample(self, sample: Sample, split: str, how: Reading | None = None) -> Whole:
         """Read the volume of a sample, with its mask if it has one."""
         check_stop()
         return read_whole(
             sample, masked=isinstance(sample.label, Path), site=self.site, split=split,
-            max_bytes=self.max_image_bytes, how=self.reading,
+            max_bytes=self.max_image_bytes, how=how or self.reading,
         )  # fmt: skip
+
+    def num_volumes(self, split: str) -> int:
+        """Return the number of volumes in a list."""
+        return len(self.datalist.splits[self.check_split(split)])
+
+    def original(self, split: str, number: int) -> tuple[Hashable, Whole]:
+        """Return the patient and a volume with its mask, neither scaled nor resampled."""
+        sample = self.datalist.splits[split][number]
+        return sample.case, self.read_sample(sample, split, replace(self.reading, intensity="raw", once=True))
 
 
 class PhantomVolumes(VolumeData):
@@ -224,6 +231,18 @@ class PhantomVolumes(VolumeData):
     def num_samples(self, split: str) -> int:
         return len(self.drawn[self.check_split(split)])
 
+    def num_volumes(self, split: str) -> int:
+        """Return the number of volumes in a list."""
+        return len(self.drawn[self.check_split(split)])
+
+    def takes(self) -> int:
+        """Return the memory that one volume takes beside those that are in memory already."""
+        return 0
+
+    def original(self, split: str, number: int) -> tuple[Hashable, Whole]:
+        """Return the patient and a volume with its mask, neither scaled nor resampled."""
+        return number, _whole(volume := self.drawn[split][number], volume.image)
+
     @abstractmethod
     def made(self, volume: Any, whole: Whole) -> Arrays:
         """Return the arrays that stay of a synthetic volume."""
@@ -235,6 +254,10 @@ class PhantomVolumes(VolumeData):
             check_stop()
             volume = self.drawn[split][index]
             images = [between(image, cast("Bounds", bounds_of(image, "percentile"))) for image in volume.image]
-            whole = Whole(np.stack(images), volume.label, np.diag([*volume.voxel, 1.0]))
-            self._held[split, index] = self.made(volume, whole)
+            self._held[split, index] = self.made(volume, _whole(volume, np.stack(images)))
         return self._held[split, index]
+
+
+def _whole(volume: Any, images: npt.NDArray[np.float32]) -> Whole:
+    """Return a synthetic volume, whose channels have these values, with its mask and affine."""
+    return Whole(images, volume.label, np.diag([*volume.voxel, 1.0]))

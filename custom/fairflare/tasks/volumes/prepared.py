@@ -15,7 +15,7 @@ from fairflare.tasks.scores.dice_scores import Origin
 if TYPE_CHECKING:
     from monai.data import MetaTensor
 
-BRICK = 16  # side of the cubes in which volumes are stored, in voxels; sides of volumes are multiples of it
+BRICK = 16  # side of the cubes in which volumes are stored, in voxels
 DRAWN = 10_000  # number of voxels of each structure that are kept as middles of patches
 SEED = 20_000  # of their choice, the same for every volume
 Place = tuple[int, int, int]
@@ -27,6 +27,7 @@ class Prepared:
 
     Attributes:
         image, label: (channels, x, y, z) float32 and (structures, x, y, z) int8 in bricks, see :func:`bricks`.
+        size: number of voxels along each axis.
         voxels: (n, 3) places of voxels inside structures, structure after structure.
         ends: for each structure, the number of ``voxels`` up to its last one.
         spacing: size of a voxel in mm along each axis; empty if the file does not state it.
@@ -37,6 +38,7 @@ class Prepared:
     voxels: npt.NDArray[np.unsignedinteger[Any]]
     ends: npt.NDArray[np.int64]
     spacing: npt.NDArray[np.float64]
+    size: npt.NDArray[np.int64]
 
     @property
     def origin(self) -> Origin:
@@ -46,7 +48,7 @@ class Prepared:
     @property
     def shape(self) -> Place:
         """Return the number of voxels along each axis."""
-        x, y, z = (BRICK * count for count in self.image.shape[:3])
+        x, y, z = self.size.tolist()
         return x, y, z
 
     def whole(self, name: str) -> torch.Tensor:
@@ -81,7 +83,9 @@ class Prepared:
 
 
 def bricks(volume: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return a view of (channels, x, y, z) in bricks: (x / 16, y / 16, z / 16, channels, 16, 16, 16)."""
+    """Return (channels, x, y, z) in bricks: (x / 16, y / 16, z / 16, channels, 16, 16, 16), zeros behind the ends."""
+    lacking = [-side % BRICK for side in volume.shape[1:]]
+    volume = np.pad(volume, [(0, 0), *((0, more) for more in lacking)]) if any(lacking) else volume
     channels, *sides = volume.shape
     x, y, z = (side // BRICK for side in sides)
     return volume.reshape(channels, x, BRICK, y, BRICK, z, BRICK).transpose(1, 3, 5, 0, 2, 4, 6)
@@ -95,6 +99,7 @@ def prepared_parts(image: npt.NDArray[Any], label: npt.NDArray[Any], spacing: Se
         "image": bricks(image), "label": bricks(label),
         "voxels": np.concatenate(drawn).astype(np.promote_types(np.uint16, np.min_scalar_type(max(image.shape)))),
         "ends": np.cumsum([len(voxels) for voxels in drawn]), "spacing": np.array(spacing, np.float64),
+        "size": np.array(image.shape[1:]),
     }  # fmt: skip
 
 

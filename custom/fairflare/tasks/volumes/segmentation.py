@@ -19,16 +19,18 @@ from fairflare.base.site_data import MOST_WINDOWS, UNLABELLED, VALIDATION_PATCHE
 from fairflare.data.datalist import Datalist, Sample
 from fairflare.data.image_file import image_file
 from fairflare.data.intensity import counts_of
+from fairflare.data.orientation import oriented
 from fairflare.data.whole_volumes import Whole, read_labels
 from fairflare.tasks.base import Batches, SiteData, evaluating
 from fairflare.tasks.images import read_all
 from fairflare.tasks.scores.dice_scores import BatchOf, Origin
 from fairflare.tasks.shared.structures import SegmentationSite, StructureTask
-from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings, oriented
+from fairflare.tasks.volumes.base import FolderVolumes, PhantomVolumes, VolumeData, VolumeSettings
 
 if TYPE_CHECKING:
     import torch
     from monai.data import MetaTensor
+    from monai.transforms import Compose
 
     from fairflare.base.task import Batch, Device
     from fairflare.data.decoded import Arrays
@@ -65,7 +67,10 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         windows: number of windows that the network gets at once in evaluation.
     """
 
-    uncounted: ClassVar[bool] = True  # padding, up to a multiple of ``STEP``, does not count
+    uncounted: ClassVar[bool] = True  # padding, up to a multiple of ``divisor``, does not count
+    divisor: ClassVar[int] = STEP  # of the sides of a volume
+    scaled: ClassVar[bool] = True  # whether values of images are in [0, 1]
+    by_batch: ClassVar[bool] = False  # whether the last patches of each batch lie in structures, not some by chance
     acts: ClassVar[dict[str, OnlyWith | None]] = {
         "augmentation": only_with("augment"),
         "features": only_with("network", "unet"),
@@ -148,8 +153,8 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def windows_in(self, shape: Sequence[float]) -> int:
         """Return the number of sliding windows of a volume with this number of voxels along each axis."""
         return math.prod(
-            1 + math.ceil((STEP * math.ceil(max(length, edge) / STEP) - edge) / max(1, int(edge * (1 - self.overlap))))
-            for length, edge in zip(shape, self.patch_size, strict=True)
+            1 + math.ceil((by * math.ceil(max(length, edge) / by) - edge) / max(1, int(edge * (1 - self.overlap))))
+            for length, edge, by in zip(shape, self.patch_size, [self.divisor] * 3, strict=True)
         )
 
     def costs(self, model: torch.nn.Module, data: SiteData, device: Device, samples: int) -> dict[str, Any]:
@@ -178,6 +183,12 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
             "seconds": [round(s * n, 3) for s, n in zip(seconds, (samples, samples, validated), strict=True)],
         }
 
+    def changes(self) -> Compose:
+        """Return the random changes of ``augment=True`` to a patch and its targets."""
+        from fairflare.tasks.batches import changes
+
+        return changes(self.augmentation, size=self.patch_size, with_targets=True)
+
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training with small batches and a larger learning rate.
 
@@ -186,10 +197,10 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         return {"batch_size": 2, "learning_rate": 0.003}
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
-        """Pad a volume at least to the size of a patch, and to a multiple of ``STEP`` voxels along each axis."""
+        """Pad a volume at least to the size of a patch, and to a multiple of ``divisor`` voxels along each axis."""
         from monai.transforms import DivisiblePad, SpatialPad
 
-        return cast("MetaTensor", DivisiblePad(STEP)(SpatialPad(self.patch_size)(image)))
+        return cast("MetaTensor", DivisiblePad(self.divisor)(SpatialPad(self.patch_size)(image)))
 
     def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
         """Return the targets of a volume, (structures, x, y, z) int8: 0, 1, or -1 where a voxel does not count."""
@@ -260,7 +271,7 @@ class _Patches(VolumeData):
         if not augment or not self.task.augmentation:
             return batches
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0)
-        return Augmented(batches, self.task.augmentation, seed, size=self.task.patch_size, with_targets=True)
+        return Augmented(batches, self.task.changes(), seed, with_targets=True, scaled=self.task.scaled)
 
     def _whole(self, split: str, indices: Sequence[int]) -> Batch:
         """Return a whole volume as a batch, with the size of its voxels; one, since their sizes differ."""
@@ -279,8 +290,10 @@ class _Patches(VolumeData):
         import torch
         from torch.utils.data import DataLoader
 
-        draws = np.random.default_rng(seed).random((len(order), 6)).tolist()
-        places: Any = [*zip((number // each for number in order), draws, strict=True)]
+        draws = np.random.default_rng(seed).random((len(order), 6))
+        if self.task.by_batch:
+            draws[:, 0] = np.arange(len(order)) % size < round(size * (1 - inside))
+        places: Any = [*zip((number // each for number in order), draws.tolist(), strict=True)]
         return DataLoader(
             places, size, collate_fn=partial(self._patches, split, inside), generator=torch.Generator()
         )  # fmt: skip

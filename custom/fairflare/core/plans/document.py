@@ -1,0 +1,252 @@
+"""Make a plan from the sites' counts, and read plans, in the form of nnU-Net's ``nnUNetPlans.json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from fairflare.core.plans.counts import STEPS_PER_MM, Counts, intensities, quantile
+from fairflare.core.plans.rules import (
+    Configuration,
+    coarsest_first,
+    configuration,
+    plans_low_resolution,
+    target_spacing,
+)
+
+#: Axes of the volumes in a plan: to the head, to the front, to the right, as nnU-Net's reader that turns files has.
+AXES = "SAR"
+FULL = "3d_fullres"  # name of the only configuration that is trained
+CT, EACH_IMAGE = "CTNormalization", "ZScoreNormalization"
+NETWORK = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
+MOST_CHANGED = 0.5  # share of cases that lose a quarter by cropping, above which zeros do not count in the norm
+Side = Annotated[int, Field(ge=1, le=2**12)]
+Millimetres = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Store what all sites together answered.
+
+    Attributes:
+        spacing, size, resampled: for each axis the number of cases by value; see :mod:`fairflare.core.plans.counts`.
+        cropped: number of cases that lost a quarter of their voxels by cropping.
+        histograms: by number of a CT channel the sum of the cases' histograms of the foreground.
+    """
+
+    spacing: Sequence[Counts]
+    size: Sequence[Counts]
+    resampled: Sequence[Counts] = ()
+    cropped: int = 0
+    histograms: Mapping[int, npt.NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def cases(self) -> int:
+        """Return the number of cases."""
+        return self.spacing[0].total()
+
+    @property
+    def target(self) -> tuple[float, ...]:
+        """Return the spacing to which cases are resampled, in mm along each axis in the order of the volumes."""
+        half, tenth = ([quantile(counts, share) / STEPS_PER_MM for counts in self.spacing] for share in (0.5, 0.1))
+        return target_spacing(half, [quantile(counts, 0.5) for counts in self.size], tenth)
+
+
+def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: float) -> dict[str, Any]:
+    """Return the plan of all cases, as nnU-Net writes it.
+
+    Args:
+        answers: sums of the sites' counts.
+        channels: names of the images' channels; ``"CT"`` is normalised by the foreground of all cases.
+        outputs: number of classes with the background.
+        memory: memory of a GPU in GB.
+    """
+    target = answers.target
+    order = coarsest_first(target)
+    spacing = [target[axis] for axis in order]
+    median = [quantile(answers.resampled[axis], 0.5) for axis in order]
+    size: dict[str, Any] = {"outputs": outputs, "memory": memory}
+    voxels = math.prod(median) * answers.cases
+    found = {
+        name: configuration(spacing[first:], median[first:], voxels=voxels, **size)
+        for name, first in {"2d": 1, FULL: 0}.items()
+    }
+    low = plans_low_resolution(spacing, median, found[FULL].patch, cases=answers.cases, **size)
+    schemes = [CT if name == "CT" else EACH_IMAGE for name in channels]
+    without_zeros = answers.cropped > MOST_CHANGED * answers.cases
+    return {
+        "dataset_name": "federation", "plans_name": "nnUNetPlans", "image_reader_writer": "NibabelIOWithReorient",
+        "original_median_spacing_after_transp": [quantile(answers.spacing[a], 0.5) / STEPS_PER_MM for a in order],
+        "original_median_shape_after_transp": [round(quantile(answers.size[axis], 0.5)) for axis in order],
+        "transpose_forward": list(order), "transpose_backward": [order.index(axis) for axis in range(len(order))],
+        "experiment_planner_used": "ExperimentPlanner", "label_manager": "LabelManager",
+        "foreground_intensity_properties_per_channel": {
+            str(number): intensities(answers.histograms[number]) if number in answers.histograms else {}
+            for number in range(len(channels))
+        },
+        "configurations": {
+            name: {
+                "data_identifier": f"nnUNetPlans_{name}", "preprocessor_name": "DefaultPreprocessor",
+                "batch_size": one.batch, "patch_size": list(one.patch),
+                "median_image_size_in_voxels": median[-len(one.patch):], "spacing": spacing[-len(one.patch):],
+                "normalization_schemes": schemes,
+                "use_mask_for_norm": [without_zeros and scheme == EACH_IMAGE for scheme in schemes],
+                **_resampling(), "architecture": _architecture(one), "batch_dice": low or name == "2d",
+            }
+            for name, one in found.items()
+        },
+    }  # fmt: skip
+
+
+def _resampling() -> dict[str, Any]:
+    kinds = {"data": False, "seg": True, "probabilities": False}
+    return {
+        key: value
+        for kind, labels in kinds.items()
+        for key, value in {
+            f"resampling_fn_{kind}": "resample_data_or_seg_to_shape",
+            f"resampling_fn_{kind}_kwargs": {
+                "is_seg": labels, "order": 1, "order_z": 0, "force_separate_z": None,
+            },
+        }.items()
+    }  # fmt: skip
+
+
+def _architecture(one: Configuration) -> dict[str, Any]:
+    stages, axes = len(one.strides), len(one.patch)
+    return {
+        "network_class_name": NETWORK,
+        "arch_kwargs": {
+            "n_stages": stages, "features_per_stage": list(one.features),
+            "conv_op": f"torch.nn.modules.conv.Conv{axes}d",
+            "kernel_sizes": [list(kernel) for kernel in one.kernels],
+            "strides": [list(stride) for stride in one.strides],
+            "n_conv_per_stage": [2] * stages, "n_conv_per_stage_decoder": [2] * (stages - 1), "conv_bias": True,
+            "norm_op": f"torch.nn.modules.instancenorm.InstanceNorm{axes}d",
+            "norm_op_kwargs": {"eps": 1e-05, "affine": True}, "dropout_op": None, "dropout_op_kwargs": None,
+            "nonlin": "torch.nn.LeakyReLU", "nonlin_kwargs": {"inplace": True},
+        },
+        "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ reading a plan
+
+
+@checked(config=ConfigDict(extra="ignore"), frozen=True)
+class _Network:
+    features_per_stage: list[Annotated[int, Field(ge=1, le=4096)]]
+    kernel_sizes: list[tuple[Side, Side, Side]]
+    strides: list[tuple[Side, Side, Side]]
+    n_conv_per_stage: list[Annotated[int, Field(ge=1, le=20)]]
+    n_conv_per_stage_decoder: list[Annotated[int, Field(ge=1, le=20)]]
+    conv_bias: Literal[True]
+    dropout_op: None
+    nonlin: Literal["torch.nn.LeakyReLU"]
+    norm_op: Literal["torch.nn.modules.instancenorm.InstanceNorm3d"]
+
+
+@checked(config=ConfigDict(extra="ignore"), frozen=True)
+class _Architecture:
+    network_class_name: Literal["dynamic_network_architectures.architectures.unet.PlainConvUNet"]
+    arch_kwargs: _Network
+
+
+@checked(config=ConfigDict(extra="ignore"), frozen=True)
+class Planned:
+    """Hold what is trained of a plan: the configuration at full resolution, in nnU-Net's names."""
+
+    batch_size: Annotated[int, Field(ge=1, le=4096)]
+    patch_size: tuple[Side, Side, Side]
+    spacing: tuple[Millimetres, Millimetres, Millimetres]
+    normalization_schemes: list[Literal["CTNormalization", "ZScoreNormalization"]]
+    use_mask_for_norm: list[bool]
+    batch_dice: bool
+    architecture: _Architecture
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """Return the network's settings, as :class:`fairflare.tasks.volumes.plain_unet.PlainUNet` takes them."""
+        of = self.architecture.arch_kwargs
+        return {
+            "features": of.features_per_stage, "strides": of.strides, "kernels": of.kernel_sizes,
+            "convolutions": (of.n_conv_per_stage, of.n_conv_per_stage_decoder),
+        }  # fmt: skip
+
+
+@checked(config=ConfigDict(extra="ignore"), frozen=True)
+class Foreground:
+    """Hold the figures of a CT's foreground by which it is normalised, in HU."""
+
+    mean: float
+    std: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    percentile_00_5: float
+    percentile_99_5: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Represent a plan that is trained.
+
+    Attributes:
+        full: the configuration at full resolution.
+        axes: order of the volumes' axes in the network: ``"SAR"`` are axes to the head, to the front, to the right.
+        foreground: figures by number of a CT's channel.
+    """
+
+    full: Planned
+    axes: str
+    foreground: Mapping[int, Foreground]
+
+
+def read_plan(document: Any) -> Plan:
+    """Read a plan, of FairFlare's or of nnU-Net's making.
+
+    Raises:
+        ValueError: an entry is missing or has another form, or the plan needs what is not built; names the entry.
+    """
+    where = ("configurations", FULL)
+    found = document
+    for key in where:
+        if not isinstance(found, Mapping) or key not in found:
+            raise ValueError(f"the plan has no {key!r}; give a plan of `fairflare plan`, or nnU-Net's nnUNetPlans.json")
+        found = found[key]
+    full = _read(Planned, found, ".".join(where))
+    network, channels = full.architecture.arch_kwargs, len(full.normalization_schemes)
+    stages = {len(of) for of in (network.features_per_stage, network.kernel_sizes, network.strides)}
+    stages |= {len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1}
+    divisors = [math.prod(along) for along in zip(*network.strides, strict=True)]
+    forward = document.get("transpose_forward")
+    if len(stages) > 1 or min(stages) < 2:
+        raise ValueError(
+            "the plan's architecture must have as many features, kernels and strides as stages, at least 2"
+        )
+    if any(side % by for side, by in zip(full.patch_size, divisors, strict=True)):
+        raise ValueError(f"the plan's patch_size {list(full.patch_size)} must be divisible by {divisors}")
+    if not isinstance(forward, list) or sorted(map(str, forward)) != ["0", "1", "2"]:
+        raise ValueError(f"the plan's transpose_forward must be an order of 0, 1, 2, got {forward!r:.80}")
+    if len(full.use_mask_for_norm) != channels:
+        raise ValueError("the plan's use_mask_for_norm must have an entry for each channel")
+    figures = document.get("foreground_intensity_properties_per_channel")
+    of_ct = [number for number, scheme in enumerate(full.normalization_schemes) if scheme == CT]
+    name = "foreground_intensity_properties_per_channel"
+    return Plan(
+        full, "".join(AXES[axis] for axis in forward),
+        {number: _read(Foreground, (figures or {}).get(str(number)), f"{name}.{number}") for number in of_ct},
+    )  # fmt: skip
+
+
+def _read(cls: Any, value: Any, where: str) -> Any:
+    try:
+        return TypeAdapter(cls).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, (where, *problem["loc"])))
+        raise ValueError(f"the plan's {place}: {problem['msg']}, got {problem['input']!r:.80}") from None

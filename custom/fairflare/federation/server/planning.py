@@ -1,0 +1,161 @@
+"""Make one plan for all sites from counts of their cases, without a round.
+
+Each question is one exchange; the site's half is :mod:`fairflare.federation.site.case_counts`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fairflare.base.checks import refuse_if
+from fairflare.base.disk.files import write_whole
+from fairflare.core.plans.counts import HIGHEST_HU, LOWEST_HU, MOST, total
+from fairflare.core.plans.document import Answers, plan_of
+from fairflare.exchange.messages import TASK_PLAN, Message
+from fairflare.federation.collecting.phase import Phase, RoundFailed
+from fairflare.federation.plan.run_settings import PlanRun
+from fairflare.federation.server.rounds import Rounds
+from fairflare.federation.server.sums import SitesLost
+from fairflare.federation.site.case_counts import ASKED, CASES, CROPPED, FIELDS, FOREGROUND, KINDS, MEMORY
+from fairflare.federation.site.replies import read_head
+from fairflare.methods.base.reports import read_report
+from fairflare.methods.base.rule import State
+from fairflare.reporting.results import RoundRecord
+
+PLAN = "plan.json"
+USUAL_MEMORY = 8.0  # memory in GB of the GPU that nnU-Net plans for
+HUS = HIGHEST_HU - LOWEST_HU + 1
+
+
+class Planning(Rounds):
+    """Ask the sites for counts in place of training, and write the plan beside the results."""
+
+    def finish(self, state: State) -> None:
+        """Ask the questions, and write the plan.
+
+        Raises:
+            RoundFailed: too few sites answered, or a sum cannot be opened.
+        """
+        run, record = self.settings, RoundRecord(current_round=0, sites=self.roster.live(0))
+        assert isinstance(run, PlanRun)
+        of_ct, target = self.task.of_ct, tuple[float, ...]((0.0, 0.0, 0.0))
+        found: dict[str, Any] = {}
+        for number in range(2 + bool(of_ct)):
+            found |= self._counted(number, target, record)
+            if not number:
+                answers = Answers(_axes(found, "spacing"), _axes(found, "size"))
+                target = answers.target
+        answers = Answers(
+            answers.spacing, answers.size, _axes(found, "resampled"), round(found[CROPPED]),
+            {channel: found[FOREGROUND][k * HUS : (k + 1) * HUS] for k, channel in enumerate(of_ct)},
+        )  # fmt: skip
+        least = min(found[MEMORY].values(), default=USUAL_MEMORY)
+        memory = run.plan_memory or least
+        channels = list(getattr(self.task, "channels", None) or ["CT" if of_ct else "MR"])
+        plan = plan_of(answers, channels=channels, outputs=len(self.task.outcome_names()) + 1, memory=memory)
+        more = sum(own > memory for own in found[MEMORY].values())
+        self.journal.note(
+            f"plan of {answers.cases} cases at {len(record.accepted)} sites for {memory:g} GB"
+            f"{f'; {more} site(s) have more' * bool(more)}"
+        )
+        text = json.dumps(plan, indent=1) + "\n"
+        write_whole(self.journal.store.folder / PLAN, lambda path: path.write_text(text, "utf-8"))
+        self.journal.round_done(record)
+        self.journal.store.finish("completed")
+
+    def _counted(self, number: int, target: tuple[float, ...], record: RoundRecord) -> dict[str, Any]:
+        """Ask one question, and return the sums of the answers by name, with the memory of each site's GPU."""
+        record.current_round = number
+        asked, reports = {ASKED: torch.tensor([float(number), *target])}, dict[str, dict[str, Any]]()
+        names = [f"{kind}_{axis}" for kind in KINDS[number] for axis in range(3)]
+        secure = self.sums is not None
+
+        def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
+            reports[site] = read_counts(site, message, number, [] if secure else names, len(self.task.of_ct))
+            return {}
+
+        sites = list(record.accepted or record.sites)
+        if self.sums is not None:
+            lost = self.sums.agree(number, sites)
+            sites = [site for site in sites if site not in lost]
+        phase = self.asking(TASK_PLAN, number, asked, sites, self.settings.validate_timeout, use)
+        self.journal.left_out(phase, record)
+        record.accepted = sorted(phase.good)
+        if len(record.accepted) < self.settings.min_sites:
+            raise self.asking.too_few(phase)
+        memory = {site: reports[site][MEMORY] for site in record.accepted if reports[site].get(MEMORY)}
+        if self.sums is None:
+            good = [reports[site] for site in record.accepted]
+            return {
+                **{name: total(_counts(one, name) for one in good) for name in names}, MEMORY: memory,
+                CROPPED: sum(one[CROPPED] for one in good),
+                FOREGROUND: sum((one[FOREGROUND] for one in good if FOREGROUND in one), np.zeros(1)),
+            }  # fmt: skip
+        shapes = {name: MOST[name.rpartition("_")[0]] + 1 for name in names}
+        shapes |= {CROPPED: 1, FOREGROUND: HUS * len(self.task.of_ct)}
+        like = {f"{name}.sum": torch.zeros(size) for name, size in shapes.items()}
+        try:
+            summed = self.sums.counts(record, asked, like, record.accepted)
+        except SitesLost as lost_sites:
+            raise RoundFailed(f"plan: {lost_sites.args[0]}; ask again") from lost_sites
+        whole: dict[str, Any] = {name: summed[f"{name}.sum"].numpy() for name in shapes}
+        cases = sum(reports[site][CASES] for site in record.accepted)
+        for name in names:
+            counts = np.rint(whole[name])
+            if counts.min() < 0 or counts.sum() != cases:
+                raise RoundFailed(f"plan: the sum of {name} is of {counts.sum():g} cases, the sites have {cases}")
+            whole[name] = Counter({value: int(counts[value]) for value in np.flatnonzero(counts).tolist()})
+        return {**whole, CROPPED: float(whole[CROPPED][0]), MEMORY: memory}
+
+
+def _axes(found: Mapping[str, Any], kind: str) -> list[Counter[int]]:
+    return [found[f"{kind}_{axis}"] for axis in range(3)]
+
+
+def _counts(report: Mapping[str, Any], name: str) -> Counter[int]:
+    pairs = zip(report[name], report[f"{name}_cases"], strict=True)
+    return Counter({int(value): int(cases) for value, cases in pairs})
+
+
+def read_counts(site: str, message: Message, number: int, names: list[str], channels: int) -> dict[str, Any]:
+    """Return a site's checked answer to the task ``plan``.
+
+    Args:
+        site, message: name and message of the site.
+        number: number of the question.
+        names: names of the counts in the answer; empty where they stay at the site for a secure sum.
+        channels: number of CT channels.
+
+    Raises:
+        ReportError: the answer cannot be used; the message names site, field and value.
+    """
+    meta = read_head(site, message, number)
+    found = {name: value for name, value in read_report(meta.get("report"), FIELDS, site).items() if value is not None}
+    wanted = {*names, *(f"{name}_cases" for name in names)}
+    lacking = sorted(wanted - {*found})
+    refuse_if(site, {f"the answer lacks the field {lacking[0] if lacking else ''!r}": bool(lacking)})
+    odd = {name: value for name in wanted for value in found[name] if value != int(value)}
+    cases = {name: sum(found[f"{name}_cases"]) for name in names}
+    size = HUS * channels
+    foreground = found.get(FOREGROUND, np.zeros(0))
+    refuse_if(site, {
+        f"field {next(iter(odd), '')!r} must hold whole numbers, got {next(iter(odd.values()), 0):.8g}": bool(odd),
+        **{
+            f"field '{name}_cases' has {of:g} cases, field 'cases' {found[CASES]}": of != found[CASES]
+            for name, of in cases.items()
+        },
+        f"field {CROPPED!r} is above the number of cases": found.get(CROPPED, 0) > found[CASES],
+        f"field {FOREGROUND!r} has {len(foreground)} entries, asked were {size}":
+            bool(names is not None and number == len(KINDS) - 1 and len(foreground) not in (0, size)),
+    })  # fmt: skip
+    total_share = float(foreground.sum())
+    if not math.isfinite(total_share) or total_share > channels * found[CASES] * (1 + 1e-3):
+        refuse_if(site, {f"field {FOREGROUND!r} has a sum of {total_share:g}, above the number of cases": True})
+    return found

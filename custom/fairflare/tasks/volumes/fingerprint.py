@@ -1,0 +1,55 @@
+"""Measure spacing, size and foreground of a site's training volumes, from which a plan is made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from multiprocessing.pool import ThreadPool
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairflare.base.machine.memory import counted, workers
+from fairflare.core.plans.counts import Case, foreground
+from fairflare.core.plans.document import AXES
+from fairflare.data.orientation import oriented
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from fairflare.data.whole_volumes import Whole
+
+Histograms = dict[int, "npt.NDArray[np.float64]"]
+
+
+def fingerprint(whole: Whole, labels: Collection[int], of_ct: Collection[int]) -> tuple[Case, Histograms]:
+    """Return what a plan needs of one volume, and the histograms of its CT channels in the foreground.
+
+    Args:
+        whole: the volume with its mask, as stored.
+        labels: values of the mask that are foreground.
+        of_ct: numbers of the channels that are CT.
+    """
+    affine = np.eye(4) if whole.affine is None else whole.affine
+    image, lies = oriented(np.moveaxis(whole.image, 0, -1), affine, AXES)
+    there = (image != 0).any(-1)
+    ends = [np.flatnonzero(there.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    size = tuple(int(along[-1] - along[0] + 1) if len(along) else n for along, n in zip(ends, there.shape, strict=True))
+    spacing = tuple(np.linalg.norm(lies[:3, :3], axis=0).tolist())
+    inside = np.isin(whole.mask if whole.mask is not None else 0, [*labels])
+    found = {number: foreground(whole.image[number], inside) for number in of_ct}
+    return Case(spacing, size, float(np.prod(size)) / there.size), found
+
+
+def fingerprints(data: Any, split: str, of_ct: Collection[int]) -> list[tuple[Hashable, Case, Histograms]]:
+    """Return the patient and the fingerprint of each volume of a site's list, each of whose files is read once."""
+    coding = getattr(data, "coding", None) or {}
+    labels = {value for own in data.task.structures for value in own}
+    values = {value for value in {*labels, *coding} if coding.get(value, value) in labels}
+    numbers = range(data.num_volumes(split))
+
+    def measured(number: int) -> tuple[Hashable, Case, Histograms]:
+        patient, whole = data.original(split, number)
+        return patient, *fingerprint(whole, values, of_ct)
+
+    with ThreadPool(workers(data.takes())) as threads:
+        return list(counted(threads.imap(measured, numbers), len(numbers), "volumes measured"))

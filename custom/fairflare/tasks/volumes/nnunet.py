@@ -1,0 +1,215 @@
+"""Define the task of segmenting whole volumes as nnU-Net does, by one plan for all sites."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from fairflare.base.settings import BelowOne, Fraction, settings
+from fairflare.core.plans.document import Plan, read_plan
+from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask, cross_entropies
+
+if TYPE_CHECKING:
+    import torch
+    from monai.data import MetaTensor
+    from monai.transforms import Compose
+
+    from fairflare.data.decoded import DecodedVolumes
+    from fairflare.data.reading import Reading
+    from fairflare.data.whole_volumes import Whole
+
+SMOOTH = 1e-5  # added to both parts of the Dice
+LEAST_DEVIATION = 1e-8  # smallest standard deviation by which an image is divided
+STEPS = 25  # optimizer steps of a quick round; an epoch of nnU-Net has 250
+FLAT = 3  # ratio of a patch's sides from which volumes are turned and scaled in the plane alone
+
+
+@settings
+class NnUNetTask(VolumeSegmentationTask):
+    """Segment structures in whole volumes with nnU-Net's network, intensities, patches, augmentation and loss.
+
+    Args:
+        plan: a plan of `fairflare plan`, or nnU-Net's ``nnUNetPlans.json``: the file's path, or its content.
+
+    Source:
+        Isensee et al., Nature Methods 18 (2021), and nnU-Net 2.8; what differs: ``docs/nnunet.md``.
+    """
+
+    if not TYPE_CHECKING:  # what the plan decides is no setting
+        network: ClassVar[str] = "unet"
+        features: ClassVar[tuple[int, ...]] = ()
+        width: ClassVar[None] = None
+        norm: ClassVar[str] = "instance"
+        norm_momentum: ClassVar[float] = 0.1
+        intensity: ClassVar[str] = "auto"
+        window: ClassVar[None] = None
+        augmentation: ClassVar[tuple[str, ...]] = ("nnunet",)
+        patch_size: ClassVar[Any] = property(lambda self: self.planned.full.patch_size)
+        spacing: ClassVar[Any] = property(lambda self: self.planned.full.spacing)
+        orientation: ClassVar[Any] = property(lambda self: self.planned.axes)
+
+    divisor: ClassVar[int] = 1
+    scaled: ClassVar[bool] = False
+    by_batch: ClassVar[bool] = True
+    acts: ClassVar[dict[str, Any]] = {
+        name: beside for name, beside in VolumeSegmentationTask.acts.items() if name == "tolerance"
+    }
+
+    plan: dict[str, Any] | str
+    foreground: Fraction = 1 / 3
+    overlap: BelowOne = 0.5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.plan, str):
+            try:
+                self.plan = json.loads(Path(self.plan).read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"plan {self.plan!r} cannot be read as JSON: {error}") from None
+        channels = len(self.planned.full.normalization_schemes)
+        super().__post_init__()
+        if channels != self.in_channels:
+            raise ValueError(
+                f"plan is for {channels} channel(s), and the run has channels={list(self.channels or ())}; name as many"
+            )
+
+    @cached_property
+    def planned(self) -> Plan:
+        """Return the plan."""
+        return read_plan(self.plan)
+
+    @property
+    def intensities(self) -> str:
+        return f"each channel as the plan says: {', '.join(self.planned.full.normalization_schemes)}"
+
+    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
+        return replace(super().reading(kept), intensity="raw", window=None)
+
+    def build_unet(self) -> torch.nn.Module:
+        from fairflare.tasks.volumes.plain_unet import PlainUNet
+
+        return PlainUNet(self.in_channels, self.num_classes, **self.planned.full.network)
+
+    def output_tensors(self) -> Sequence[str]:
+        """Return the names of the tensors of all outputs, one layer for each resolution."""
+        heads = len(self.planned.full.network["strides"]) - 1
+        return [f"decoder.seg_layers.{head}.{kind}" for head in range(heads) for kind in ("weight", "bias")]
+
+    def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Return nnU-Net's settings of training; a round has 25 steps, where its epoch has 250."""
+        return {
+            "optimizer": "sgd", "learning_rate": 0.01, "momentum": 0.99, "weight_decay": 3e-5, "max_grad_norm": 12.0,
+            "schedule": "poly", "batch_size": self.planned.full.batch_size, "local_epochs": 1, "local_steps": STEPS,
+            "augment": True,
+        }  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ volumes
+
+    def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
+        """Return a volume (channels, x, y, z), its channels standardised as the plan says, on the plan's grid."""
+        image = np.stack([self._standardised(number, values) for number, values in enumerate(volume.image)])
+        return self.fitted(self.regrid(image, volume.affine, name, site))
+
+    def _standardised(self, number: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        of = self.planned.foreground.get(number)
+        if of is not None:
+            clipped = np.clip(values, of.percentile_00_5, of.percentile_99_5)
+            return (clipped - np.float32(of.mean)) / np.float32(max(of.std, LEAST_DEVIATION))
+        counts = values != 0 if self.planned.full.use_mask_for_norm[number] else np.ones((1, 1, 1), bool)
+        if not counts.any():  # a channel that the site lacks, or an empty one
+            return np.zeros_like(values)
+        mean, spread = (float(of(values, where=counts, dtype=np.float64)) for of in (np.mean, np.std))
+        return np.where(counts, (values - np.float32(mean)) / np.float32(max(spread, LEAST_DEVIATION)), np.float32(0))
+
+    def changes(self) -> Compose:
+        """Return nnU-Net's random changes of a patch; where slices are thick, a patch is turned in their plane alone.
+
+        Source:
+            Isensee et al. (2021), supplementary note 4, by MONAI's transforms.
+        """
+        from math import radians
+
+        from monai.transforms import (
+            Compose,
+            RandAdjustContrastd,
+            RandAffined,
+            RandFlipd,
+            RandGaussianNoised,
+            RandGaussianSmoothd,
+            RandScaleIntensityd,
+            RandScaleIntensityFixedMeand,
+            RandSimulateLowResolutiond,
+        )
+
+        both: Any = {"keys": ("image", "label"), "mode": ("bilinear", "nearest"), "padding_mode": "zeros"}
+        flat, turn, scale = max(self.patch_size) / self.patch_size[0] > FLAT, radians(30), (-0.3, 0.4)
+        turns = [radians(180), 0.0, 0.0] if flat else [turn] * 3
+        sigma: dict[str, Any] = {f"sigma_{axis}": (0.5, 1.0) for axis in "xyz"}
+        return Compose([
+            RandAffined(prob=0.2, rotate_range=turns, cache_grid=False, **both),
+            RandAffined(prob=0.2, scale_range=[(0, 0) if flat else scale, scale, scale], cache_grid=False, **both),
+            RandGaussianNoised("image", prob=0.1, std=0.1**0.5),
+            RandGaussianSmoothd("image", prob=0.2, **sigma),
+            RandScaleIntensityd("image", prob=0.15, factors=0.25),
+            RandScaleIntensityFixedMeand("image", prob=0.15, factors=0.25, preserve_range=True),
+            RandSimulateLowResolutiond("image", prob=0.25, zoom_range=(0.5, 1.0)),
+            RandAdjustContrastd("image", prob=0.1, gamma=(0.7, 1.5), invert_image=True, retain_stats=True),
+            RandAdjustContrastd("image", prob=0.3, gamma=(0.7, 1.5), retain_stats=True),
+            *(RandFlipd(keys=both["keys"], prob=0.5, spatial_axis=axis) for axis in range(3)),
+        ])  # fmt: skip
+
+    # ------------------------------------------------------------------------------------------------ the loss
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean of Dice loss and binary cross-entropy over the resolutions, each with half the weight.
+
+        The Dice is that of the whole batch where the plan says so; the coarsest resolution does not count.
+        """
+        dims = [0, 2, 3, 4] if self.planned.full.batch_dice else [2, 3, 4]
+        return sum(
+            weight * (self._dice_losses(head, aims, dims).mean() + self._entropies(head, aims).mean())
+            for weight, head, aims in resolutions(outputs, targets)
+        )  # type: ignore[return-value]
+
+    def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each patch, (n,), with the Dice of each patch alone."""
+        return sum(
+            weight * (self._dice_losses(head, aims, [2, 3, 4]).mean(1) + self._entropies(head, aims))
+            for weight, head, aims in resolutions(outputs, targets)
+        )  # type: ignore[return-value]
+
+    def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        entropies = [
+            cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))
+        ]
+        return self._dice_losses(outputs, targets, [2, 3, 4]).mean(0) + torch.stack(entropies)
+
+    def _entropies(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropies(self.chosen(outputs), self.chosen(targets))
+
+    def _dice_losses(self, outputs: torch.Tensor, targets: torch.Tensor, dims: list[int]) -> torch.Tensor:
+        """Return 1 - Dice of the annotated structures, summed over the given axes."""
+        outputs, targets = self.counted(outputs, targets)
+        found = outputs.sigmoid()
+        both = (found * targets).sum(dims)
+        return 1 - (2 * both + SMOOTH) / (found.sum(dims) + targets.sum(dims) + SMOOTH)
+
+
+def resolutions(outputs: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[float, torch.Tensor, torch.Tensor]]:
+    """Yield weight, outputs and targets of each resolution that counts; targets are brought down by nearest voxels."""
+    from torch.nn.functional import interpolate
+
+    heads = [outputs, *vars(outputs).get("coarser", ())]
+    heads = heads[:-1] or heads
+    weights = [0.5**number for number in range(len(heads))]
+    for weight, head in zip(weights, heads, strict=True):
+        size = head.shape[2:]
+        aims = targets if size == targets.shape[2:] else interpolate(targets, size, mode="nearest-exact")
+        yield weight / sum(weights), head, aims

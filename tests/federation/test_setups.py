@@ -251,7 +251,8 @@ def test_a_quick_job_is_trained_as_its_task_wants(kind: str) -> None:
             found = make_plan(name, task=kind, **given).training
         except ValueError as error:
             kinds = {kind, plain} & {method.task, *method.kinds}  # else a setting is to blame
-            assert ("cannot learn" in str(error)) is not bool(kinds), error  # noqa: PT017
+            other_layers = bool(given) and "only_layer=" in str(error)  # those of the default network
+            assert other_layers or ("cannot learn" in str(error)) is not bool(kinds), error  # noqa: PT017
             continue
         learned += 1
         for field in {*field_names(LocalTraining)} - {*method.keeps}:

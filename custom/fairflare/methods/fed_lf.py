@@ -89,6 +89,6 @@ METHODS = [
         training=LossProbe,
         source="Pan et al., AAAI 2024",
         num_rounds=15,
-        small={"local_epochs": 1},  # its direction is made of gradients: long local training leaves it behind
+        keeps=("local_epochs",),  # one: its direction is made of gradients: long local training leaves it behind
     )
 ]

@@ -131,7 +131,8 @@ class Chosen:
     @property
     def can_learn(self) -> bool:
         """Return whether the method is declared for tasks of this kind; else the task says what it cannot learn."""
-        return self.kind == self.method.task or self.kind.removeprefix("volume_") in self.method.kinds
+        plain = "segmentation" if self.kind == "nnunet" else self.kind.removeprefix("volume_")
+        return self.kind == self.method.task or plain in self.method.kinds
 
 
 def choose_method_and_task(request: RunRequest) -> Chosen:

@@ -36,6 +36,8 @@ from fairflare.federation.record.run_info import versions
 from fairflare.federation.site.site_file import own_settings
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
+from fairflare.reporting.results import read_results
+from fairflare.reporting.values import by_site_of
 from fairflare_lab.cli.compare.provenance import checksums, commit_of, processor
 
 #: Settings of a small network and phantom in place of the papers', and of training steps for few images.
@@ -108,8 +110,8 @@ def federated(plan: Plan, local: Mapping[str, Any]) -> float:
 def by_site(plan: Plan, local: Mapping[str, Any]) -> dict[str, float]:
     """Return each site's figure of the run's own final test."""
     with tempfile.TemporaryDirectory(prefix="fairflare_quality_") as folder:
-        results = json.loads((run_local(plan, Path(folder), local) / "results.json").read_text(encoding="utf-8"))
-    return {site: tested[plan.task.primary_metric] for site, tested in results["test"].items()}
+        results = read_results(run_local(plan, Path(folder), local))
+    return by_site_of(results, plan.task.primary_metric)
 
 
 def centralised(plan: Plan, local: Mapping[str, Any]) -> float:

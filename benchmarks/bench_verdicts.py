@@ -23,8 +23,9 @@ from bench_group_verdicts import at_the_server
 from fairflare.base.cases.resampling import draws
 from fairflare.base.cases.sampling import of_mean
 from fairflare.base.task import Metric
+from fairflare.core.cells import Cell, Vector
 from fairflare.core.statistics import inequality
-from fairflare.core.statistics.areas import delong
+from fairflare.core.statistics.areas import ALL, delong
 from fairflare.core.statistics.group_sums import FOLDS
 from fairflare.core.statistics.intervals import paired_gain
 from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
@@ -93,9 +94,11 @@ def run_of(label: str, seed: int, scores: Mapping[str, Array], rounds: int) -> R
         as_json(
             {
                 "info": info, "status": "completed",
-                "test": {site: {"dice": float(of.mean())} for site, of in scores.items()},
-                "resampled": {site: drawn(site, of, 200).tolist() for site, of in scores.items()},
-                "resampled_units": {s: {"unit": "patients", "count": len(of)} for s, of in scores.items()},
+                "cells": [Cell("dice", site, value=float(of.mean())) for site, of in scores.items()],
+                "vectors": [
+                    Vector("dice", site, unit="patients", count=len(of), values=tuple(drawn(site, of, 200).tolist()))
+                    for site, of in scores.items()
+                ],
             },
             "results",
         )
@@ -198,7 +201,7 @@ def of_scores(sites: tuple[tuple[int, float], ...], ends: tuple[float, float], m
                 scores = mean + sd * (rng.gamma(2, 1 / np.sqrt(2), cases) - np.sqrt(2)) - below
             test[f"site-{number}"] = {"dice": float(scores.mean())}
             said[f"site-{number}"] = {"images": cases, **of_mean(scores, None, *ends)}
-        return said_of(standing(test, said, {"primary_metric": "dice", "metric_range": [0, ends[1]]}))
+        return said_of(standing(test, said, {"primary_metric": "dice", "metric_range": [0, ends[1]]})[0])
 
     return one
 
@@ -218,7 +221,7 @@ def of_recalls(sizes: tuple[tuple[int, ...], ...]) -> World:
                 "images": sum(cases), "test_cases": sum(cases), "standard_error": 0.05,
                 "class_support": {f"c{c}": n for c, n in enumerate(cases)},
             }  # fmt: skip
-        return said_of(standing(test, said, {"primary_metric": "balanced_accuracy"}))
+        return said_of(standing(test, said, {"primary_metric": "balanced_accuracy"})[0])
 
     return one
 
@@ -238,15 +241,15 @@ def of_areas(sites: tuple[tuple[int, float, float], ...], area: float) -> World:
                 "images": cases, "test_cases": cases, "standard_error": float(np.sqrt(covariance[0, 0])),
             }  # fmt: skip
             counts = (int(truth.sum()), int((~truth).sum()))
-            told[f"site-{number}"] = {"c": {
+            told[f"site-{number}"] = {ALL: {"calibration": []}, "c": {
                 "auc": float(found[0]), "auc_variance": float(covariance[0, 0]), "cases_with": counts[0],
                 "cases_without": counts[1], "squares_with": counts[0], "squares_without": counts[1],
                 **dict.fromkeys(("tp", "fn", "fp", "tn"), 1.0),
                 **{f"{n}_at_{s}_0.90": 1.0 for n in ("tp", "fn", "fp", "tn") for s in ("specificity", "sensitivity")},
             }}  # fmt: skip
-        sentences = said_of(standing(test, said, {"primary_metric": "auc"}))
-        clinical = clinical_of(told)["site-0"]["c"]["auc_p_value"]
-        return sentences | ({"p of a class's AUC"} if clinical <= 0.05 else set())
+        sentences = said_of(standing(test, said, {"primary_metric": "auc"})[0])
+        tests = [cell.value for cell in clinical_of(told)[0] if cell.metric == "auc_p_value"]
+        return sentences | ({"p of a class's AUC"} if tests[0] is not None and tests[0] <= 0.05 else set())
 
     return one
 

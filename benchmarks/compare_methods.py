@@ -24,7 +24,9 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
 
-from fairflare.reporting.results import read_document
+from fairflare.reporting.documents import Results
+from fairflare.reporting.results import read_document, read_results
+from fairflare.reporting.values import summary_of
 from fairflare_lab.compare.comparison import compare
 
 Variants = Mapping[str, tuple[str, Mapping[str, Any]]]  # label -> (method, settings)
@@ -213,14 +215,14 @@ def run(
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def value(record: dict[str, Any], metric: str, statistic: str) -> float:
+def value(record: Results, metric: str, statistic: str) -> float:
     """Return one number of one run: over the sites' tests, or the spread of the last round's validation."""
     if statistic == "validation_std":
-        return pstdev(by[metric] for by in record["rounds"][-1]["validation"].values())
-    return record["fairness"][metric][statistic]
+        return pstdev(by[metric] for by in record.rounds[-1].validation.values())
+    return float(getattr(summary_of(record, metric), statistic))
 
 
-def table(experiment: Experiment, found: Mapping[str, list[dict[str, Any]]]) -> str:
+def table(experiment: Experiment, found: Mapping[str, list[Results]]) -> str:
     """Return a table of mean and population std over the seeds of every column."""
     titles = [title for title, _, _ in experiment.columns] + list(experiment.averages)
     lines = ["| method | " + " | ".join(titles) + " |", "| --- |" + " --- |" * len(titles)]
@@ -259,10 +261,10 @@ def main() -> None:
             ]
             for future in runs:
                 future.result()
-        found: dict[str, list[dict[str, Any]]] = {label: [] for label in labels}
+        found: dict[str, list[Results]] = {label: [] for label in labels}
         for (label, _), folder in folders.items():
-            record = read_document(results_file(folder))
-            record["info"]["label"] = label
+            record = read_results(results_file(folder))
+            record.info.label = label
             found[label].append(record)
         print(f"\n## {name}, {rounds} rounds, {arguments.seeds} seeds\n")
         if experiment.columns:

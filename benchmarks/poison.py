@@ -37,7 +37,9 @@ from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
 from fairflare.federation.transports.local import LocalTransport
 from fairflare.methods.base.catalog import Method
-from fairflare.reporting.results import read_document
+from fairflare.reporting.documents import Results
+from fairflare.reporting.results import read_results
+from fairflare.reporting.values import by_site_of
 from fairflare.tasks.base import SiteData, Task
 from fairflare.tasks.networks import Classifier
 from liar import LIAR, PAIR, SITES, Lie, averaging, words_for
@@ -265,7 +267,7 @@ def run(
         # A run with a wrong site may fail; a run of honest sites must not.
         with contextlib.suppress(*([RoundFailed] if case.sites else [])):
             Rounds(task, rule, settings, transport, place).run()
-        return read_document(folder / "run" / "fairflare")
+        return read_results(folder / "run" / "fairflare")
 
 
 def quick() -> None:
@@ -279,10 +281,10 @@ def quick() -> None:
     journal.tell_listeners = lambda _: []
 
 
-def accuracy(results: Mapping[str, Any], case: Case) -> float:
+def accuracy(results: Results, case: Case) -> float:
     """Return the last model's mean accuracy over the honest sites; 0 where the run failed."""
-    test = results["test"] or {}
-    found = [test[site]["accuracy"] for site in SITES if site in test and site not in case.sites]
+    test = by_site_of(results, "accuracy")
+    found = [test[site] for site in SITES if site in test and site not in case.sites and np.isfinite(test[site])]
     return float(np.mean(found)) if found else 0.0
 
 

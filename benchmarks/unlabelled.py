@@ -31,7 +31,8 @@ from PIL import Image
 from fairflare.data.datalist import SPLITS
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import RUN_DIR, run_local
-from fairflare.reporting.results import read_document
+from fairflare.reporting.results import read_results
+from fairflare.reporting.values import by_site_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "segmentation": {"in_channels": 3, "image_size": [48, 48], "features": [8, 8, 16, 16, 32, 8], "num_classes": 2,

@@ -16,13 +16,17 @@ import argparse
 import json
 import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fairflare.base.cases.resampling import UNITS
+from fairflare.core.cells import Cell
 from fairflare.federation.transports.local import RUN_DIR
-from fairflare.reporting.documents import Results
-from fairflare.reporting.results import read_document
+from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.results import read_document, read_results
+from fairflare.reporting.values import by_site_of
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.left_out import Unseen
@@ -53,9 +57,11 @@ def rows(folder: Path, out: Path) -> None:
         if not (place / RUN_DIR / "fairflare" / "unseen.json").exists():
             continue
         run, found = (read(place / RUN_DIR / "fairflare") for read in (read_document, Unseen.read))
+        results = read_results(place / RUN_DIR / "fairflare")
+        drawn = {of.site: of for of in results.vectors if of.unit in UNITS}
         metric, label, seed = run["info"]["primary_metric"], run["info"]["label"], run["info"]["seed"]
-        units |= run["resampled_units"]
-        kinds = {f"{label}, seen": [(s, run["test"][s][metric], run["resampled"][s]) for s in run["test"]]}
+        units |= drawn
+        kinds = {f"{label}, seen": [(s, v, drawn[s].values) for s, v in by_site_of(results, metric).items()]}
         if found.metrics:
             kinds[label] = [(found.site, found.metrics[metric], found.resampled)]
         if found.adapted:
@@ -74,14 +80,15 @@ def rows(folder: Path, out: Path) -> None:
             continue
         base, plan = bases[row, seed]
         mean = {site: fmean(value for value, _ in each) for site, each in of.items()}
-        drawn = {site: [fmean(at) for at in zip(*(d for _, d in each), strict=True)] for site, each in of.items()}
+        draws = {site: [fmean(at) for at in zip(*(d for _, d in each), strict=True)] for site, each in of.items()}
         info = {**base["info"], "label": row, "sites": sites}
         if not row.endswith(", seen"):
             info["measured"] = "common"
         name = base["info"]["primary_metric"]
-        test = {site: {name: value} for site, value in mean.items()}
-        content = {**base, "info": info, "test": test, "resampled": drawn, "left_out": []}
-        content["resampled_units"] = {site: units[site] for site in sites}
+        cells = [Cell(name, site, value=value) for site, value in mean.items()]
+        vectors = [replace(units[site], values=tuple(draws[site])) for site in sites]
+        tables = as_json({"cells": cells, "vectors": vectors}, "cells")
+        content = {**base, "info": info, **tables, "left_out": [], "inequality": None}
         runs.append(content)
         own = out / "runs" / f"{row}-seed{seed}".replace(" ", "_")
         (own / "fairflare").mkdir(parents=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from fairflare.reporting.results import read_document
+from tests.sections import as_before
 
 FUNDUS: dict[str, Any] = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
@@ -23,8 +25,9 @@ CLASSES: dict[str, Any] = {
 RESULTS = Path("server/simulate_job/fairflare")
 
 
-def document(results: Path) -> Any:
-    return json.loads((results / "results.json").read_text())
+def run_document(results: Path) -> Any:
+    """Return a run's results, given by their folder or file, with the figures in sections beside the cells."""
+    return as_before(read_document(results))
 
 
 def model_in(results: Path, name: str = "FL_global_model.pt") -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ import pytest
 
 from fairflare.cli.run.simulate import LOST
 from fairflare.recipes import FairRecipe
+from tests.tiny import run_document
 
 ROOT = Path(__file__).parents[2]
 TINY = {  # a network and data that one core trains in a blink
@@ -45,7 +46,7 @@ class SimulatorRun:
 
     @property
     def results(self) -> dict[str, Any]:
-        return json.loads((self.folder / "results.json").read_text())
+        return run_document(self.folder)
 
 
 def run_group(

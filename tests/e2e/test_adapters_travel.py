@@ -15,7 +15,7 @@ from fairflare.exchange.staging import Staging
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.fair_lora import VALUES
 from fairflare.recipes import FairRecipe
-from fairflare.reporting.results import read_document
+from tests.tiny import run_document
 
 from .conftest import SimulatorRun
 from .test_every_job import CLASSES, TONES, model_of
@@ -42,7 +42,7 @@ def in_both(
     assert run.code == 0, run.log[-3000:]
     assert [record["left_out"] for record in run.results["rounds"]] == [[], []]
     here = run_local(recipe("all").plan, folder / "here", local)
-    assert run.results["test"] == read_document(here)["test"]
+    assert run.results["test"] == run_document(here)["test"]
     return run, here
 
 
@@ -54,7 +54,7 @@ def test_the_average_of_products(simulate, tmp_path: Path) -> None:
     layers = pairs_of(whole)
     assert sent.keys() == {*(name for pair in layers.values() for name in pair), "head.weight", "head.bias"}
     assert all(torch.equal(tensor, whole[name]) for name, tensor in sent.items())
-    for number, (found, expected) in enumerate(zip(run.results["rounds"], read_document(here)["rounds"], strict=True)):
+    for number, (found, expected) in enumerate(zip(run.results["rounds"], run_document(here)["rounds"], strict=True)):
         assert found["details"]["adapter_truncation"] == expected["details"]["adapter_truncation"]
         assert 0 < found["values"]["adapter_truncation"] < 1
         models = Staging(run.folder / "local_models" / f"round_{number:04d}").open_all()
@@ -73,5 +73,5 @@ def test_singular_values_by_group(simulate, tmp_path: Path) -> None:
     assert not any(".base_layer.weight" in name for name in sent)
     assert sum(1 for name in sent if VALUES.fullmatch(name)) > 8
     assert all(torch.equal(tensor, whole[name]) for name, tensor in sent.items())
-    assert run.results["groups"] == read_document(here)["groups"]
+    assert run.results["groups"] == run_document(here)["groups"]
     assert run.results["groups"] is not None

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fairflare.federation.transports.local import run_local
-from tests.tiny import RESULTS, document
+from tests.tiny import RESULTS, run_document
 
 from .conftest import tiny_recipe
 
@@ -67,7 +67,7 @@ def test_bad_sites_are_left_out_by_name_and_the_rest_goes_on(tmp_path, caplog):
     site_of = {what: f"site-{number}" for number, what in enumerate(has, 1)}
     plan = tiny_recipe("fed_lwr", sites=6, min_sites=2, **few).plan
     local = {"sites": {site: has[what] for what, site in site_of.items()}}
-    check_left_out(document(run_local(plan, tmp_path / "here", local)), site_of, tmp_path)
+    check_left_out(run_document(run_local(plan, tmp_path / "here", local)), site_of, tmp_path)
     assert "image0.png" in caplog.text  # the hospital's own log says which file
 
 
@@ -78,7 +78,7 @@ def test_a_typing_mistake_in_a_site_file_ends_the_job_before_training(tmp_path):
     plan = tiny_recipe("fed_lwr", sites=3, num_rounds=1, min_sites=1).plan
     with pytest.raises(RuntimeError, match="cannot take part"):
         run_local(plan, tmp_path / "run", {"sites": sites})
-    results = document(tmp_path / "run" / RESULTS)
+    results = run_document(tmp_path / "run" / RESULTS)
     assert results["status"] == "failed"
     assert results["rounds"] == []
     reason = results["reason"]

@@ -19,6 +19,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
+from tests.tiny import run_document
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -71,7 +72,7 @@ def test_a_comparison(tmp_path: Path) -> None:
     assert session["runs"] == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0"]
     assert session["command"][:4] == ["fairflare", "compare", "fed_avg", "fed_prox:mu=0.5"]
     results = {
-        path.name: json.loads((path / "server/simulate_job/fairflare/results.json").read_text())
+        path.name: run_document(path / "server/simulate_job/fairflare/results.json")
         for path in (folder / "runs").iterdir()
     }
     assert sorted(results) == ["fed_avg-seed0", "fed_prox_mu_0.5-seed0"]
@@ -130,7 +131,7 @@ def test_a_comparison_in_the_simulator_goes_on_where_it_was_killed(tmp_path: Pat
     kill(folder, ["fed_avg"], options, lambda: '"round_done"' in read(run_folder / "progress.jsonl"))
     assert (place / "run.json").is_file()
     compare(folder, ["fed_avg"], *options)
-    results = json.loads((run_folder / "results.json").read_text())
+    results = run_document(run_folder)
     assert results["resumed"], "it began again"
     assert len(results["rounds"]) == 3
     assert "1 of 1 runs are done already" in compare(folder, ["fed_avg"], *options)

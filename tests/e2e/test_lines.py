@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fairflare.recipes import FairRecipe
+from tests.tiny import run_document
 
 from .conftest import TINY
 from .lines import Line
@@ -86,7 +87,7 @@ def test_a_slow_and_a_cut_line(lines: tuple[PocSystem, Line, Line], tmp_path: Pa
     without = time.monotonic() - lost_at
     cut.mend()
     said = poc.wait(job, 600)
-    results = json.loads((poc.download(job) / "fairflare" / "results.json").read_text())
+    results = run_document(poc.download(job) / "fairflare")
     figures = {n: [round(p["seconds"], 1) for p in r["phases"]] for n, r in enumerate(results["rounds"])}
     print("seconds by round", figures, "without site-3", round(without, 1))
     print("carried", slow.carried, cut.carried, said[-200:])

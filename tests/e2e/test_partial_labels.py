@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fairflare.data.datalist import write_datalist
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
+from tests.tiny import run_document
 
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.timeout(900)]
 SIZE, CYTOPLASM, NUCLEUS = 48, "cytoplasm", "nucleus"
@@ -48,7 +48,7 @@ def run(folder: Path, local: dict[str, Any], seed: int = 0) -> tuple[dict[str, A
     run_local(plan, folder, local)
     (results,) = folder.rglob("results.json")
     (model,) = folder.rglob("FL_global_model.pt")
-    return json.loads(results.read_text()), plan.task, torch.load(model)["model"]
+    return run_document(results), plan.task, torch.load(model)["model"]
 
 
 def truth_of(task: Any, state: Any, local: dict[str, Any]) -> dict[str, dict[str, float]]:

@@ -16,6 +16,7 @@ from fairflare.cli.commands import app
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe, ScriptRecipe, StatsRecipe
 from tests.bundles import METADATA, train_config, write_volumes
+from tests.tiny import run_document
 
 from .conftest import ROOT, TINY
 from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
@@ -55,7 +56,7 @@ def no_job_left(poc):
 
 
 def results_of(workspace: Path) -> dict[str, Any]:
-    return json.loads((workspace / "fairflare" / "results.json").read_text())
+    return run_document(workspace / "fairflare")
 
 
 def run_with_a_lost_site(poc: PocSystem, folder: Path, hold: Path, timeout: float) -> tuple[dict[str, Any], str, str]:
@@ -171,7 +172,7 @@ def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[
         assert sorted(document["sites"]) == SITES
         return
     (found,) = workspace.rglob("results.json")
-    results = json.loads(found.read_text())
+    results = run_document(found)
     assert (results["status"], sorted(results["test"])) == ("completed", SITES)
 
 

@@ -27,6 +27,7 @@ from fairflare.recipes import FairRecipe, StatsRecipe
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.shapes import of_what_travels, one_each
+from tests.tiny import run_document
 
 from .poc_tools import SERVER, PocSystem, end_processes, poc_system, wait_for
 from .test_every_job import ALSO, CLASSES, TINY, TONES, model_of
@@ -90,7 +91,7 @@ def frozen(method: str, **options: Any) -> FairRecipe:
 
 
 def results_of(workspace: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((workspace / "fairflare" / "results.json").read_text())
+    found: dict[str, Any] = run_document(workspace / "fairflare")
     return found
 
 
@@ -135,7 +136,7 @@ def test_a_method_with_what_is_trained_alone(
         here = run_local(frozen(method).plan, tmp_path / "here", {"initial_weights": file})
     finally:
         torch.set_num_threads(threads)
-    document = json.loads((here / "results.json").read_text())
+    document = run_document(here)
     assert results["test"] == document["test"]
     assert results["groups"] == document["groups"]
     assert (results["groups"] is not None) == ("groups" in settings_of(method))
@@ -241,7 +242,7 @@ def test_several_findings_from_a_table_to_the_page(poc: PocSystem, tmp_path: Pat
         here = run_local(recipe.plan, tmp_path / "here", local)
     finally:
         torch.set_num_threads(threads)
-    document = json.loads((here / "results.json").read_text())
+    document = run_document(here)
     assert {key: results[key] for key in ("test", "clinical", "footing")} == {
         key: document[key] for key in ("test", "clinical", "footing")
     }
@@ -279,7 +280,7 @@ def test_the_job_of_given_models(poc: PocSystem, tmp_path: Path) -> None:
     for seed, name in enumerate(names):
         settings = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
         recipe = FairRecipe("fed_avg", sites=SITES, num_rounds=1, seed=seed, settings=settings, bootstrap=50)
-        runs[name] = json.loads((run_local(recipe.plan, tmp_path / name, local) / "results.json").read_text())
+        runs[name] = run_document(run_local(recipe.plan, tmp_path / name, local))
     for name in SITES:
         poc.edit_local(name, "fairflare.json", lambda c, site=name: c.update(data_root=str(data / site)))
     places = [str(tmp_path / name) for name in names]

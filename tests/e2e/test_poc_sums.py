@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from fairflare.federation.transports.calls import LocalTransport
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
+from tests.tiny import run_document
 
 from .conftest import TINY
 from .poc_tools import SERVER, PocSystem, poc_system, wait_for
@@ -67,9 +67,7 @@ def done(poc: PocSystem, recipe: FairRecipe, folder: Path) -> Path:
 def same(poc: PocSystem, workspace: Path, recipe: FairRecipe, folder: Path) -> dict[str, Any]:
     """Compare a job with the run in one process, bit for bit; return its results."""
     here = run_local(recipe.plan, folder)
-    results, document = (
-        json.loads(path.read_text()) for path in (workspace / "fairflare/results.json", here / "results.json")
-    )
+    results, document = (run_document(path) for path in (workspace / "fairflare/results.json", here / "results.json"))
     assert results["status"] == "completed"
     told = f"Secure sums of {len(recipe.plan.sites or ())} sites, keys signed with certificates."
     assert results["info"]["sums"].startswith(told)
@@ -118,7 +116,7 @@ def test_norms_class_gradients_and_groups_are_sums(poc: PocSystem, tmp_path: Pat
     assert any("running_var" in name for name in largest)
     assert all(r["values"]["classes"] >= 3 for r in results["rounds"])
     assert all(r["details"]["norms"]["images"].keys() == {*SITES} for r in results["rounds"])
-    tones = [json.loads((run / "results.json").read_text())["groups"]["pooled"]["tone"]["groups"]
+    tones = [run_document(run)["groups"]["pooled"]["tone"]["groups"]
              for run in (workspace / "fairflare", plain)]  # fmt: skip
     for tone, of in tones[1].items():
         assert tones[0][tone] == pytest.approx(of, abs=1e-6, nan_ok=True)

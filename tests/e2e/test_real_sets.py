@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.tiny import run_document
+
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.walk,
@@ -45,7 +47,7 @@ def run(data: Path, tmp_path: Path, method: str, *settings: str) -> dict[str, An
     given = [part for setting in ("local_epochs=1", "image_size=[32,32]", *settings) for part in ("--set", setting)]
     fairflare("run", method, "--data", data / "fairflare.json", "--rounds", "2", "--in-process", "-w", out, *given)
     (found,) = out.rglob("results.json")
-    results = json.loads(found.read_text())
+    results = run_document(found)
     assert results["status"] == "completed"
     assert results["info"]["synthetic"] is False
     assert sorted(results["test"]) == sorted(json.loads((data / "fairflare.json").read_text())["sites"])

@@ -18,8 +18,9 @@ import pytest
 
 from fairflare.base.disk.locks import locked
 from fairflare.base.disk.temporary import OWNER, OwnedFolder, sweep
-from fairflare.reporting.results import find_results, read_document
+from fairflare.reporting.results import find_results
 from tests.tiny import FUNDUS as TINY
+from tests.tiny import run_document
 
 pytestmark = pytest.mark.e2e
 SETTINGS = [part for key, value in TINY.items() for part in ("--set", f"{key}={json.dumps(value)}")]
@@ -100,7 +101,7 @@ def rounds_done(workspace: Path) -> int:
 
 
 def results_of(workspace: Path) -> dict[str, Any]:
-    return read_document(find_results(workspace))
+    return run_document(find_results(workspace))
 
 
 def check_ended(run: Running, results: Mapping[str, Any], code: int, reason: str) -> None:

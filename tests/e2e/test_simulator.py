@@ -15,7 +15,7 @@ from fairflare.cli.commands import app
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
-from tests.tiny import document
+from tests.tiny import run_document
 
 from .conftest import ROOT, run_simulator, tiny_recipe
 
@@ -50,7 +50,7 @@ def test_the_bits_of_one_process(lwr, tmp_path):
     single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
     for name, tensor in global_model(lwr).items():
         assert torch.equal(tensor, single[name]), name
-    assert lwr.results["test"] == json.loads((here / "results.json").read_text())["test"]
+    assert lwr.results["test"] == run_document(here)["test"]
 
 
 def test_table_results_and_curves(lwr):
@@ -96,8 +96,8 @@ def test_with_a_process_for_each_task_it_gives_the_same_bits(job, simulate, tmp_
     single = torch.load(whole.parent / "FL_global_model.pt", weights_only=True)["model"]
     for name, tensor in global_model(run).items():
         assert torch.equal(tensor, single[name]), name
-    assert run.results["test"] == json.loads((whole / "results.json").read_text())["test"]
-    (there,), (here,) = run.results["rounds"], json.loads((whole / "results.json").read_text())["rounds"]
+    assert run.results["test"] == run_document(whole)["test"]
+    (there,), (here,) = run.results["rounds"], run_document(whole)["rounds"]
     assert there["layers"] == here["layers"]
 
 
@@ -173,7 +173,7 @@ def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
     single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
     for name, tensor in global_model(run).items():
         assert torch.equal(tensor, single[name]), name
-    document = json.loads((here / "results.json").read_text())
+    document = run_document(here)
     assert run.results["test"] == document["test"]
     checksums = [found["info"]["task_file"]["monai_bundle_sha256"] for found in (run.results, document)]
     assert checksums[0] == checksums[1]
@@ -189,7 +189,7 @@ def test_given_models_have_the_figures_of_their_final_test(simulate, tmp_path):
     for seed, name in enumerate(names):
         how = {"sites": 2, "num_rounds": 1, "seed": seed, "bootstrap": 50}
         recipe = FairRecipe("fed_avg", task_file=tmp_path / "task.py", settings={"local_epochs": 1}, **how)
-        runs[name] = document(run_local(recipe.plan, tmp_path / name))
+        runs[name] = run_document(run_local(recipe.plan, tmp_path / name))
     options = ["--task-file", tmp_path / "task.py", "--last", "--sites", "site-1,site-2", "--set", "bootstrap=50"]
     places = [tmp_path / name for name in names]
     what = ["evaluate", *places, *options, "--job", tmp_path / "jobs", "--bundle"]
@@ -198,7 +198,7 @@ def test_given_models_have_the_figures_of_their_final_test(simulate, tmp_path):
     assert run.code == 0, run.log[-3000:]
     folders = [run.folder.parent / "evaluation" / name for name in names]
     for name, folder in zip(names, folders, strict=True):
-        found = document(folder / "fairflare")
+        found = run_document(folder / "fairflare")
         for key in ("test", "inequality", "fairness", "resampled"):
             assert found[key] == runs[name][key]
     assert runs["one"]["test"] != runs["two"]["test"]

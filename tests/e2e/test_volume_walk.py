@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.tiny import run_document
 
 from .test_real_sets import fairflare
 
@@ -28,7 +29,7 @@ def test_hippocampus_volumes_to_a_page(real_data: Path, tmp_path: Path) -> None:
         "--rounds", "2", "--out", out, "--set", "patches=1", "--set", 'metrics=["hd95"]',
     )  # fmt: skip
     fairflare("report", out)
-    results = [json.loads(file.read_text()) for file in out.rglob("results.json")]
+    results = [run_document(file) for file in out.rglob("results.json")]
     assert len(results) == 2
     for run in results:
         assert run["info"]["units"]["hd95"] == "mm"

@@ -23,8 +23,7 @@ import torch
 
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.results import read_document
-from tests.tiny import FUNDUS, VOLUMES, without_times
+from tests.tiny import FUNDUS, VOLUMES, run_document, without_times
 
 IMAGES = {**FUNDUS, "phantom_sites": 3, "batch_size": 8}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -123,7 +122,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         for key, tensor in found["model"].items():
             digest.update(key.encode() + tensor.contiguous().view(-1).numpy().tobytes())
         models[name] = [digest.hexdigest(), found["train_conf"]]
-    document = read_document(place / "fairflare")
+    document = run_document(place / "fairflare")
     kept = ("status", "rounds", "test", "fairness", "left_out", "phases")
     return {"models": models} | {key: without_times(document[key]) for key in kept}
 

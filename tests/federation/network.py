@@ -20,6 +20,7 @@ from fairflare.federation.site.replies import VALIDATED
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.tasks.base import Metric, SiteData, Task
+from tests.tiny import run_document
 
 SITES = ["site-1", "site-2", "site-3"]
 SILENT = "-silent-"  # a site that never answers
@@ -176,7 +177,7 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any]:
-        return json.loads((self.folder / "fairflare" / "results.json").read_text())
+        return run_document(self.folder / "fairflare")
 
     @property
     def events(self) -> list[dict[str, Any]]:

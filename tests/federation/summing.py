@@ -16,7 +16,7 @@ from fairflare.federation.transports.calls import LocalTransport
 from fairflare.methods.base.catalog import get_method
 from fairflare.tasks.base import SiteData
 from fairflare.tasks.networks import GivenHead
-from tests.tiny import document
+from tests.tiny import run_document
 
 from .network import Line, number
 
@@ -190,4 +190,4 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any]:
-        return document(self.folder / "fairflare")
+        return run_document(self.folder / "fairflare")

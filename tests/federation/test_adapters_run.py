@@ -27,9 +27,8 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods, get_method
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
-from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
-from tests.tiny import model_in
+from tests.tiny import model_in, run_document
 
 pytest.importorskip("peft", reason="LoRA needs it: make test-adapters")
 
@@ -52,7 +51,7 @@ def test_two_sites_average_the_products_of_their_adapters(method: str, tmp_path:
     settings = {"warmup_rounds": 0} if method == "fed_lwr" else {}
     plan = plan_of(method, settings=settings, keep_local_models=True)
     folder = run_local(plan, tmp_path)
-    results = read_document(folder)
+    results = run_document(folder)
     assert results["status"] == "completed"
     final = model_in(folder)
     torch.manual_seed(plan.run.seed)
@@ -140,7 +139,7 @@ def test_with_exchange_trainable_the_adapters_travel_alone_and_the_bits_are_the_
     models = {}
     for exchange in ("all", "trainable"):
         folder = run_local(plan_of(method, settings={**settings, "exchange": exchange}), tmp_path / exchange)
-        assert read_document(folder)["status"] == "completed"
+        assert run_document(folder)["status"] == "completed"
         models[exchange] = model_in(folder)
     sent, whole = models["trainable"], models["all"]
     factors = {name for pair in pairs_of(whole).values() for name in pair}
@@ -172,7 +171,7 @@ def test_a_site_without_peft_is_out_by_name_and_the_run_goes_on(
                    exchange=exchange)  # fmt: skip
     with pytest.raises(RoundFailed, match=f"1 of 3 site.s. cannot take part: {words}"):
         run_local(made(), tmp_path / "all")
-    results = read_document(run_local(made(require_all_sites=False), tmp_path / "most"))
+    results = run_document(run_local(made(require_all_sites=False), tmp_path / "most"))
     assert results["status"] == "completed"
     assert [record["accepted"] for record in results["rounds"]] == [["site-1", "site-3"]] * 2
     (out,) = results["rounds"][0]["left_out"]

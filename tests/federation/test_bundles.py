@@ -21,7 +21,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining, SiteRun
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from tests.bundles import train_config, two_sites, write_bundle
-from tests.tiny import RESULTS, document, model_in
+from tests.tiny import RESULTS, model_in, run_document
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(folder: Path, bundle: Path, local: dict[str, Any], method: str = "fed_avg", **options: Any) -> dict[str, Any]:
     plan = make_plan(method, monai_bundle=bundle, **{"sites": 2, "num_rounds": 2, **options})
-    return document(run_local(plan, folder, local))
+    return run_document(run_local(plan, folder, local))
 
 
 def same(first: Path, second: Path) -> bool:

@@ -23,6 +23,7 @@ from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from tests.tiny import FUNDUS as TINY
+from tests.tiny import run_document
 from tests.unit.report_runs import read
 
 from .network import SILENT, SITES, Line, Run, good, misbehave
@@ -65,7 +66,7 @@ def run(folder: Path, local: dict[str, Any], sites: Any = 2, method: str = "fed_
         run_local(plan, folder, local)
     except RoundFailed as error:
         said = str(error)
-    found = json.loads(results.read_text())
+    found = run_document(results)
     assert said is None or found["reason"] == said
     return found
 

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, brier_score_loss, confusion_matrix, roc_auc_score
 
+from fairflare.core.cells import Cell
 from fairflare.core.statistics.areas import ALL, OPERATING, area_interval, delong
 from fairflare.core.statistics.group_sums import hidden_parts
 from fairflare.core.statistics.intervals import wilson
@@ -25,12 +27,13 @@ from fairflare.federation.site.clinical import (
     read_clinical,
 )
 from fairflare.methods.base.reports import ReportError
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import Results, as_json
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.sites.clinical import MOST_ROWS, clinical_of, clinical_table, clinical_words
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.page.write import write_run_page
 from tests.federation.test_resampling import SITES, done, plan
+from tests.sections import clinical_before
 
 AT = [f"_at_{side}_{share:.2f}" for side, share in OPERATING]
 
@@ -177,7 +180,7 @@ def test_of_two_classes_the_second_is_looked_for_and_patients_are_the_cases() ->
     labels, scores, whose = table([30, 30], patients=15).splits["test"]
     _, variance = delong(labels == 1, scores[:, 1][None], whose)
     assert of["auc_variance"] == pytest.approx(variance[0, 0])
-    shown = clinical_of({"a": found})["a"]["ill"]
+    shown = clinical_before(clinical_of({"a": found})[0])["a"]["ill"]
     wide, narrow = (
         shown[f"sensitivity{AT[0]}_high"] - shown[f"sensitivity{AT[0]}_low"],
         np.subtract(*wilson(np.array([of[f"tp{AT[0]}"]]), np.array([30.0]), 0.05)[0, :0:-1]),
@@ -234,7 +237,7 @@ def test_vectors_of_another_length_and_sums_of_more_images_are_refused() -> None
     assert read_clinical("a", stats({}), 2, 32) is None
 
 
-def both(shift: float) -> dict[str, Any]:
+def both(shift: float) -> Results:
     """Give two sites, the second of which is worse the larger the shift is."""
     random, found = np.random.default_rng(1), {}
     for site, away in (("a", 1.5), ("b", 1.5 - shift)):
@@ -244,17 +247,19 @@ def both(shift: float) -> dict[str, Any]:
         split = (labels, scores, np.arange(200))
         sent, _ = ClinicalTable({"test": split, "validation": split}).sent(1, True)
         found[site] = read_clinical(site, stats(sent, ["well", "ill"]), 2, 200)
-    return clinical_of(found)
+    cells, vectors = clinical_of(found)
+    return Results.model_validate(as_json({"cells": cells, "vectors": vectors}, "x"))
 
 
 def test_the_words_name_the_lowest_area_and_whether_it_may_be_chance() -> None:
-    apart, alike = (Results(clinical=both(shift)) for shift in (1.2, 0.0))
+    apart, alike = (both(shift) for shift in (1.2, 0.0))
     words, p = clinical_words(apart)
     assert words.startswith("The sites' AUCs of ill differ by more than chance explains (p < 0.001, Cochran's Q on ")
     assert "; the lowest is that of b: " in words
-    assert p == apart.clinical["a"]["ill"]["auc_p_value"]
+    found = [clinical_before(run.cells) for run in (apart, alike)]
+    assert p == found[0]["a"]["ill"]["auc_p_value"]
     assert clinical_words(alike)[0].startswith("The sites' AUCs of ill may differ by chance (p = ")
-    of: list[Any] = [run.clinical[site]["ill"]["auc_p_value"] for run in (apart, alike) for site in ("a", "b")]
+    of: list[Any] = [run[site]["ill"]["auc_p_value"] for run in found for site in ("a", "b")]
     assert of[0] == of[1] < 0.01
     assert of[2] == of[3] > 0.05
     lines = list(csv.reader(io.StringIO(clinical_table(apart).csv())))
@@ -265,17 +270,18 @@ def test_the_words_name_the_lowest_area_and_whether_it_may_be_chance() -> None:
 
 
 def test_many_rows_are_left_to_the_report() -> None:
-    sites = {f"site-{number}": both(0.0)["a"] for number in range(MOST_ROWS + 1)}
-    run: Any = {"test": {site: {"accuracy": 0.5} for site in sites}, "clinical": sites}
-    assert len(clinical_table(Results(**run)).rows) == MOST_ROWS + 1
-    assert "PR-AUC" not in fairness_table(Results(**run))
-    del sites["site-0"]
-    assert "PR-AUC" in fairness_table(Results(**run))
+    of_site = [cell for cell in both(0.0).cells if cell.site == "a"]
+    sites = [f"site-{number}" for number in range(MOST_ROWS + 1)]
+    cells = [replace(cell, site=site) for site in sites for cell in (Cell("accuracy", value=0.5), *of_site)]
+    assert len(clinical_table(Results(cells=cells)).rows) == MOST_ROWS + 1
+    assert "PR-AUC" not in fairness_table(Results(cells=cells))
+    assert "PR-AUC" in fairness_table(Results(cells=[cell for cell in cells if cell.site != "site-0"]))
 
 
 def test_a_class_that_is_not_annotated_has_one_dash_in_a_cell() -> None:
-    found = clinical_of({"a": {"ill": dict.fromkeys(COLUMNS, math.nan)}})["a"]["ill"]
-    row = clinical_table(Results(clinical={"a": {"ill": {**found, **dict.fromkeys(found)}}})).rows[0]
+    figures = {ALL: {"calibration": [], "brier": math.nan, "ece": math.nan}, "ill": dict.fromkeys(COLUMNS, math.nan)}
+    cells, _ = clinical_of({"a": figures})
+    row = clinical_table(Results.model_validate(as_json({"cells": cells}, "x"))).rows[0]
     assert [getattr(cell, "text", cell) for cell in row] == ["a", "ill", *["-"] * 5, None, None]
 
 

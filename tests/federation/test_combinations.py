@@ -47,7 +47,7 @@ from fairflare.privacy import ledger
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 from tests.methods.own import Plane, Points
-from tests.tiny import RESULTS, document, model_in
+from tests.tiny import RESULTS, model_in, run_document
 
 SITES = ("site-1", "site-2", "site-3", "site-4")
 SMALL: dict[str, Any] = {
@@ -194,7 +194,7 @@ def done(
     seen, usual = Phases(), {"num_rounds": 2, "min_sites": 2, "bootstrap": 0}
     try:
         plan = make_plan(method, task="classification", sites=sites, settings=asked, **{**usual, **options})
-        results = document(run_local(plan, folder / "run", {"sites": blocks}, listeners=[seen], jobs=jobs))
+        results = run_document(run_local(plan, folder / "run", {"sites": blocks}, listeners=[seen], jobs=jobs))
     except (ValueError, RoundFailed) as error:
         if "train" in seen.begun:
             pytest.fail(f"it failed after its first round had begun: {error}")

@@ -13,7 +13,7 @@ from fairflare.base.machine.computing import Overflow
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
-from tests.tiny import FUNDUS, document, model_in
+from tests.tiny import FUNDUS, model_in, run_document
 
 TINY = {**FUNDUS, "phantom_sites": 2, "batch_size": 8}
 
@@ -22,7 +22,7 @@ def run(folder: Path, method: str = "fed_avg", local: Any = None, **settings: An
     plan = make_plan(method, task="classification", sites=2, num_rounds=2, settings={**TINY, **settings})
     found = run_local(plan, folder, local)
     state = model_in(found)
-    return document(found), state
+    return run_document(found), state
 
 
 def said(results: dict[str, Any]) -> list[Any]:
@@ -87,7 +87,7 @@ def test_an_operation_without_a_deterministic_form_is_named(tmp_path: Path, monk
     plan = make_plan("fed_avg", task="classification", sites=2, num_rounds=1, settings=TINY)
     monkeypatch.setattr(type(plan.task), "loss", loss)
     found = run_local(plan, tmp_path / "one", {"sites": {"site-2": {"deterministic": True}}})
-    left_out = document(found)["rounds"][0]["left_out"]
+    left_out = run_document(found)["rounds"][0]["left_out"]
     reason = "site 'site-2': put_ has no deterministic form on its device; set deterministic to false"
     assert [(x["site"], x["reason"]) for x in left_out] == [("site-2", reason)]
 

@@ -19,7 +19,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import Place, WithoutTraining
 from fairflare.federation.transports.local import run_local
 from tests.bundles import train_config, two_sites, write_bundle
-from tests.tiny import RESULTS, VOLUMES, document, model_in
+from tests.tiny import RESULTS, VOLUMES, model_in, run_document
 
 CLASSES = ["naevus", "melanoma", "cyst"]
 #: Settings of which each changes what a test gives; the model's file or its run tells them.
@@ -100,7 +100,7 @@ def tested(runs: Path) -> dict[str, Any]:
 @pytest.mark.usefixtures("tested")
 @pytest.mark.parametrize("name", ["one", "two"])
 def test_the_figures_of_the_final_test_to_the_bit(runs: Path, name: str) -> None:
-    of_run, of_model = document(runs / name / RESULTS), document(runs / "evaluated" / name / RESULTS)
+    of_run, of_model = run_document(runs / name / RESULTS), run_document(runs / "evaluated" / name / RESULTS)
     assert of_run["groups"]["sites"]
     assert {key: of_model[key] for key in OF_TEST} == {key: of_run[key] for key in OF_TEST}
     assert (of_model["status"], of_model["rounds"], of_model["best"]) == ("completed", [], None)
@@ -115,7 +115,7 @@ def test_differences_are_of_the_patients(runs: Path, tested: dict[str, Any]) -> 
     compared = tested["comparison"]
     assert compared["reference"] == "one"
     assert {d["measure"] for d in compared["differences"]} == {"average", "std", "worst", "north", "south"}
-    draws = {name: document(runs / "evaluated" / name / RESULTS)["resampled"] for name in ("one", "two")}
+    draws = {name: run_document(runs / "evaluated" / name / RESULTS)["resampled"] for name in ("one", "two")}
     for d in compared["differences"]:
         assert d["low"] < d["mean"] < d["high"]
         assert d["verdict"] in ("better", "worse", "within noise", "cannot tell")
@@ -144,15 +144,15 @@ def test_a_state_dict_with_a_task(runs: Path, tmp_path: Path) -> None:
     ran = evaluate(file, "-d", runs / "data", "-o", tmp_path, "--task", "classification", *of_task)
     assert ran.exit_code == 0, ran.output
     assert "44x40 RGB images are read as 32x32 RGB\n" in ran.stderr  # as `run` says
-    assert document(tmp_path / "bare" / RESULTS)["test"] == document(runs / "two" / RESULTS)["test"]
+    assert run_document(tmp_path / "bare" / RESULTS)["test"] == run_document(runs / "two" / RESULTS)["test"]
 
 
 def test_some_of_the_sites(runs: Path, tmp_path: Path) -> None:
     ran = evaluate(runs / "one", "--last", "-d", runs / "data", "-o", tmp_path, "--sites", "south")
     assert ran.exit_code == 0, ran.output
     assert "given model 'one', tested without training\n" in ran.stdout  # a test has no seed
-    of_run = document(runs / "one" / RESULTS)["test"]
-    assert document(tmp_path / "one" / RESULTS)["test"] == {"south": of_run["south"]}
+    of_run = run_document(runs / "one" / RESULTS)["test"]
+    assert run_document(tmp_path / "one" / RESULTS)["test"] == {"south": of_run["south"]}
 
 
 def test_what_is_refused(runs: Path, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_sites_that_do_not_fit_the_model(wrong: str, runs: Path, tmp_path: Path)
     assert ran.exit_code == 1
     names = "names the classes cyst, melanoma, naevus, and the given model naevus, melanoma, cyst"
     why = names if wrong == "classes" else "split 'test' is empty"
-    reason = document(tmp_path / "out" / "one" / RESULTS)["reason"]
+    reason = run_document(tmp_path / "out" / "one" / RESULTS)["reason"]
     assert reason.startswith("check, before any test: ")
     assert "submit the job" not in reason
     assert "site 'south'" in reason
@@ -206,7 +206,7 @@ def test_no_model_is_tested_where_one_does_not_fit_the_sites(runs: Path, tmp_pat
 def test_all_sites_name_other_classes(runs: Path, tmp_path: Path) -> None:
     data = pictures(tmp_path / "data", CLASSES[::-1])
     assert evaluate(runs / "one", "-d", data, "-o", tmp_path / "out").exit_code == 1
-    reason = document(tmp_path / "out" / "one" / RESULTS)["reason"]
+    reason = run_document(tmp_path / "out" / "one" / RESULTS)["reason"]
     for site in ("north", "south"):
         assert f"site {site!r}: its datalist names the classes cyst, melanoma, naevus, and the given model" in reason
 
@@ -243,12 +243,12 @@ def test_a_bundle_with_its_model(tmp_path: Path) -> None:
     (tmp_path / "fairflare.json").write_text(json.dumps(local))
     bundle = write_bundle(tmp_path / "organ", train_config())
     plan = make_plan("fed_avg", monai_bundle=bundle, sites=2, num_rounds=1)
-    of_run = document(run_local(plan, tmp_path / "run", local))
+    of_run = run_document(run_local(plan, tmp_path / "run", local))
     torch.save(model_in(tmp_path / "run" / RESULTS), bundle / "models" / "model.pt")
     for place, more in ((bundle, ()), (tmp_path / "run", ("--monai-bundle", bundle, "--last"))):
         ran = evaluate(place, "-d", tmp_path / "fairflare.json", "-o", tmp_path / "out", *more)
         assert ran.exit_code == 0, ran.output
-        assert document(tmp_path / "out" / place.name / RESULTS)["test"] == of_run["test"]
+        assert run_document(tmp_path / "out" / place.name / RESULTS)["test"] == of_run["test"]
     assert "MONAI bundle" in refused(tmp_path / "run", "-d", tmp_path, "-o", tmp_path / "x")
     said = refused(bundle, "--sites", "a,b", "--job", tmp_path / "jobs")
     assert said == (

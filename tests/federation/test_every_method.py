@@ -16,6 +16,7 @@ from fairflare.base.settings import build
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.reports import Field, ReportError
 from fairflare.methods.base.rule import Rule, Steps, TwoPhase, Weighing, anchor_fields
+from tests.tiny import run_document
 
 from .examples import (
     LAYERS,
@@ -295,7 +296,7 @@ def test_two_phase_rules_do_without_anchor_reports(method: Any, tmp_path: Path) 
 
 
 def test_what_is_recorded_fits_into_the_results(method: Any, tmp_path: Path) -> None:
-    from fairflare.reporting.results import ResultsStore, RoundRecord, read_document
+    from fairflare.reporting.results import ResultsStore, RoundRecord
 
     rule = make(method)
     _, weighing = whole_round(rule, tmp_path / "staging")
@@ -307,7 +308,7 @@ def test_what_is_recorded_fits_into_the_results(method: Any, tmp_path: Path) -> 
             reports=weighing.reports, values=weighing.values, details=weighing.details,
         )
     )  # fmt: skip
-    (record,) = read_document(store.folder)["rounds"]
+    (record,) = run_document(store.folder)["rounds"]
     assert record["site_weights"] is not None or record["layers"]
     fields = {field.name for field in rule.report_fields if field.kind in ("number", "whole")}
     for site in SITES:

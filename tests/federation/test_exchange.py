@@ -25,12 +25,11 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.prediction.predictor import load_predictor
-from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.network import Run
 from tests.methods.own import Plane, Sites
 from tests.shapes import of_what_travels, one_each
-from tests.tiny import FUNDUS, model_in
+from tests.tiny import FUNDUS, model_in, run_document
 
 CLASSES = {**FUNDUS, "phantom_own_test": 20, "corrupted_sites": 0, "phantom_min_share": 0.0}
 OWN: dict[str, dict[str, Any]] = {
@@ -74,13 +73,13 @@ def plan_of(method: str, exchange: str, task: type | None = None, **more: Any) -
 
 
 def bytes_of(results: Path, phase: str) -> tuple[int, int]:
-    phases = read_document(results / "results.json")["rounds"][1]["phases"]
+    phases = run_document(results / "results.json")["rounds"][1]["phases"]
     found = next(row for row in phases if row["name"] == phase)
     return found["bytes_out"], found["bytes_in"]
 
 
 def figures(results: Path) -> Any:
-    rounds = read_document(results / "results.json")["rounds"]
+    rounds = run_document(results / "results.json")["rounds"]
     keys = ("validation", "train", "site_weights", "reports", "values", "details")
     return [{key: _timeless(entry[key]) for key in keys} for entry in rounds]
 
@@ -118,7 +117,7 @@ def test_the_same_bits_of_every_shape_of_methods(method: str, tmp_path: Path) ->
         os._exit(0)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
     part = run_local(plan, tmp_path / "trainable")
-    assert read_document(part / "results.json")["info"]["resumed_at_round"] == 1
+    assert run_document(part / "results.json")["info"]["resumed_at_round"] == 1
     every, sent = model_in(whole), model_in(part)
     assert 0 < len(sent) < len(every)
     assert {name for name in every if name not in sent} >= {n for n in every if FROZEN.fullmatch(n)}
@@ -225,7 +224,7 @@ def test_what_travels_is_counted_and_the_file_says_what_is_missing(tmp_path: Pat
     size = sum(tensor.nbytes for tensor in sent.values())
     assert bytes_of(results, "train") == (2 * size, 2 * size)
     assert bytes_of(results, "anchor") == (2 * size, 0)
-    info = read_document(results / "results.json")["info"]
+    info = run_document(results / "results.json")["info"]
     network = seeded_network(plan)
     rest = {name: tensor for name, tensor in network.state_dict().items() if name not in sent}
     assert info["exchange"] == {
@@ -235,7 +234,7 @@ def test_what_travels_is_counted_and_the_file_says_what_is_missing(tmp_path: Pat
     assert info["model_bytes"] == sum(tensor.nbytes for tensor in network.state_dict().values())
     assert "frozen" not in json.dumps(info["config"])
     assert info["config"]["exchange"] == "trainable"
-    record = read_document(results / "results.json")["rounds"][0]
+    record = run_document(results / "results.json")["rounds"][0]
     assert set(record["layers"]) == {name.rpartition(".")[0] for name in sent}
 
 
@@ -419,6 +418,6 @@ def test_a_site_with_the_wrong_or_no_file_is_out_by_name(kind: str, tmp_path: Pa
     with pytest.raises(RuntimeError, match=f"1 of 3 site.s. cannot take part: site 'site-2': .*{words}") as told:
         run_local(fitted("trainable"), tmp_path / "all", local)
     assert "secret" not in str(told.value)
-    results = read_document(run_local(fitted("trainable", require_all_sites=False), tmp_path / "most", local))
+    results = run_document(run_local(fitted("trainable", require_all_sites=False), tmp_path / "most", local))
     assert [record["accepted"] for record in results["rounds"]] == [["site-1", "site-3"]] * 2
     assert re.search(words, results["rounds"][0]["left_out"][0]["reason"])

@@ -29,7 +29,7 @@ from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.fed_mrl import FedMRL
 from fairflare.methods.parts.mu_policy import FixedMu
-from fairflare.reporting.results import read_document
+from tests.tiny import run_document
 
 from .network import SILENT, SITES, Run, good
 from .test_checkpoint import flip, rewrite
@@ -42,7 +42,7 @@ def same_model(first: Run, second: Run, name: str = "FL_global_model.pt") -> boo
 
 def figures(run: Run) -> Any:
     """Return the results' rounds and test without values of a clock."""
-    document = read_document(run.folder / "fairflare")
+    document = run_document(run.folder / "fairflare")
     for record in document["rounds"]:
         for phase in record["phases"]:
             phase.pop("seconds")
@@ -485,7 +485,7 @@ def test_a_full_disk_of_the_run_still_says_failed_in_the_results(small_disk: Pat
         run()
     assert run.results["status"] == "failed"
     assert "o space left" in run.results["reason"]
-    assert [record["current_round"] for record in read_document(run.folder / "fairflare")["rounds"]] == [0]
+    assert [record["current_round"] for record in run_document(run.folder / "fairflare")["rounds"]] == [0]
 
 
 def test_a_file_in_place_of_the_checkpoint_folder(tmp_path: Path) -> None:

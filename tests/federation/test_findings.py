@@ -33,6 +33,7 @@ from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.finding_scores import finding_losses, finding_metrics
 from fairflare.tasks.volumes.classification import VolumeClassificationTask
 from tests.shapes import of_a_training, one_each
+from tests.tiny import run_document
 
 NAMES = ["effusion", "edema", "mass"]
 SMALL: dict[str, Any] = {
@@ -83,7 +84,7 @@ def run(folder: Path, sites: dict[str, Any], method: str = "fed_avg", **more: An
     except RoundFailed as error:
         return str(error)
     (found,) = folder.rglob("results.json")
-    return json.loads(found.read_text())
+    return run_document(found)
 
 
 def test_the_loss_of_the_worked_example() -> None:
@@ -194,7 +195,7 @@ def test_a_run_of_sites_with_different_findings(tmp_path: Path) -> None:
     given = ["-d", str(tmp_path / "fairflare.json"), "-o", str(tmp_path / "e"), "--last"]
     ran = CliRunner().invoke(app, ["evaluate", str(tmp_path / "r"), *given])
     assert ran.exit_code == 0, ran.output
-    again = json.loads(next((tmp_path / "e").rglob("results.json")).read_text())
+    again = run_document(next((tmp_path / "e").rglob("results.json")))
     assert [again[key] for key in ("test", "clinical", "footing")] == [
         results[key] for key in ("test", "clinical", "footing")
     ]

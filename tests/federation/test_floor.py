@@ -44,6 +44,7 @@ from fairflare_lab.page.content import Table
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.outcome import results as results_section
 from fairflare_lab.page.words import of_run
+from tests.tiny import run_document
 from tests.unit.report_runs import read as read_parts
 
 from .test_privacy import SITES, plan_of
@@ -55,7 +56,7 @@ HOME = {"sites": {"site-2": {"min_cases": ALL}}}
 
 
 def read(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "server/simulate_job/fairflare/results.json").read_text())
+    return run_document(folder / "server/simulate_job/fairflare/results.json")
 
 
 # ------------------------------------------------------------------------------------------------ every byte

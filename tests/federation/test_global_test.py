@@ -26,7 +26,7 @@ from fairflare_lab.page import outcome
 from fairflare_lab.page.content import Spread, Table
 from fairflare_lab.page.material import of_one, page_run
 from tests.federation.network import Run, misbehave
-from tests.tiny import document, model_in
+from tests.tiny import model_in, run_document
 from tests.unit.report_runs import read, read_all
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -81,7 +81,7 @@ def done(made: Plan, folder: Path, local: dict[str, Any]) -> tuple[dict[str, Any
     place = run_local(made, folder, local)
     model = made.task.build_model()
     model.load_state_dict(model_in(place))
-    return document(place), model
+    return run_document(place), model
 
 
 def outputs(made: Plan, model: torch.nn.Module, local: dict[str, Any], sites: list[str]) -> tuple[Any, Any]:

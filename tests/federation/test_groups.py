@@ -25,7 +25,7 @@ from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.site_run import SiteError
 from fairflare.reporting.layout import interval
-from fairflare.reporting.results import read_document, read_results
+from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.images import ImageTask
@@ -34,6 +34,8 @@ from fairflare_lab.page.groups import groups as section_of
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build
 from fairflare_lab.phantoms import PhantomPlan, class_site
+from tests.sections import groups_before
+from tests.tiny import run_document
 from tests.unit.report_runs import read
 
 SITES = ["site-1", "site-2"]
@@ -79,7 +81,7 @@ def plan(*asked: str, **more: Any) -> Plan:
 
 
 def done(made: Plan, folder: Path, local: dict[str, Any]) -> dict[str, Any]:
-    return read_document(run_local(made, folder, local))
+    return run_document(run_local(made, folder, local))
 
 
 @pytest.fixture
@@ -200,7 +202,7 @@ def test_a_run_that_asks_for_nothing_is_the_same_with_and_without_attributes(
     second = done(plan(), tmp_path / "two", local)
     assert told == [bytes_of(reply) for _, _, reply in carried]
     assert first["test"] == second["test"]
-    written = json.loads((tmp_path / "one/server/simulate_job/fairflare/results.json").read_text())
+    written = run_document(tmp_path / "one/server/simulate_job/fairflare/results.json")
     assert written["groups"] is None
     assert first["groups"] is None
 
@@ -456,7 +458,7 @@ def test_a_phantom_shows_the_gaps_that_were_put_in(noise: float, prevalence: flo
         sums[site] = groups.read_groups(site, stats, ["tone"], classes, 50, 10)
         seen[site] = (labels.numpy(), np.array(drawn), tones)
         assert index < 2
-    found = by_group(sums, {}, 50, 10)["pooled"]["tone"]
+    found = groups_before(read(groups=by_group(sums, {})))["pooled"]["tone"]
     labels, drawn, tones = (np.concatenate([of[k] for of in seen.values()]) for k in range(3))
     accuracy = [(labels == drawn)[tones == t].mean() for t in (0, 1)]
     assert found["groups"]["light"]["accuracy"] == pytest.approx(1.0)
@@ -528,7 +530,7 @@ def test_the_prostate_phantom_shows_the_gap_that_was_put_in(noise: float) -> Non
         for m, t in zip(masks.numpy().astype(bool), truth.numpy().astype(bool), strict=True):
             dice.append(2 * (m & t).sum() / (m.sum() + t.sum()))
         zones.append(own)
-    found = by_group(sums, {}, 50, 10)["pooled"]["zone"]
+    found = groups_before(read(groups=by_group(sums, {})))["pooled"]["zone"]
     of = [np.array(dice)[np.concatenate(zones) == k].mean() for k in (0, 1)]
     assert of[0] == 1.0
     assert found["groups"]["small"]["dice"] == pytest.approx(1.0, abs=1e-6)
@@ -578,7 +580,7 @@ def test_a_left_out_site_tells_its_groups(tmp_path: Path) -> None:
     }  # fmt: skip
     run = read_results(tmp_path / "server/simulate_job/fairflare")
     (of_seed,) = of_left_out([(run, found)])["fed_avg"]
-    assert of_seed["groups"]["pooled"]["zone"]["all"]["dice"] == pytest.approx(found.metrics["dice"], abs=1e-6)
+    assert groups_before(of_seed)["pooled"]["zone"]["all"]["dice"] == pytest.approx(found.metrics["dice"], abs=1e-6)
     kept = at_unseen(given, tmp_path, "site-5", {"sites": {"site-5": {"min_cases": 2}}})
     assert kept.groups == {}  # one test case
     assert kept.metrics == {}

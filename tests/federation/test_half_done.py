@@ -19,7 +19,7 @@ from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.recipes import FairRecipe
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.shapes import of_its_steps, one_each
-from tests.tiny import document, model_in
+from tests.tiny import model_in, run_document
 
 from ..methods.support import SEGMENTATION, at_site, initial, request
 
@@ -83,7 +83,7 @@ def plan_of(name: str, num_rounds: int = 2, **more: Any) -> Any:
 
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:
     """Return model, test and the sites' reports, without times."""
-    written = document(folder)
+    written = run_document(folder)
     model = model_in(folder)
     said = [
         {site: {k: v for k, v in of_site.items() if k != "seconds"} for site, of_site in record["train"].items()}

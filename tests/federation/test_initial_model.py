@@ -14,10 +14,9 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.first_model import first_model
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
-from tests.tiny import VOLUMES
+from tests.tiny import VOLUMES, run_document
 
 from ..methods.support import SEGMENTATION, initial
 
@@ -82,7 +81,7 @@ def test_classification_takes_its_own_model_with_every_part(tmp_path: Path) -> N
 
 def run(folder: Path, local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     plan = make_plan("fed_avg", sites=2, num_rounds=1, settings=VOLUMES, **options)
-    return read_document(run_local(plan, folder, local))
+    return run_document(run_local(plan, folder, local))
 
 
 def test_a_run_goes_on_from_the_model_of_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
-from tests.tiny import FUNDUS, RESULTS, document, model_in, without_times
+from tests.tiny import FUNDUS, RESULTS, model_in, run_document, without_times
 
 from .network import Heard
 
@@ -28,7 +28,7 @@ TINY = {**FUNDUS, "phantom_sites": 3}
 def run(folder: Path, method: str = "fed_avg", local: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     settings = {**TINY, **options.pop("settings", {})}
     plan = make_plan(method, task="classification", sites=3, settings=settings, **{"num_rounds": 2, **options})
-    return document(run_local(plan, folder, local))
+    return run_document(run_local(plan, folder, local))
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +47,14 @@ def test_the_tasks_file_is_kept_and_named(averaged: Path, tmp_path: Path) -> Non
     kept = tmp_path / "run" / "server" / "simulate_job" / "task.py"
     assert kept.read_text() == file.read_text()
     usual = averaged / "server" / "simulate_job"
-    found = document(usual / "fairflare")["info"]["task_file"]
+    found = run_document(usual / "fairflare")["info"]["task_file"]
     template = TASKS_BY_KIND["classification"]
     assert found == {"name": template.name, "sha256": hashlib.sha256(template.read_bytes()).hexdigest()}
     assert (usual / "task.py").read_bytes() == template.read_bytes()
 
 
 def test_fed_avg(averaged: Path) -> None:
-    results = document(averaged / RESULTS)
+    results = run_document(averaged / RESULTS)
     assert results["status"] == "completed"
     assert results["info"]["synthetic"] is True
     assert results["info"]["primary_metric"] == "balanced_accuracy"
@@ -87,7 +87,7 @@ def test_twice_the_same(averaged: Path, tmp_path: Path) -> None:
     torch.manual_seed(99)  # somebody else's random numbers
     again = run(tmp_path)
     assert torch.get_num_threads() == threads
-    first = document(averaged / RESULTS)
+    first = run_document(averaged / RESULTS)
     assert without_times(first) == without_times(again)
     models = model_in(averaged / RESULTS), model_in(tmp_path / RESULTS)
     assert models[0].keys() == models[1].keys()
@@ -107,11 +107,11 @@ def test_two_runs_in_one_folder_do_not_write_over_each_other(averaged: Path, tmp
             refused.append(str(caught.value))
 
     plan = make_plan("fed_avg", task="classification", sites=3, settings=TINY, num_rounds=2)
-    results = document(run_local(plan, tmp_path, listeners=[Second()]))
+    results = run_document(run_local(plan, tmp_path, listeners=[Second()]))
     assert len(refused) == 2
     assert "is in use by another run (process " in refused[0]
     assert refused[0].endswith("wait until that run is over, or give this one another folder")
-    first = document(averaged / RESULTS)
+    first = run_document(averaged / RESULTS)
     assert without_times(results) == without_times(first)
 
 
@@ -134,7 +134,7 @@ def test_too_few_good_sites_fail_with_the_reason(tmp_path: Path) -> None:
     local["sites"]["site-3"] = {"phantom": True}
     with pytest.raises(RuntimeError, match=r"(?s)site-1.*the data folder does not exist"):
         run(tmp_path, local=local, min_sites=2)
-    results = document(tmp_path / RESULTS)
+    results = run_document(tmp_path / RESULTS)
     assert results["status"] == "failed"
     assert "'site-2': the data folder does not exist" in results["reason"]
 
@@ -159,7 +159,7 @@ def test_told_to_stop(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="the job was aborted"):
         run_local(plan, tmp_path, listeners=[heard], should_stop=stop)
     run_dir = tmp_path / "server" / "simulate_job"
-    results = document(run_dir / "fairflare")
+    results = run_document(run_dir / "fairflare")
     assert results["status"] == "failed"
     assert results["rounds"] == []
     assert "before_aggregation" not in heard.told
@@ -207,5 +207,5 @@ def test_a_plan_can_be_run_again(tmp_path: Path) -> None:
     """Check that the rule's state of one run does not affect the next run."""
     plan = make_plan("fed_ism", task="classification", sites=3, num_rounds=2, settings=TINY)
     first, second = (run_local(plan, tmp_path / name) for name in ("first", "second"))
-    weights = [[r["site_weights"] for r in document(folder)["rounds"]] for folder in (first, second)]
+    weights = [[r["site_weights"] for r in run_document(folder)["rounds"]] for folder in (first, second)]
     assert weights[0] == weights[1]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fairflare.methods.base.catalog import all_methods
+from tests.tiny import run_document
 
 PACKAGE = Path(__file__).parents[2] / "custom"
 TINY = {
@@ -79,7 +80,7 @@ def test_the_guard_notices_an_import(tmp_path):
 def test_a_run_without_flare(tmp_path, method):
     """Check also that no module of methods/ and federation/ imports FLARE."""
     folder = Path(python(IMPORTS + RUN, method, str(tmp_path / "run"), json.dumps(TINY[method]), folder=tmp_path))
-    results = json.loads((folder / "results.json").read_text())
+    results = run_document(folder)
     assert results["status"] == "completed"
     assert [r["accepted"] for r in results["rounds"]] == [["site-1", "site-2"]] * 2
     assert sorted(results["test"]) == ["site-1", "site-2"]

@@ -15,7 +15,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.parts.consistency import Consistency, NotDrawn
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.test_output_rows import SETTINGS, run
-from tests.tiny import document, model_in
+from tests.tiny import model_in, run_document
 
 
 def part(model: nn.Module, annotated: tuple[int, ...] | None, t: int, unlabelled: Any = "consistency") -> Any:
@@ -87,6 +87,6 @@ def test_a_run_learns_otherwise_by_it(tmp_path: Path) -> None:
 
 
 def test_a_run_says_nothing_of_unlabelled_images_that_it_has_not(tmp_path: Path) -> None:
-    results = document(run(tmp_path, settings={**SETTINGS, "unlabelled": "consistency"}, method="fed_lwr"))
+    results = run_document(run(tmp_path, settings={**SETTINGS, "unlabelled": "consistency"}, method="fed_lwr"))
     assert results["status"] == "completed"
     assert "kept" not in results["rounds"][0]["train"]["A"]

@@ -19,7 +19,7 @@ from fairflare.reporting.table import fairness_table
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.test_findings import run as run_findings
 from tests.federation.test_findings import site as findings_site
-from tests.tiny import document, model_in
+from tests.tiny import model_in, run_document
 from tests.unit.test_census import masks_site
 
 SETTINGS: dict[str, Any] = {
@@ -65,7 +65,7 @@ def sent(results: Path, current_round: int = 0) -> dict[str, dict[str, torch.Ten
 def test_rows_are_averaged_over_the_sites_that_annotate_them(tmp_path: Path) -> None:
     """Compare every number of the output layer, and of another one, with a loop over what the sites sent."""
     results = run(tmp_path)
-    models, made, found = sent(results), model_in(results), document(results)
+    models, made, found = sent(results), model_in(results), run_document(results)
     told = found["rounds"][0]["site_weights"]
     assert sorted(models) == sorted(told) == ["A", "B", "C"]
     assert told["B"] > told["A"]
@@ -119,7 +119,7 @@ def test_nothing_changes_where_all_sites_annotate_all(tmp_path: Path, monkeypatc
     monkeypatch.setattr(Check, "annotators", {})
     before = run(tmp_path / "before", every)
     assert all(torch.equal(tensor, model_in(before)[name]) for name, tensor in model_in(found).items())
-    assert document(found)["info"]["output_rows"] == {}
+    assert run_document(found)["info"]["output_rows"] == {}
     assert "output row" not in fairness_table(read_results(found))
 
 
@@ -130,8 +130,8 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path / "dies", listeners=(Dies(),), **more)
     rest = run(tmp_path / "dies", **more)
-    assert document(rest)["info"]["resumed_at_round"] == 1
-    assert document(rest)["info"]["output_rows"] == document(whole)["info"]["output_rows"] == {"class_2": ["B"]}
+    assert run_document(rest)["info"]["resumed_at_round"] == 1
+    assert run_document(rest)["info"]["output_rows"] == run_document(whole)["info"]["output_rows"] == {"class_2": ["B"]}
     assert all(torch.equal(tensor, model_in(rest)[name]) for name, tensor in model_in(whole).items())
 
 
@@ -142,10 +142,10 @@ def test_where_the_output_layer_is_unknown_the_run_says_so(
     build = SegmentationTask.build_unet
     monkeypatch.setattr(SegmentationTask, "build_unet", lambda task: Ends(build(task)))
     results = run(tmp_path)
-    models, made, told = sent(results), model_in(results), document(results)["rounds"][0]["site_weights"]
+    models, made, told = sent(results), model_in(results), run_document(results)["rounds"][0]["site_weights"]
     name = f"inside.{BIAS}"
     torch.testing.assert_close(made[name], sum(told[site] * models[site][name].double() for site in told).float())
-    assert document(results)["info"]["output_rows"] == {}
+    assert run_document(results)["info"]["output_rows"] == {}
     assert TOLD not in " ".join(fairness_table(read_results(results)).split())
 
 

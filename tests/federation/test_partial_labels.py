@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ from fairflare.federation.site.facts import support_of
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
 from tests.shapes import of_a_training, one_each
+from tests.tiny import run_document
 from tests.unit.test_census import masks_site
 
 SMALL: dict[str, Any] = {"num_classes": 2, "image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 1}
@@ -36,7 +36,7 @@ def run(folder: Path, sites: dict[str, Any], method: str = "fed_avg", task: str 
     except RoundFailed as error:
         return str(error)
     (found,) = folder.rglob("results.json")
-    return json.loads(found.read_text())
+    return run_document(found)
 
 
 def test_a_run_does_not_start_before_the_files_say_it(tmp_path: Path) -> None:

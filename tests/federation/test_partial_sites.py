@@ -15,7 +15,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
-from tests.tiny import document
+from tests.tiny import run_document
 from tests.unit.test_census import masks_site
 
 SETTINGS: dict[str, Any] = {
@@ -46,7 +46,7 @@ def run(
     with RunView(Console(file=shown, width=200), metric=DICE, directions={DICE: True}) as view:
         results = run_local(made, folder / "run", {"sites": local}, listeners=[view])
     (folder / "shown.txt").write_text(shown.getvalue())
-    return document(results), fairness_table(read_results(results))
+    return run_document(results), fairness_table(read_results(results))
 
 
 def test_what_all_have_is_compared(tmp_path: Path) -> None:

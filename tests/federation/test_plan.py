@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
+from tests.tiny import run_document
 
 TINY = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 120, "phantom_test": 40,
@@ -77,7 +76,7 @@ def test_other_tasks_have_no_such_number():
 def test_every_site_has_its_share_and_a_test_of_its_own(tmp_path, sites):
     """Check that the last site is the corrupted one for any number of sites, and that all data are dealt."""
     plan = make_plan("fed_avg", task="classification", sites=sites, num_rounds=1, settings=TINY)
-    results = json.loads((run_local(plan, tmp_path) / "results.json").read_text())
+    results = run_document(run_local(plan, tmp_path))
     names = [f"site-{number}" for number in range(1, sites + 1)]
     assert sorted(results["test"]) == names
     data = [plan.task.open_site(name, {}) for name in names]

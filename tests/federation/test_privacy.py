@@ -33,6 +33,7 @@ from fairflare.methods.crt import ClassifierAverage
 from fairflare.tasks.base import evaluating
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import run_document
 
 ROOT = Path(__file__).parents[2]
 SITES = ["site-1", "site-2"]
@@ -83,7 +84,7 @@ def test_statistics_of_too_few_images_reach_no_other_site(tmp_path: Path, carrie
     assert [len(sent["directives"]["input_statistics"]) for sent, _ in trained] == [0, 0, 1, 1]
     told = [sorted((reply.get("report") or {}).keys() & {"input_mean", "input_std"}) for _, reply in trained]
     assert sorted(told) == [[], [], ["input_mean", "input_std"], ["input_mean", "input_std"]]
-    record = json.loads(next(tmp_path.rglob("results.json")).read_text())["rounds"][-1]
+    record = run_document(next(tmp_path.rglob("results.json")))["rounds"][-1]
     assert record["accepted"] == SITES
 
 
@@ -243,7 +244,7 @@ def test_metrics_by_class_stay_at_home_where_the_site_says_so(
     results = {}
     for folder, local in (("all", {}), ("kept", {"sites": {"site-2": {"metrics_by_class": False}}})):
         run_local(plan_of("bsm_fl", 2), tmp_path / folder, local)
-        results[folder] = json.loads((tmp_path / folder / "server/simulate_job/fairflare/results.json").read_text())
+        results[folder] = run_document(tmp_path / folder / "server/simulate_job/fairflare/results.json")
     everything, kept = results["all"], results["kept"]
     assert "classes_at_home" not in everything["info"]
     assert kept["info"]["classes_at_home"] == ["site-2"]

@@ -19,7 +19,7 @@ from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.server.rounds import Stopped
 from fairflare.federation.transports.local import run_local
-from tests.tiny import RESULTS, VOLUMES, document, model_in, without_times
+from tests.tiny import RESULTS, VOLUMES, model_in, run_document, without_times
 
 from .slow_task import SlowTask
 from .test_local import TINY
@@ -38,10 +38,10 @@ def assert_nobody_left() -> None:
 @pytest.mark.parametrize("method", ["fed_lwr", "ditto"])
 def test_the_same_bits(method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Check two phases, and a model of each site's own; the sites' lines are in the log."""
-    one = document(run_local(made(method), tmp_path / "one"))
+    one = run_document(run_local(made(method), tmp_path / "one"))
     caplog.clear()
     with caplog.at_level(logging.INFO):
-        some = document(run_local(made(method), tmp_path / "some", jobs=2))
+        some = run_document(run_local(made(method), tmp_path / "some", jobs=2))
     assert_nobody_left()
     assert without_times(one) == without_times(some)
     first, second = model_in(tmp_path / "one" / RESULTS), model_in(tmp_path / "some" / RESULTS)
@@ -58,7 +58,7 @@ def test_a_task_file_and_a_site_without_data(tmp_path: Path) -> None:
     )
     plan = made("fed_avg", task_file=file, require_all_sites=False, min_sites=2)
     local = {"phantom": True, "sites": {"site-2": {"data_root": str(tmp_path / "nowhere"), "phantom": False}}}
-    found = document(run_local(plan, tmp_path / "run", local, jobs=2))
+    found = run_document(run_local(plan, tmp_path / "run", local, jobs=2))
     assert_nobody_left()
     assert [record["accepted"] for record in found["rounds"]] == [["site-1", "site-3"]] * 2
     assert "the data folder does not exist" in json.dumps(found["rounds"][0]["left_out"])
@@ -97,7 +97,9 @@ def test_a_process_that_dies_costs_its_site_the_round(tmp_path: Path) -> None:
             (tmp_path / "reached").unlink(missing_ok=True)  # of the check, or the round before
             started.append(current_round)
 
-    found = document(run_local(plan, tmp_path / "run", local, listeners=[Watches()], should_stop=kills_once, jobs=2))
+    found = run_document(
+        run_local(plan, tmp_path / "run", local, listeners=[Watches()], should_stop=kills_once, jobs=2)
+    )
     assert_nobody_left()
     assert next(record["accepted"] for record in found["rounds"]) == ["site-1", "site-3"]
     (left_out,) = found["rounds"][0]["left_out"]

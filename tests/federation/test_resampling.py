@@ -19,7 +19,7 @@ from fairflare.exchange.messages import Message
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.transports.local import run_local
 from tests.federation.network import Run, good, misbehave
-from tests.tiny import FUNDUS, VOLUMES, document, model_in
+from tests.tiny import FUNDUS, VOLUMES, model_in, run_document
 
 SITES = ["site-1", "site-2", "site-3"]
 COUNT = 25
@@ -36,7 +36,7 @@ def done(made: Plan, folder: Path, local: dict[str, Any] | None = None) -> tuple
     results = run_local(made, folder, local)
     model = made.task.build_model()
     model.load_state_dict(model_in(results))
-    return document(results), model
+    return run_document(results), model
 
 
 def test_the_same_draws_for_everyone_and_others_for_each_site() -> None:

@@ -31,7 +31,7 @@ from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.shapes import of_a_training, one_each
-from tests.tiny import document
+from tests.tiny import run_document
 from tests.unit.test_census import masks_site
 
 from .examples import anchor_message, begun, take, train_message
@@ -60,7 +60,7 @@ def run(folder: Path, method: str = "fed_avg", **more: Any) -> tuple[dict[str, A
     """Run two rounds at the three sites; return the results and the table."""
     plan = make_plan(method, task="segmentation", sites=list("ABC"), settings={**SETTINGS, **more}, num_rounds=2)
     results = run_local(plan, folder / "run", {"sites": sites(folder)})
-    return document(results), fairness_table(read_results(results))
+    return run_document(results), fairness_table(read_results(results))
 
 
 # ------------------------------------------------------------------------------------------------ formulas

@@ -38,6 +38,7 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
+from tests.tiny import run_document
 
 from ..federation.network import SILENT, SITES, Line, good, misbehave
 
@@ -134,7 +135,7 @@ class Server(RoundsController):
 
     @property
     def results(self) -> dict[str, Any]:
-        return json.loads((self.folder / "run" / "fairflare" / "results.json").read_text())
+        return run_document(self.folder / "run" / "fairflare")
 
     def said(self, level: str) -> str:
         return "\n".join(text for at, text in self.logged if at == level)

@@ -24,7 +24,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.catalog import all_methods
 from fairflare.reporting.results import read_results
-from tests.tiny import RESULTS, VOLUMES, document
+from tests.tiny import RESULTS, VOLUMES, run_document
 
 ROOT = Path(__file__).parents[2]
 TINY = {**VOLUMES, "phantom_cases": 0.3}
@@ -48,7 +48,7 @@ def test_a_new_method_in_one_file(example, tmp_path):
     assert "loss_power" in all_methods()
     assert len(example.splitlines()) < 29  # what it took once
     plan = make_plan("loss_power", sites=3, num_rounds=2, settings={**TINY, "q": 2.0})
-    results = document(run_local(plan, tmp_path / "run"))
+    results = run_document(run_local(plan, tmp_path / "run"))
     assert results["status"] == "completed"
     for record in results["rounds"]:
         losses = {site: metrics["loss"] for site, metrics in record["validation"].items()}

@@ -31,6 +31,7 @@ from fairflare.federation.server.rounds import Rounds
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.rule import TwoPhase
+from tests.tiny import run_document
 
 from ..federation.network import SITES
 from .expected import expectations
@@ -176,7 +177,7 @@ class Bench:
                 for number in (0, 1):
                     self.hostile_round = NUM_ROUNDS if number == 0 else -1
                     rounds.tests.finish(state)
-                    final = json.loads((rounds.journal.store.folder / "results.json").read_text())
+                    final = run_document(rounds.journal.store.folder)
                     self._note(
                         trace, rounds, state, {key: final[key] for key in ("test", "fairness", "left_out", "resampled")}
                     )

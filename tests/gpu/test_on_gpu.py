@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections import Counter
@@ -20,6 +19,7 @@ from fairflare.core.similarity import layerwise_cka
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.local_loop import LocalLoop
+from tests.tiny import run_document
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +38,7 @@ def run(folder: Path, method: str = "fed_avg", device: str = "cuda", jobs: int =
     plan = make_plan(method, task="classification", sites=3, num_rounds=2, settings={**TINY, **settings})
     found = run_local(plan, folder, {"device": device}, jobs=jobs)
     state = torch.load(found.parent / "FL_global_model.pt", weights_only=True)["model"]
-    return json.loads((found / "results.json").read_text()), state
+    return run_document(found), state
 
 
 def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:

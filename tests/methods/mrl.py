@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.tasks.classification import ClassificationTask
-from tests.tiny import model_in
+from tests.tiny import model_in, run_document
 
 Vector = npt.NDArray[np.float64]
 State = dict[str, torch.Tensor]
@@ -131,7 +130,7 @@ def plan(
 def federation(folder: Path, local: Mapping[str, Any] | None = None, **options: Any) -> tuple[dict[str, Any], Path]:
     """Run :func:`plan` in this process; return the results, and their folder."""
     found = run_local(plan(**options), folder, local)
-    return json.loads((found / "results.json").read_text()), found
+    return run_document(found), found
 
 
 def model_of(found: Path) -> State:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fairflare.methods.base.training import LocalTraining, SiteError
 from fairflare.methods.creff import REPORTED, ClassGradientTraining, CReFF
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.tasks.classification import ClassificationTask
+from tests.tiny import run_document
 
 from . import support
 from .support import QUICK, at_site, inputs, request, same
@@ -343,7 +343,7 @@ def run(folder: Path, settings: Any = None, **options: Any) -> Any:
     models = Models()
     stop = options.pop("stop", None)
     found = run_local(plan, folder, listeners=[models], **({"should_stop": stop} if stop else {}))
-    return json.loads((found / "results.json").read_text()), models.states
+    return run_document(found), models.states
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +23,7 @@ from fairflare.methods.crt import ClassifierAverage
 from fairflare.methods.logit_adjustment import CalibratedTraining
 from fairflare.methods.parts.classifier_retraining import DIRECTIVE, ClassifierRetraining, balanced_draws
 from fairflare.tasks.classification import ClassificationTask
+from tests.tiny import run_document
 
 from . import support
 from .support import at_site, inputs, request, same
@@ -211,7 +211,7 @@ def run(folder: Path, method: str = "crt", settings: Any = None, listener: Any =
     plan = make_plan(method, task="classification", sites=3, settings=given, **{"num_rounds": 2, **options})
     listener = listener or Models()
     found = run_local(plan, folder, listeners=[listener])
-    return json.loads((found / "results.json").read_text()), getattr(listener, "states", None)
+    return run_document(found), getattr(listener, "states", None)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +288,7 @@ def test_stopped_and_gone_on_with_is_the_same_to_the_bit(uninterrupted, tmp_path
     found = run_local(plan(), tmp_path, listeners=[models])
     assert len(models.states) == 4 - at
     assert same(models.states[-1], states[-1])
-    assert json.loads((found / "results.json").read_text())["test"] == whole["test"]
+    assert run_document(found)["test"] == whole["test"]
     with pytest.raises(ValueError, match=r"begun with num_rounds=2, is 3, and .*crt_rounds"):
         run_local(plan(3), tmp_path)
 

@@ -20,9 +20,8 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.rule import RoundInputs
 from fairflare.methods.fair_lora import VALUES, FairLoRA, GroupAdapters
 from fairflare.prediction.predictor import load_predictor
-from fairflare.reporting.results import read_document
 from tests.federation.test_groups import SITES, SMALL, federation
-from tests.tiny import model_in
+from tests.tiny import model_in, run_document
 
 RANK, ALPHA, OWN = 4, 3.0, 0.7
 
@@ -207,7 +206,7 @@ def test_a_run_is_the_paper_average_of_what_the_sites_trained(tmp_path: Path) ->
     folder = run_local(plan, tmp_path / "run", local)
     torch.manual_seed(plan.run.seed)
     start = {n: t.double().numpy() for n, t in network_of(plan.task).state_dict().items()}
-    rounds = read_document(folder)["rounds"]
+    rounds = run_document(folder)["rounds"]
     women, shares = {"site-1": 8, "site-2": 4}, {"site-1": 0.5, "site-2": 0.5}
     weights = {layer: of for layer, of in rounds[0]["layers"].items() if layer.endswith("fair_S.0")}
     assert len(weights) > 4
@@ -269,7 +268,7 @@ def test_singular_values_of_few_people_stay_as_they_came(tmp_path: Path) -> None
     local["sites"]["site-2"]["min_cases"] = 5  # of four women, so the twelve men go with them
     plan = plan_of(num_rounds=1, keep_local_models=True, **{"adapters.groups": 3})
     folder = run_local(plan, tmp_path / "run", local)
-    for layer, of in read_document(folder)["rounds"][0]["layers"].items():
+    for layer, of in run_document(folder)["rounds"][0]["layers"].items():
         told = [of[site]["weight"] for site in SITES]
         assert told == ([0.5, 0.5] if layer.endswith("fair_S.2") else [1.0, 0.0]), layer
     torch.manual_seed(plan.run.seed)

@@ -17,9 +17,9 @@ from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_bn import FedBNTraining
 from fairflare.methods.solo import SoloTraining
-from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
 from tests.federation.test_privacy import TINY
+from tests.tiny import run_document
 
 from .own import NORM, SITES, Plane, run
 from .support import at_site, initial, request
@@ -122,7 +122,7 @@ def test_both_kinds_of_task(tmp_path: Path, method: str, kind: str) -> None:
     network = plan.task.build_model()
     if method == "fed_bn" and not of_batch_norms(network):
         plan.training.norms = "all"
-    results = read_document(run_local(plan, tmp_path))
+    results = run_document(run_local(plan, tmp_path))
     assert results["status"] == "completed"
     stays = plan.training.home.stays(network)
     assert results["info"]["measured"] == ("personal" if stays else "common")

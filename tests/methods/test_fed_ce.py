@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -23,6 +22,7 @@ from fairflare.methods.fed_ce import FedCE, MinusModel
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
 from tests.federation.network import Run, good
+from tests.tiny import run_document
 
 from .support import CLASSES, SEGMENTATION, at_site, initial, net_state, request, same
 
@@ -246,7 +246,7 @@ def test_halves_agree_and_a_federation_runs(tmp_path):
     assert (plan.rule.preset, plan.training.preset) == ("fedism", "fedism")
     assert plan.rule.stale_ok
     assert plan.training.stale_ok
-    results = json.loads((run_local(plan, tmp_path) / "results.json").read_text())
+    results = run_document(run_local(plan, tmp_path))
     assert results["status"] == "completed"
     scores = [{s: r["minus_score"] for s, r in record["reports"].items()} for record in results["rounds"]]
     assert set(scores[0].values()) == {1.0}

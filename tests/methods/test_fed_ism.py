@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -16,6 +15,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_ism import FedISM, SharpnessAwareTraining, distance
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import run_document
 
 from .support import CLASSES as TASK
 from .support import at_site, collected, initial, inputs, request
@@ -267,7 +267,7 @@ def federation(tmp_path, name: str, method: str = "fed_ism_plus_s", local=None, 
     settings = {**TINY, **arguments.pop("settings", {})}
     plan = make_plan(method, sites=3, settings=settings, **arguments)
     folder = run_local(plan, tmp_path / name, local)
-    return json.loads((folder / "results.json").read_text()), folder
+    return run_document(folder), folder
 
 
 def test_recorded_weights_recomputed(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from fairflare.tasks.base import SiteData, evaluating
 from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.networks import Classifier
 from fairflare.tasks.priors import fingerprint, load_prior
+from tests.tiny import run_document
 
 from . import support
 from .support import LONG_TAILED as TINY
@@ -427,7 +427,7 @@ def run(tmp_path, method, local=None, sites=2, *, strict=True, **settings):
     settings = {**TINY, "local_epochs": 1, **settings}
     plan = make_plan(method, num_rounds=2, sites=sites, min_sites=2, require_all_sites=strict, settings=settings)
     folder = run_local(plan, tmp_path, local)
-    return json.loads((folder / "results.json").read_text())
+    return run_document(folder)
 
 
 def test_federation(tmp_path):

@@ -35,7 +35,7 @@ from fairflare.reporting.sites.own_models import (
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.page.write import write_report
 from tests.federation.network import Run
-from tests.tiny import document
+from tests.tiny import run_document
 from tests.unit.report_runs import read
 
 from .own import SITES, Plane, Points, Sites, run
@@ -264,7 +264,7 @@ def test_any_method_with_a_common_model(tmp_path: Path, name: str) -> None:
     of_classes = {**LONG_TAILED, "max_pool": False}
     settings = of_classes if all_methods()[name].task == "classification" else SEGMENTATION
     plan = make_plan(name, sites=2, num_rounds=1, settings={**settings, "personalise": "finetune"})
-    found = document(run_local(plan, tmp_path))["personal"]
+    found = run_document(run_local(plan, tmp_path))["personal"]
     assert (found["part"], sorted(found["sites"]), found["left_out"]) == ("head", SITES, {})
 
 

@@ -28,8 +28,8 @@ from fairflare.methods.fair_fed import FairFed
 from fairflare.methods.flex_fair import FlexFair, VariancePenalty
 from fairflare.methods.group_dro import GroupDRO, GroupWeighted
 from fairflare.methods.parts.group_sums import LEAST, MOST
-from fairflare.reporting.results import read_document
 from fairflare.tasks.base import Metric, SiteData, Task
+from tests.tiny import run_document
 
 SITES = [f"site-{k}" for k in range(1, 7)]
 ONE, TWO = ("site-6",), ("site-5", "site-6")
@@ -136,7 +136,7 @@ def run(
     net.liars, net.lie = liars, lie
     place = Place(folder / "run", folder / "kept", "x", site_half=values_of(training))
     Rounds(task, rule, RunSettings(**{"num_rounds": ROUNDS, **bounds, **of_run}), net, place).run()
-    return read_document(folder / "run" / "fairflare")
+    return run_document(folder / "run" / "fairflare")
 
 
 def accuracy(results: dict[str, Any]) -> float:

@@ -16,8 +16,8 @@ from fairflare.core.objectives.sam import SAM
 from fairflare.core.states import layerwise_average, weighted_average
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.results import read_document
 from fairflare.tasks.classification import ClassificationTask
+from tests.tiny import run_document
 
 CLASSES: dict[str, Any] = {
     "phantom": "fundus", "image_size": [32, 32], "phantom_samples": 62, "phantom_test": 40, "phantom_own_test": 20,
@@ -85,7 +85,7 @@ def classifier(network: type[nn.Module]) -> type[ClassificationTask]:
 def run(folder: Any, method: str, task: Any, learns: dict[str, Any], **settings: Any) -> dict[str, Any]:
     plan = make_plan(method, task="classification", sites=2, num_rounds=2, settings={"local_epochs": 1, **settings})
     results = run_local(replace(plan, task=task(**learns)), folder)
-    return {**read_document(results), "model": torch.load(results.parent / "FL_global_model.pt", weights_only=True)}
+    return {**run_document(results), "model": torch.load(results.parent / "FL_global_model.pt", weights_only=True)}
 
 
 @pytest.mark.many

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.documents import SCHEMA_VERSION, Results, as_json
 from fairflare.reporting.findings import site_findings
 from fairflare.reporting.standing import standing_notes
+from tests.sections import upgraded
 
 
 def round_of(number: int, sites: Sequence[str], values: Mapping[str, float], **more: Any) -> dict[str, Any]:
@@ -60,7 +61,7 @@ def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2
         "synthetic": True,
     }
     return {
-        "schema_version": 1,
+        "schema_version": SCHEMA_VERSION,
         "status": "completed",
         "reason": "",
         "started": f"2026-01-0{1 + seed % 9}T00:00:00.000+00:00",
@@ -84,7 +85,7 @@ def document(label: str, seed: int, values: Mapping[str, float], rounds: int = 2
 
 def read(**parts: Any) -> Results:
     """Read a document of these parts, as a run's own is read; NaN is what a file has as null."""
-    return Results.model_validate(as_json(parts, "results"))
+    return Results.model_validate(as_json(upgraded(parts), "results"))
 
 
 def on_sites(results: Results) -> list[str]:
@@ -101,7 +102,7 @@ def write_run(folder: Path, content: Any) -> Path:
     """Write results where ``fairflare run`` has them; a text is written as it is."""
     place = folder / "server" / "simulate_job" / "fairflare"
     place.mkdir(parents=True)
-    text = content if isinstance(content, str) else json.dumps(content)
+    text = content if isinstance(content, str) else json.dumps(upgraded(content))
     (place / "results.json").write_text(text, encoding="utf-8")
     return folder
 

@@ -22,6 +22,7 @@ from fairflare.federation.plan.describe import in_lines, in_use
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
+from tests.tiny import run_document
 
 STATE = {"w": torch.ones(2)}
 
@@ -105,9 +106,9 @@ def test_a_run_refused_before_its_first_round_may_be_replaced(tmp_path: Path) ->
     with pytest.raises(RoundFailed):
         run_local(plan, tmp_path / "run", broken)
     refuse_to_replace_run(tmp_path / "run", "")
-    results = json.loads((folder / "results.json").read_text())
+    results = run_document(folder)
     run_local(plan, tmp_path / "run")
-    done = json.loads((folder / "results.json").read_text())
+    done = run_document(folder)
     assert (results["status"], results["rounds"]) == ("failed", [])
     assert done["status"] == "completed"
     with pytest.raises(ValueError, match="holds a run already"):

@@ -44,6 +44,7 @@ from fairflare.methods.base.catalog import all_methods, get_method
 from fairflare.provision import job_classes
 from fairflare.reporting.documents import Results
 from tests.bundles import write_bundle
+from tests.tiny import run_document
 
 from .test_nnunet_task import plan as tiny_plan
 
@@ -882,7 +883,7 @@ def test_ctrl_c_ends_a_run_and_says_what_next(tmp_path: Path, arguments: list[st
     wanted = "The same command goes on" if arguments else "It cannot be resumed; to be able to, start with --experiment"
     assert f"Stopped. {wanted}" in stopped.stderr
     assert "Traceback" not in stopped.output
-    document = json.loads((tmp_path / "run" / "server" / "simulate_job" / "fairflare" / "results.json").read_text())
+    document = run_document(tmp_path / "run" / "server" / "simulate_job" / "fairflare")
     assert document["status"] == "failed"
     assert document["reason"] == "the run was stopped by Ctrl-C (SIGINT)"
     assert 0 < len(document["rounds"]) < 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,16 +189,20 @@ def test_draws_that_do_not_fit_are_not_used() -> None:
     row = [scored("fair", seed, images) for seed in (0, 1)]
     for other in (
         [scored("fed_avg", seed, images, count=50) for seed in (0, 1)],
-        [scored("fed_avg", seed, images).model_copy(update={"resampled": {}}) for seed in (0, 1)],
+        [scored("fed_avg", seed, images).model_copy(update={"vectors": []}) for seed in (0, 1)],
         [
-            one.model_copy(update={"resampled": {"a": one.resampled["a"]}})
+            one.model_copy(update={"vectors": [drawn for drawn in one.vectors if drawn.site == "a"]})
             for one in (scored("fed_avg", seed, images) for seed in (0, 1))
         ],
     ):
         found = differences([*other, *row], "fed_avg")
         assert all(math.isnan(of(found, measure).images_sd) for measure in MEASURES)
         assert "by Student's t over the seeds alone]" in " ".join(difference_table(found, "fed_avg").split())
-    none = [r.model_copy(update={"resampled": {**r.resampled, "a": [None] * 95 + [0.5] * 5}}) for r in row]
+    few = (None,) * 95 + (0.5,) * 5
+    none = [
+        r.model_copy(update={"vectors": [replace(of, values=few) if of.site == "a" else of for of in r.vectors]})
+        for r in row
+    ]
     found = differences([*none, *(scored("fed_avg", seed, images) for seed in (0, 1))], "fed_avg")
     assert math.isnan(of(found, "a").images_sd)  # five draws are too few
     assert math.isfinite(of(found, "b").images_sd)
@@ -403,7 +408,9 @@ def test_trained_runs_are_compared_over_patients_where_the_lists_name_them(tmp_p
         for site in sites:
             listed(tmp_path / name / site, copies=copies, patients=patients)
         runs = [trained(name, "fed_avg", 0.01, seed) for seed in (0, 1)]
-        scatter[name] = np.std([run["resampled"][site] for run in runs for site in sites], axis=1).max()
+        scatter[name] = np.std(
+            [drawn.values for run in runs for drawn in run.vectors if drawn.site in sites], axis=1
+        ).max()
         if name != "images":
             runs += [trained(name, "ditto", 0.003, seed) for seed in (0, 1)]
             found[name] = comparison_of(runs, reference=runs[0].info.label).differences
@@ -538,8 +545,8 @@ def test_the_papers_average_of_clean_and_corrupted() -> None:
 
 
 def test_a_metric_whose_name_has_a_plus_is_no_mean() -> None:
-    assert parts_of("recall_a+b", {"north": {}, "south": {"recall_a+b": 0.5}}) == ["recall_a+b"]
-    assert parts_of("recall_a+b", {"north": {"recall_a": 0.5, "b": 0.5}}) == ["recall_a", "b"]
+    assert parts_of(read(test={"north": {}, "south": {"recall_a+b": 0.5}}), "recall_a+b") == ["recall_a+b"]
+    assert parts_of(read(test={"north": {"recall_a": 0.5, "b": 0.5}}), "recall_a+b") == ["recall_a", "b"]
 
 
 def test_forms() -> None:

@@ -13,12 +13,12 @@ from fairflare.base.cases.sampling import BINS
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.footing import Footing
 from fairflare.reporting.documents import as_json
-from fairflare.reporting.standing import standing
 from fairflare.reporting.table import class_table, fairness_table, summary_of, table_of
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.words import of_run
 from fairflare_lab.page.write import build
+from tests.sections import standing_of
 from tests.unit.report_runs import document, on_sites, read, read_all
 
 #: The model finds cellavision's nucleus, which that site did not annotate: as zeros it would be the worst.
@@ -50,7 +50,7 @@ def run(
     }  # fmt: skip
     made["info"]["shown_metrics"] = ["dice"]
     made["info"]["higher_is_better"] |= {"dice_<class>": True}
-    made["inequality"] = as_json(standing(made["test"], said, made["info"], footing), "x")
+    made["inequality"] = standing_of(made["test"], said, made["info"], footing)
     made["footing"] = as_json(footing.as_dict(), "x") if footing.differs else None
     return made
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, norm, t
 
+from fairflare.core.cells import Cell, Vector
 from fairflare.core.statistics.group_intervals import GAPS, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import gaps_of
 from fairflare.core.statistics.group_sums import added, sums_of
@@ -238,11 +240,11 @@ def test_methods_side_by_side() -> None:
 
 
 def test_equity_scaled_metrics_are_compared_and_larger_is_better() -> None:
-    def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> dict[str, Any]:
+    def scaled(label: str, seed: int, pooled: float, groups: tuple[float, ...]) -> Results:
         found = run(label, seed, max(groups) - min(groups), [0.0, 0.5])
-        of = found["groups"]["pooled"]["tone"]
-        scaled = of["gaps"]["es_accuracy"] = pooled / (1 + sum(abs(pooled - value) for value in groups))
-        of["without"]["es_accuracy"] = [scaled] * 20
+        scaled = pooled / (1 + sum(abs(pooled - value) for value in groups))
+        found.cells.append(Cell("es_accuracy", group="tone", value=scaled))
+        found.vectors.append(Vector("es_accuracy", group="tone", unit="parts", values=(scaled,) * 20))
         return found
 
     rows = {
@@ -281,9 +283,11 @@ def test_images_and_seeds_are_in_a_verdict_together() -> None:
     for ends, width in (([0.1, 0.5], 0.2), ([None, None], math.nan)):
         made = rows(None)
         for one in (*made["fed_avg"], *made["other"]):
-            tone = one.groups.pooled["tone"]
-            tone.without, gap = {}, tone.gaps["accuracy_gap"]
-            tone.gap_intervals["accuracy_gap"] = (None, None) if ends[0] is None else (gap - width, gap + width)
+            one.vectors = []
+            for cell in one.cells:
+                if cell.metric == "accuracy_gap":
+                    low, high = (None, None) if ends[0] is None else (cell.value - width, cell.value + width)
+                    one.cells[one.cells.index(cell)] = replace(cell, low=low, high=high)
         cell = gap_table(made, "fed_avg").rows[-1]
         assert cell[8] == ("not known" if ends[0] is None else "within noise")
         low, high = cell[6].values[1:]

@@ -22,6 +22,7 @@ from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import run_document
 
 Mask = npt.NDArray[np.uint8]
 SMALL: dict[str, Any] = {"image_size": (32, 32), "features": (4, 4, 8, 8, 8, 4)}
@@ -172,7 +173,7 @@ def test_the_site_that_differs_from_most_is_left_out(tmp_path: Path) -> None:
     blocks = prepared_apart(tmp_path, {"A": (1, 2), "B": (2, 4), "C": (1, 2)})
     assert of_run(tmp_path / "run", blocks, 2, require_all_sites=False) == "completed"
     (found,) = (tmp_path / "run").rglob("results.json")
-    results = json.loads(found.read_text())
+    results = run_document(found)
     assert sorted(results["test"]) == ["A", "C"]
     assert "label 1 is value 1 at 'A', 'C', value 2 at 'B'" in results["left_out"][0]["reason"]
     assert results["info"]["said"]["A"]["mask_labels"] == ["1=1=", "2=2="]

@@ -44,6 +44,7 @@ from fairflare.tasks.scores.site_statistics import measure
 from fairflare.tasks.volumes.base import PREPARED
 from fairflare.tasks.volumes.prepared import zoomed
 from fairflare.tasks.volumes.segmentation import FolderPatches, VolumeSegmentationTask
+from tests.tiny import run_document
 
 SHAPE = (96, 80, 64)
 
@@ -642,7 +643,7 @@ def test_rounds_are_validated_on_patches_where_a_volume_has_many_windows(tmp_pat
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(VolumeSegmentationTask, "evaluate", evaluate)
-        results = json.loads((run_local(plan, tmp_path / "run", local) / "results.json").read_text())
+        results = run_document(run_local(plan, tmp_path / "run", local))
     said = results["info"]["said"]
     assert said["a"]["windows"] == ([125, 27] if large else [36, 4])  # by hand: steps of 24
     assert said["b"]["windows"] == [2, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fairflare.reporting.no_effect import faults_of, same_weights, short_step, z
 from fairflare.reporting.results import read_results
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare
+from tests.unit.report_runs import read
 
 TINY: dict[str, Any] = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}
 
@@ -66,7 +68,7 @@ def test_weights_that_never_differ(rounds: list[RoundRecord], says: str | None) 
 
 def test_a_metric_that_is_0_everywhere() -> None:
     test = {"a": {"dice": 0.0, "rare": 0.0, "iou": 0.0}, "b": {"dice": 0.0, "rare": None, "iou": 1e-9}, "c": {}}
-    assert zero_everywhere(test, ["dice", "rare", "iou", "none"]) == ["dice", "rare"]
+    assert zero_everywhere(read(test=test), ["dice", "rare", "iou", "none"]) == ["dice", "rare"]
 
 
 def test_which_methods_mean_to_weigh() -> None:
@@ -131,8 +133,8 @@ def test_weights_that_stay_uniform_are_told_at_the_end(tmp_path: Path, caplog: p
 def test_0_at_every_site_stands_in_table_page_and_comparison(tmp_path: Path) -> None:
     results = run("fed_avg", tmp_path, {}, rounds=1)
     assert "Nothing was learnt" not in fairness_table(results)
-    for metrics in results["test"].values():
-        metrics.update(dict.fromkeys(metrics, 0.0))  # the loss too, of which less is better
+    results.cells = [replace(cell, value=0.0) for cell in results.cells]  # the loss too, of which less is better
+    del results.columns
     line = "Nothing was learnt: Dice is 0 at every site."
     assert line in " ".join(fairness_table(results).split())
     assert compare([results], style="text").startswith(

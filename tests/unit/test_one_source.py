@@ -133,11 +133,13 @@ def test_compare_says_why_there_are_no_differences(tmp_path: Path, capsys: pytes
 def test_a_run_with_damaged_draws_is_left_out_and_named(folder: Path, tmp_path: Path) -> None:
     runs = [read_document(path / "server/simulate_job/fairflare") for path in in_order(folder)]
     chosen = [run for run in runs if run["info"]["label"] in ("fed_avg", "noisy")]
-    for number, (part, odd) in enumerate(
-        {"site-1": [0.5, "x"], "site-2": 7, "site-3": {"unit": "hospitals", "count": 3}}.items()
-    ):
-        chosen[number]["resampled" if number < 2 else "resampled_units"][part] = odd
+    for number, (part, odd) in enumerate({"values": [0.5, "x"], "site": 7, "count": "3"}.items()):
+        chosen[number]["vectors"][0][part] = odd
     page = Read(write_report(write_comparison(tmp_path, chosen), tmp_path / "r").read_text(encoding="utf-8"))
-    for told in ("resampled.site-1[1] is no number", "resampled.site-2 is no list", "resampled_units.site-3.unit"):
+    for told in (
+        "vectors[0].values[1] is no number",
+        "vectors[0].site is no text",
+        "vectors[0].count is no whole number",
+    ):
         assert told in page.words
     assert f"{len(chosen) - 3} complete runs" in page.words

@@ -24,6 +24,7 @@ from fairflare.data.preparers.listed import groups_by_site
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare.federation.transports.shared_images import refuse_shared_images
+from tests.tiny import run_document
 
 
 def site(folder: Path, *, colour: bool = True, size: tuple[int, int] = (100, 130), patient: bool = False) -> Path:
@@ -215,7 +216,7 @@ def test_a_run_says_it_and_what_is_given_stays(tmp_path: Path) -> None:
     common = ["run", "fed_avg", "--in-process", "--data", local, "--rounds", 1, "--set", "features=[4,4,4,4,4,4]"]
     told = fairflare(*common, "--workspace", tmp_path / "w", "--set", "image_size=[32,32]")
     assert "130x100 RGB images are read as 32x32 RGB; 1 round check:" in told
-    info = json.loads((tmp_path / "w/server/simulate_job/fairflare/results.json").read_text())["info"]
+    info = run_document(tmp_path / "w/server/simulate_job/fairflare/results.json")["info"]
     assert info["config"]["task"]["args"]["image_size"] == [32, 32]
     assert info["config"]["task"]["args"]["in_channels"] == 3
 

@@ -20,6 +20,7 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
 from fairflare_lab.sets.published import CENTRES, FEDISM, HYPERKVASIR, ISIC2018, ISIC2019, PREPARERS, RIF_SITES
 from fairflare_lab.sets.special import KINDS, PROSTATE_SITES
+from tests.tiny import run_document
 from tests.unit.dicom_files import dicom as write_dicom
 from tests.unit.image_files import draw, lists
 
@@ -223,7 +224,7 @@ def test_a_round_on_what_was_prepared(tmp_path: Path, name: str) -> None:
     classes = "num_classes" in settings and "labels" not in settings
     task, small = ("classification", CLASSES) if classes else ("segmentation", MASKS)
     plan = make_plan("fed_avg", task=task, sites=list(written), num_rounds=1, settings={**small, **settings})
-    results = json.loads((run_local(plan, tmp_path / "run", local) / "results.json").read_text())
+    results = run_document(run_local(plan, tmp_path / "run", local))
     assert results["status"] == "completed", results.get("reason")
     assert results["info"]["synthetic"] is False
     assert sorted(results["test"]) == sorted(written)

@@ -16,6 +16,7 @@ from fairflare.cli.commands import app
 from fairflare.flare.export.recipes import FairRecipe
 from fairflare.methods.base import catalog
 from fairflare.methods.base.catalog import all_methods, plugin_of
+from tests.tiny import run_document
 
 RULE = """
 from fairflare.base.settings import NonNegative, settings
@@ -125,7 +126,7 @@ def test_a_plugin_in_a_process_of_its_own(installed: Installed, tmp_path: Path) 
         "'hospital_methods_0.nothing'"
     )
     (file,) = (tmp_path / "runs" / "first_half-seed0").rglob("results.json")
-    results = json.loads(file.read_text())
+    results = run_document(file)
     assert results["rounds"][0]["site_weights"] == {"site-1": 0.5, "site-2": 0.5}
 
 

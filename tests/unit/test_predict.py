@@ -34,6 +34,7 @@ from fairflare.tasks.classification import ClassificationTask
 from fairflare.tasks.scores.metrics import classification_metrics
 from fairflare.tasks.scripts import ScriptTask
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import run_document
 
 SITES = ["north", "south"]
 SEGMENTATION = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "local_epochs": 2, "learning_rate": 0.02}
@@ -133,7 +134,7 @@ def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def figures(root: Path, which: str) -> dict[str, dict[str, float]]:
-    results = json.loads((root / "run/server/simulate_job/fairflare/results.json").read_text())
+    results = run_document(root / "run/server/simulate_job/fairflare/results.json")
     assert results["status"] == "completed"
     found: dict[str, dict[str, float]] = results["test" if which == "last" else "test_best"]
     return found

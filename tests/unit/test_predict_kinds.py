@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.prediction.predictor import load_predictor
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import find_model, read_model
+from tests.tiny import run_document
 
 from .dicom_files import AXIAL, dicom, series
 
@@ -76,7 +76,7 @@ def test_masks_give_the_dice_of_the_runs_own_test_at_the_images_size(
     which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     root = request.getfixturevalue(which)
-    results = json.loads((root / "run/server/simulate_job/fairflare/results.json").read_text())
+    results = run_document(root / "run/server/simulate_job/fairflare/results.json")
     for site in SITES:
         folder = root / "data" / site
         result = fairflare(root / "run", folder / "test", "--out", tmp_path / site, "--last")

@@ -25,6 +25,7 @@ from fairflare_lab.page.content import MAX_ROWS, Spread, shown
 from fairflare_lab.page.material import _run_folder
 from fairflare_lab.page.write import write_report, write_run_page
 from tests.federation.network import Run, misbehave
+from tests.sections import upgraded
 from tests.unit.report_runs import document, large, read, read_all, round_of, write_comparison, write_run
 
 SITES = ("site-1", "site-2", "site-10")
@@ -375,8 +376,8 @@ def test_names_are_text_and_nothing_else(tmp_path):
 
 
 def test_numbers_that_are_none(tmp_path):
-    text = json.dumps(one())
-    text = text.replace('"dice": 0.5', '"dice": NaN', 1)
+    text = json.dumps(upgraded(one()))
+    text = text.replace('"value": 0.5', '"value": NaN', 1)
     read = page_of(write_run(tmp_path, text))
     assert "nan" not in read.words.lower().split()
     assert "Average and spread of Dice are over 2 of 3 sites, without site-1 (undefined there)." in read.words

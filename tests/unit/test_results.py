@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from fairflare.base.disk.files import csv_text
 from fairflare.base.disk.record_log import RecordLog
 from fairflare.cli.commands import app
-from fairflare.core.fairness import summarize
+from fairflare.core.cells import Cell
 from fairflare.reporting.documents import Compared
 from fairflare.reporting.results import (
     SCHEMA_VERSION,
@@ -34,6 +34,7 @@ from fairflare.reporting.results import (
     read_results,
 )
 from fairflare.reporting.table import SYNTHETIC_NOTE, fairness_table
+from fairflare.reporting.values import cells_of
 from fairflare_lab.compare.comparison import compare
 
 NAN = math.nan
@@ -87,7 +88,7 @@ def finished(folder: Path, *, method: str = "fed_lwr", dice: tuple[float, ...] =
     store.start(INFO | {"method": method} | info)
     store.add_round(record(0))
     test = {site: {"loss": 1 - value, "dice": value} for site, value in zip("ABC", dice, strict=False)}
-    store.finish("completed", test, {"dice": summarize({site: m["dice"] for site, m in test.items()})})
+    store.finish("completed", cells=cells_of("last", test, {}, {}, {}, {}))
     return read_results(folder)
 
 
@@ -105,7 +106,7 @@ def test_a_run_from_start_to_finish(store):
     store.start(INFO)
     document = strict(store.folder / "results.json")
     assert document["status"] == "running"
-    assert document["schema_version"] == SCHEMA_VERSION == 1
+    assert document["schema_version"] == SCHEMA_VERSION == 2
     assert document["info"]["config"] == {"rounds": 2, "path": "x/y", "layers": ["a", "b"]}
     assert document["rounds"] == []
     assert document["finished"] is None
@@ -124,14 +125,13 @@ def test_a_run_from_start_to_finish(store):
     assert second["site_weights"] == {"A": 0.25, "B": 0.75}
     assert second["layers"] is None
 
-    summary = summarize({"A": 0.9, "B": 0.8})
-    store.finish("completed", {"A": {"dice": 0.9}, "B": {"dice": 0.8}}, {"dice": summary})
+    store.finish("completed", cells=[Cell("dice", "A", value=0.9), Cell("dice", "B", value=NAN, reason="why")])
     document = read_document(store.folder)
     assert document == strict(store.folder / "results.json")
     assert document["status"] == "completed"
-    assert document["test"]["B"]["dice"] == 0.8
-    assert document["fairness"]["dice"]["worst_site"] == "B"
-    assert document["fairness"]["dice"]["excluded"] == []
+    head = {"metric": "dice", "model": "last", "split": "test"}
+    assert document["cells"] == [{**head, "site": "A", "value": 0.9}, {**head, "site": "B", "reason": "why"}]
+    assert read_results(store.folder).cells == [Cell("dice", "A", value=0.9), Cell("dice", "B", reason="why")]
     assert document["started"] <= document["finished"] <= document["updated"]
 
 
@@ -157,10 +157,10 @@ def test_a_run_that_fails_before_it_starts(store):
 
 def test_completed_can_become_failed_but_not_the_reverse(store):
     store.start(INFO)
-    store.finish("completed", {"A": {"dice": 0.5}})
-    store.finish("failed", {"A": {"dice": 0.1}}, reason="the model could not be saved")
+    store.finish("completed", cells=[Cell("dice", "A", value=0.5)])
+    store.finish("failed", reason="the model could not be saved", cells=[Cell("dice", "A", value=0.1)])
     document = read_document(store.folder)
-    assert (document["status"], document["test"]["A"]["dice"]) == ("failed", 0.5)
+    assert (document["status"], document["cells"][0]["value"]) == ("failed", 0.5)
     with pytest.raises(ValueError, match="the run is already failed"):
         store.finish("completed")
     with pytest.raises(ValueError, match="the run is already failed"):
@@ -195,7 +195,7 @@ def test_an_interrupted_write_leaves_the_old_file(store, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", killed)
     with pytest.raises(KeyboardInterrupt):
-        store.finish("completed", {"A": {"dice": 0.5}})
+        store.finish("completed", cells=[Cell("dice", "A", value=0.5)])
     document = read_document(store.folder)
     assert (document["status"], len(document["rounds"])) == ("running", 1)
 
@@ -287,7 +287,7 @@ def test_no_room_for_the_rounds_and_still_failed(store):
     resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, before[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            store.finish("completed", {"A": {"dice": 0.5}})
+            store.finish("completed", cells=[Cell("dice", "A", value=0.5)])
         store.finish("failed", reason="the disk is full")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -372,9 +372,9 @@ def test_events_of_several_threads_stay_whole(store):
     [
         ("{", "not a results file"),
         ("[]", "not a results file: it has no schema_version"),
-        ('{"schema_version": 2, "status": "running"}', "schema version 2, this FairFlare reads 1"),
-        ('{"schema_version": 1, "status": "running", "n": 18446744073709551616}', "a whole number of 20 digits"),
-        ('{"schema_version": 1, "status": "odd"}', "status must be one of 'running', 'completed', 'failed', got 'odd'"),
+        ('{"schema_version": 1, "status": "running"}', "schema version 1, this FairFlare reads 2"),
+        ('{"schema_version": 2, "status": "running", "n": 18446744073709551616}', "a whole number of 20 digits"),
+        ('{"schema_version": 2, "status": "odd"}', "status must be one of 'running', 'completed', 'failed', got 'odd'"),
     ],
 )
 def test_unreadable_results(tmp_path, content, message):
@@ -393,8 +393,9 @@ def test_unreadable_results(tmp_path, content, message):
         (("rounds", 0, "phases", 0, "seconds"), "1", r"rounds\[0\]\.phases\[0\]\.seconds is no number"),
         (("rounds", 0, "layers", "conv", "A", "weight"), "x", r"rounds\[0\]\.layers\.conv\.A\.weight is no number"),
         (("info", "sites"), "A", r"info\.sites is no list"),
-        (("test", "A"), [1], r"test\.A is no object"),
-        (("resampled",), {"A": [1, "x"]}, r"resampled\.A\[1\] is no number"),
+        (("cells", 0), [1], r"cells\[0\] "),
+        (("cells", 0, "value"), "x", r"cells\[0\]\.value is no number"),
+        (("vectors",), [{"metric": "dice", "values": [1, "x"]}], r"vectors\[0\]\.values\[1\] is no number"),
     ],
 )
 def test_a_part_of_another_kind_is_refused_and_named(tmp_path, path, odd, told):
@@ -416,13 +417,13 @@ def test_an_older_document_has_what_it_lacks_by_default(tmp_path):
     """Check later keys and rounds without warnings: they are read without a message."""
     finished(tmp_path)
     document = read_document(tmp_path)
-    for key in ("best", "suppressed", "went_back", "resampled_units", "inequality", "phases"):
+    for key in ("best", "went_back", "vectors", "inequality", "phases"):
         document.pop(key)
     for key in ("warnings", "suppressed", "test", "values", "details", "notes"):
         document["rounds"][0].pop(key)
     (tmp_path / "results.json").write_text(json.dumps(document))
     found = read_results(tmp_path)
-    assert (found.info.seed, found.suppressed, found.rounds[0].warnings) == (3, {}, [])
+    assert (found.info.seed, found.vectors, found.rounds[0].warnings) == (3, [], [])
     assert found.info.model_extra["job_id"] == "j-1"
 
 
@@ -529,7 +530,8 @@ def test_compare_sees_other_structures_and_names_the_run_of_each(tmp_path):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
     for run, shared in zip(runs, ("lens", "iris"), strict=True):
         run.footing = Compared(how="shared", shared=[shared], structures={"A": [shared], "B": ["lens", "iris"]})
-        run.test["A"][f"own/{run.info.primary_metric}"] = 0.5
+        run.cells.append(Cell(f"own/{run.info.primary_metric}", "A", value=0.5))
+        del run.columns
     told = compare(runs)
     assert "NOT COMPARABLE as they stand: the runs differ in the structures that are compared." in told
     for label, shared in (("fed_lwr", "lens"), ("fed_avg", "iris")):
@@ -546,7 +548,8 @@ def test_compare_sees_other_structures_and_names_the_run_of_each(tmp_path):
 
 def test_compare_names_what_cannot_be_compared(tmp_path):
     runs = [finished(tmp_path / "1"), finished(tmp_path / "2", method="fed_avg")]
-    runs[1].test = {"A": {"accuracy": 0.5}}
+    runs[1].cells = [Cell("accuracy", "A", value=0.5)]
+    del runs[1].columns
     with pytest.raises(
         ValueError, match=r"the run 'fed_avg', begun .*, seed 3 has no test .* 'dice'; it has accuracy\."
     ):

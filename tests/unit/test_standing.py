@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
@@ -17,13 +16,14 @@ from fairflare.base.cases.sampling import BINS
 from fairflare.core.statistics.inequality import mean_interval
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.layout import interval
-from fairflare.reporting.standing import CASES, ERRORS, WITHIN, standing
+from fairflare.reporting.standing import CASES, ERRORS, WITHIN
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare, comparison_of
 from fairflare_lab.compare.difference_table import difference_table
 from fairflare_lab.compare.differences import fell
 from fairflare_lab.page.material import of_one, page_run
 from fairflare_lab.page.write import build, write_report
+from tests.sections import standing_of, upgraded
 from tests.unit.report_runs import document, on_sites, read, read_all, write_comparison, write_run
 
 INFO = {"primary_metric": "balanced_accuracy", "higher_is_better": {}, "metric_range": [0, 1]}
@@ -40,7 +40,7 @@ def classes(support: dict[str, int], recalls: dict[str, float]) -> tuple[dict[st
 
 def of_classes(*sites: tuple[dict[str, int], dict[str, float]], **info: Any) -> dict[str, Any]:
     told = {f"site-{k}": classes(*site) for k, site in enumerate(sites, 1)}
-    found = standing({s: m for s, (m, _) in told.items()}, {s: said for s, (_, said) in told.items()}, INFO | info)
+    found = standing_of({s: m for s, (m, _) in told.items()}, {s: said for s, (_, said) in told.items()}, INFO | info)
     assert found is not None
     return found
 
@@ -53,7 +53,7 @@ def scores(*counts: tuple[int, int]) -> list[int]:
 
 
 def of_dice(values: dict[str, float], said: dict[str, Any], **info: Any) -> dict[str, Any]:
-    found = standing({s: {"dice": v} for s, v in values.items()}, said, {"primary_metric": "dice"} | info)
+    found = standing_of({s: {"dice": v} for s, v in values.items()}, said, {"primary_metric": "dice"} | info)
     assert found is not None
     return found
 
@@ -147,7 +147,7 @@ def test_accuracy_has_wilsons_interval_with_classes_and_without() -> None:
     assert found["sites"]["site-1"]["low"] == pytest.approx(expected.low)
     at_home = {"images": 40, "test_cases": 40, "standard_error": 0.05, "case_scores": scores((0, 5), (19, 35))}
     test = {"x": {"accuracy": 35 / 40}, "y": {"accuracy": 35 / 40}}
-    alone = standing(test, {"x": at_home, "y": at_home}, INFO | {"primary_metric": "accuracy"})
+    alone = standing_of(test, {"x": at_home, "y": at_home}, INFO | {"primary_metric": "accuracy"})
     assert alone is not None
     assert (alone["test"], alone["sites"]["x"]["low"]) == (CASES, pytest.approx(expected.low))
     assert alone["sites"]["x"]["expected"] == pytest.approx(35 / 40)
@@ -159,7 +159,7 @@ def test_images_of_one_patient_are_no_cases() -> None:
     for site, recall in (("x", 0.9), ("y", 0.7)):
         test[site], said[site] = classes({"a": 40, "b": 40}, {"a": recall, "b": recall})
         said[site] |= {"test_cases": 10, "standard_error": 0.05}
-    found = standing(test, said, INFO)
+    found = standing_of(test, said, INFO)
     assert found is not None
     assert found["test"] == ERRORS
     y = found["sites"]["y"]
@@ -205,7 +205,7 @@ def test_sites_that_say_nothing_are_named() -> None:
     assert found["std"] == pytest.approx(0.025)  # over those that were tested
     alone = of_dice({"site-1": 0.85, "site-2": 0.8}, {"site-1": NEAR["site-1"]})
     assert (alone["test"], alone["behind"]) == (None, [])
-    assert standing({"x": {"dice": 0.5}}, {}, {"primary_metric": "dice"}) is None
+    assert standing_of({"x": {"dice": 0.5}}, {}, {"primary_metric": "dice"}) is None
 
 
 def test_a_value_that_is_not_finite_is_in_no_test() -> None:
@@ -219,7 +219,7 @@ def test_a_value_that_is_not_finite_is_in_no_test() -> None:
 def run(said: dict[str, Any] | None, values: tuple[float, ...] = (0.85, 0.8, 0.5), seed: int = 0, **more: Any) -> Any:
     made = document(more.pop("label", "fed_avg"), seed, dict(zip(("site-1", "site-2", "site-3"), values, strict=True)))
     if said:
-        made["inequality"] = as_json(standing(made["test"], said, made["info"]), "inequality")
+        made["inequality"] = standing_of(made["test"], said, made["info"])
     return json.loads(json.dumps(made | more))
 
 
@@ -268,7 +268,7 @@ def test_recalls_stand_beside_the_number_of_images() -> None:
     made["test"] = {site: metrics for site, (metrics, _) in told.items()}
     made["info"] |= {"primary_metric": "balanced_accuracy", "shown_metrics": ["balanced_accuracy"]}
     made["info"]["higher_is_better"] = {"balanced_accuracy": True}
-    made["inequality"] = as_json(standing(made["test"], {s: said for s, (_, said) in told.items()}, made["info"]), "x")
+    made["inequality"] = standing_of(made["test"], {s: said for s, (_, said) in told.items()}, made["info"])
     for style in ("text", "markdown"):
         text = " ".join(fairness_table(read(**made), style=style).replace("|", " ").split())  # type: ignore[arg-type]
         assert "recall, test images a b" in text
@@ -288,7 +288,7 @@ def test_a_class_whose_name_has_a_blank_has_its_recall() -> None:
     made["test"] = {site: metrics for site, (metrics, _) in told.items()}
     made["info"] |= {"primary_metric": "balanced_accuracy", "shown_metrics": ["balanced_accuracy"]}
     made["info"]["higher_is_better"] = {"balanced_accuracy": True}
-    found = standing(made["test"], {s: said for s, (_, said) in told.items()}, made["info"])
+    found = standing_of(made["test"], {s: said for s, (_, said) in told.items()}, made["info"])
     assert found is not None
     assert found["test"] == WITHIN  # only with the counts of each class
     made["inequality"] = as_json(found, "x")
@@ -317,18 +317,17 @@ def test_results_of_an_earlier_version_are_read_and_say_that_nothing_is_known(tm
         lambda found: found.update(p_value=None),
         lambda found: found.update(test="a coin"),
         lambda found: found.update(sites=[1]),
-        lambda found: found["sites"]["site-1"].update(value="x"),
+        lambda found: found["sites"]["site-1"].update(expected="x"),
         lambda found: found["sites"]["site-1"].update(p_value="x", class_support={"a": "x"}),
         lambda found: found["sites"]["site-1"].update(class_support={"a": "x"}),
         lambda found: found["sites"].update({"site-2": 5}),
     ],
 )
 def test_a_damaged_part_is_refused(spoil: Any) -> None:
-    made = run(FAR, (0.85, 0.85, 0.45))
-    found = copy.deepcopy(made["inequality"])
-    spoil(found)
+    made = upgraded(run(FAR, (0.85, 0.85, 0.45)))
+    spoil(made["inequality"])
     with pytest.raises(ValueError, match="inequality"):
-        read(**made | {"inequality": found})
+        read(**made)
 
 
 def test_a_comparison_says_what_equal_sites_would_show_and_on_sites() -> None:

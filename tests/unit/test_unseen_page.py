@@ -19,6 +19,7 @@ from fairflare_lab.compare.unseen import unseen_of
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.unseen import unseen_page
 from fairflare_lab.page.write import build, write_report
+from tests.sections import groups_before
 from tests.unit.report_runs import document, read, write_comparison, write_run
 
 SEEN = {"A": 0.8, "B": 0.7, "C": 0.6}
@@ -168,7 +169,8 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
         "cases": {"F": 9, "M": 8},
     }
     groups = {"attributes": {"sex": ["F", "M"]}, "kept": {}, "pooled": {"sex": of}, "sites": {"site-1": {"sex": of}}}
-    material.runs[0].groups = read(groups=groups).groups
+    run = material.runs[0]
+    run.cells = [*run.cells, *read(groups=groups).cells]
     leads = build(material).leads
     assert [lead.section for lead in leads] == ["results", "groups", "unseen"]
     assert leads[1].text == "Between groups of people, fed_avg, seed 0."
@@ -182,7 +184,7 @@ def test_groups_of_people_have_their_place_in_the_middle(tmp_path: Path) -> None
     assert not section.words  # said once, at the head
     assert leads[1].picture.name == "groups_of_sex"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(material.runs[0], "groups", None)
+        patch.setattr(run, "cells", [cell for cell in run.cells if not cell.group])
         assert [lead.section for lead in build(material).leads] == ["results", "unseen"]
 
 
@@ -225,7 +227,7 @@ def test_gaps_at_left_out_sites_are_those_of_all_their_images_together() -> None
     for seed in range(2):
         hit, groups = (np.concatenate([one[2][k] for one in found[3 * seed : 3 * seed + 3]]) for k in range(2))
         shares = [hit[groups == k].mean() for k in range(2)]
-        of = rows["fed_avg"][seed]["groups"]["pooled"]["sex"]
+        of = groups_before(rows["fed_avg"][seed])["pooled"]["sex"]
         assert of["gaps"]["accuracy_gap"] == pytest.approx(shares[0] - shares[1], abs=1e-12)
         assert of["groups"]["M"]["images"] == (groups == 1).sum()
         assert of["worst"]["accuracy"] == "M"
@@ -248,8 +250,8 @@ def test_sums_that_stay_at_a_left_out_site_are_in_no_gap(tmp_path: Path) -> None
     for results, unseen, _ in found:  # as the files have it
         unseen.write(tmp_path)
         found[[one[0] for one in found].index(results)] = (results, Unseen.read(tmp_path), None)
-    of = of_left_out(as_read(found))["fed_avg"][0]["groups"]
-    assert of["kept"] == {"A": ["sex=M"], "B": [], "C": []}
+    of = groups_before(of_left_out(as_read(found))["fed_avg"][0])
+    assert of["kept"] == {"A": ["sex=M"]}
     assert of["sites"]["A"]["sex"]["groups"]["M"].get("accuracy") is None
     counts = [of["sites"][site]["sex"]["groups"]["M"]["images"] for site in "BC"]
     assert of["pooled"]["sex"]["groups"]["M"]["images"] == sum(counts)

@@ -20,6 +20,7 @@ from fairflare.prediction.predictor import load_predictor
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.classification import VolumeClassificationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
+from tests.tiny import run_document
 
 SHAPE = (20, 24, 18)
 
@@ -131,7 +132,7 @@ def test_a_run_and_its_mask_in_the_grid_of_the_file(tmp_path: Path) -> None:
     settings = {"features": [4, 4, 4, 4, 4, 4], "local_epochs": 1}
     plan = make_plan("fed_avg", task="volume_segmentation", sites=list(sites), num_rounds=1, settings=settings)
     local = {"sites": {site: {"data_root": str(tmp_path / site)} for site in sites}}
-    results = json.loads((run_local(plan, tmp_path / "run", local) / "results.json").read_text())
+    results = run_document(run_local(plan, tmp_path / "run", local))
     assert all(0 <= results["test"][site]["dice"] <= 1 for site in sites)
 
     predictor = load_predictor(tmp_path / "run", device="cpu")

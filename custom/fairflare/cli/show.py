@@ -54,9 +54,10 @@ def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
     """
     from fairflare.reporting.findings import run_findings
     from fairflare.reporting.table import by_site_of, known_metric, label_of, metrics_of, run_notes, summary_of
+    from fairflare.reporting.values import site_columns
 
     names = []
-    if results.test:
+    if site_columns(results):
         names = metrics_of(results) if metric is None else [known_metric(results, metric)]
     over = {name: summary_of(results, name) for name in names}
     metrics = {

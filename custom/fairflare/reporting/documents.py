@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, model_validator
+from pydantic import BaseModel, BeforeValidator, TypeAdapter, model_validator
 from pydantic_core import PydanticCustomError, to_jsonable_python
 
-from fairflare.base.cases.resampling import UNITS
 from fairflare.base.settings import Flag, Number, Whole
+from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, TEST, Cell, Vector, pivot
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 SUPPRESSED = "suppressed"  # stands in place of a value that a site withholds for too few cases
 
 #: Significant digits of values by layer and site, and decimals of CKA: limited, as a long run has millions of them.
@@ -221,27 +222,8 @@ class Best(Part):
     validation: Metrics = {}
 
 
-class LastRounds(Part):
-    """Hold the mean of the test metrics of the last rounds' models (the metrics are averaged, not the models).
-
-    Attributes:
-        rounds: numbers of the rounds that made these models.
-        test: the mean of each metric at each site.
-    """
-
-    rounds: Annotated[list[Whole], Field(min_length=1)]
-    test: Metrics = {}
-
-
-class Units(Part):
-    """Describe what a site's bootstrap draws (patients, volumes or images), and how many of them the site has."""
-
-    unit: Annotated[str, Field(pattern=f"^({'|'.join(UNITS)})$")]
-    count: Annotated[Whole, Field(ge=1)]
-
-
 class SiteStanding(Part):
-    """Store a site's value of the primary metric with its interval, and the figures that the interval rests on."""
+    """Store what a test says of a site, and what it rests on; value, interval and cases are those of its cell."""
 
     value: MaybeFigure = None
     low: MaybeFigure = None
@@ -280,7 +262,7 @@ class Inequality(Part):
             self.test in TESTS
             and None not in numbers
             and {self.gap_site, *self.behind, *self.ahead} <= {*self.sites}
-            and all((s.p_value is None) == (s.expected is None) and s.value is not None for s in self.sites.values())
+            and all((s.p_value is None) == (s.expected is None) for s in self.sites.values())
         ):
             raise PydanticCustomError("not_whole", "names a test, but lacks numbers or sites of it")
         return self
@@ -306,49 +288,10 @@ class GlobalList(Part):
 
 
 class GlobalTest(Part):
-    """Store the common model's metrics of the global test; see :func:`fairflare.reporting.global_test.global_test`."""
+    """Describe on which lists the global test was made, and why it has no figures or not those of every list."""
 
-    metrics: dict[str, Figure] = {}
     reason: str = ""
-    metric: str = ""
-    level: MaybeFigure = None
-    low: MaybeFigure = None
-    high: MaybeFigure = None
-    images: Whole | None = None
-    test_cases: MaybeFigure = None
     lists: list[GlobalList] = []
-
-
-class Within(Part):
-    """Describe a gap between two groups of people within sites: the lower group, and the sites that have both."""
-
-    lowest: str = ""
-    sites: list[str] = []
-
-
-class OfGroups(Part):
-    """Describe an attribute's groups of people, at one site or over all sites; intervals are ``[low, high]``."""
-
-    groups: dict[str, dict[str, MaybeFigure]] = {}
-    all: dict[str, MaybeFigure] = {}
-    gaps: dict[str, MaybeFigure] = {}
-    worst: dict[str, str] = {}
-    intervals: dict[str, dict[str, tuple[MaybeFigure, MaybeFigure]]] = {}
-    gap_intervals: dict[str, tuple[MaybeFigure, MaybeFigure]] = {}
-    within: dict[str, Within] = {}
-    without: dict[str, list[MaybeFigure]] = {}
-    undefined_rates: dict[str, list[str]] = {}
-
-
-class Groups(Part):
-    """Store a run's metrics by group of people; see :func:`fairflare.reporting.groups.by_group`."""
-
-    attributes: dict[str, list[str]] = {}
-    group_bins: Whole | None = None
-    calibration_bins: Whole | None = None
-    sites: dict[str, dict[str, OfGroups]] = {}
-    pooled: dict[str, OfGroups] = {}
-    kept: dict[str, list[str]] = {}
 
 
 class Results(Part):
@@ -363,25 +306,42 @@ class Results(Part):
     resumed: list[Any] = []
     went_back: list[Any] = []
     info: Info = Info()
-    validation: Metrics = {}
-    test: Metrics = {}
-    fairness: dict[str, Any] = {}
+    cells: list[Cell] = []
+    vectors: list[Vector] = []
+    inequality: Inequality = Inequality()
+    personal: dict[str, Any] = {}
+    footing: Compared = Compared()
+    global_test: GlobalTest = GlobalTest()
+    best: Best = Best()
+    last_rounds: list[Whole] = []
     left_out: list[LeftOut] = []
     phases: list[PhaseRecord] = []
-    best: Best = Best()
-    test_best: Metrics | None = None
-    fairness_best: dict[str, Any] | None = None
-    last_rounds: LastRounds | None = None
-    resampled: dict[str, list[Figure]] = {}
-    resampled_units: dict[str, Units] = {}
-    inequality: Inequality = Inequality()
-    footing: Compared = Compared()
-    suppressed: dict[str, list[str]] = {}
-    global_test: GlobalTest = GlobalTest()
-    groups: Groups = Groups()
-    clinical: dict[str, dict[str, dict[str, MaybeFigure | list[list[Figure]]]]] = {}
-    personal: dict[str, Any] = {}
     rounds: list[Annotated[RoundRecord, BeforeValidator(_given)]] = []
+
+    @model_validator(mode="after")
+    def _joined(self) -> Results:
+        for site, cell in self.columns.get(LAST, {}).get(self.inequality.metric, {}).items():
+            if found := self.inequality.sites.get(site):
+                found.value, found.low, found.high, found.test_cases = cell.value, cell.low, cell.high, cell.cases
+        return self
+
+    @cached_property
+    def columns(self) -> dict[str, dict[str, dict[str, Cell]]]:
+        """Return the metrics of the test splits and of the global test: ``{model: {metric: {site: cell}}}``.
+
+        A metric of the global test is called ``global/<metric>``; its cell is of no site. The model that a round made
+        is called ``round <number>``, if it was tested.
+        """
+        found = pivot((c for c in self.cells if c.split in (TEST, GLOBAL) and not c.group), "model", "name", "site")
+        skip = {(c.metric, c.site) for c in self.cells if c.reason == NOT_COUNTED}
+        of_rounds = (
+            Cell(name, site, f"round {record.current_round}", split, value=value,
+                 reason=NOT_COUNTED if (name, site) in skip else "")
+            for record in self.rounds
+            for split, test in ((TEST, record.test), (GLOBAL, {"": record.global_test or {}}))
+            for site, of in test.items() for name, value in of.items()
+        )  # fmt: skip
+        return {**found, **pivot(of_rounds, "model", "name", "site")}
 
 
 HEAD: TypeAdapter[Results] = TypeAdapter(Results)

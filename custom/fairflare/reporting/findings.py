@@ -14,7 +14,7 @@ from fairflare.base.checks import first_of, true_texts
 from fairflare.core.statistics.footing import ADJUSTED
 from fairflare.core.statistics.intervals import FEW, LEVEL
 from fairflare.reporting.documents import Inequality, Results
-from fairflare.reporting.groups import gap_sentences
+from fairflare.reporting.groups import attributes_of, gap_sentences, gaps_at, has_interval
 from fairflare.reporting.layout import counted, interval, listed, number, p_value
 from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
 from fairflare.reporting.notes import attendance, missing_values, private_notes
@@ -29,6 +29,7 @@ from fairflare.reporting.values import (
     metrics_of,
     missing_reason,
     rests_on,
+    site_columns,
     summary_of,
     suppressed_of,
 )
@@ -69,7 +70,7 @@ def run_findings(results: Results, metric: str | None = None) -> list[Finding]:
             clinical figures are spoken of with the primary metric only.
     """
     findings = _status(results)
-    if results.test or results.suppressed:
+    if site_columns(results):
         chosen = metric or metrics_of(results)[0]
         primary, nothing = chosen == results.info.primary_metric, nothing_learnt(results, chosen)
         parts = undetected_parts(results) if primary and not nothing else {}
@@ -94,7 +95,7 @@ def _status(results: Results) -> list[Finding]:
             results.status == "failed"
         ),
         f"The run goes on, or was cut off, after {rounds}: nothing here is final.": results.status == "running",
-        "There are no test results, so nothing is said of fairness.": not (results.test or results.suppressed),
+        "There are no test results, so nothing is said of fairness.": not site_columns(results),
     }))  # fmt: skip
     return [Finding(ENDED, text, {"status": results.status, "rounds": len(results.rounds)})] if text else []
 
@@ -220,10 +221,13 @@ def _why_untested(results: Results, metric: str) -> str:
 
 def _people(results: Results) -> Iterator[Finding]:
     """Yield findings on groups of people, on the sites' own models, and on the AUC of a class between sites."""
-    for attribute in results.groups.attributes:
-        beyond, text = gap_sentences(results.groups, attribute)
-        pooled = results.groups.pooled[attribute]
-        figures = {"attribute": attribute, "gaps": pooled.gaps, "intervals": pooled.gap_intervals}
+    for attribute in attributes_of(results):
+        beyond, text = gap_sentences(results, attribute)
+        gaps = gaps_at(results, attribute)[""]
+        figures = {
+            "attribute": attribute, "gaps": {name: cell.value for name, cell in gaps.items()},
+            "intervals": {name: (cell.low, cell.high) for name, cell in gaps.items() if has_interval(name)},
+        }  # fmt: skip
         yield Finding(BEYOND if beyond else CHANCE, text, figures)
     for advice, (text, sites) in advice_sentences(results).items():
         figures = {"advice": advice, "sites": {site: results.personal["sites"][site] for site in sites}}

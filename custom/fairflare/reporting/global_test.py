@@ -14,7 +14,7 @@ from typing import Any
 
 from fairflare.base.cases.sampling import MEAN_RECALL
 from fairflare.base.task import metric_name
-from fairflare.core.statistics.intervals import LEVEL
+from fairflare.core.cells import GLOBAL, Cell
 from fairflare.reporting.standing import Said, Site
 
 ALL = "all"  # name of the mean over groups of classes, as in fairflare.tasks.scores.metrics
@@ -28,8 +28,8 @@ def global_test(
     info: Mapping[str, Any],
     means: Collection[str],
     groups: Mapping[str, Sequence[int]],
-) -> dict[str, Any]:
-    """Return ``global_test`` of ``results.json``, computed from the sites' answers (``docs/results.md``).
+) -> tuple[list[Cell], dict[str, Any]]:
+    """Return the cells and ``global_test`` of ``results.json``, made of the sites' answers (``docs/results.md``).
 
     Args:
         tests: ``{site: {metric: value}}`` of the sites that measured a list each.
@@ -44,20 +44,20 @@ def global_test(
     of = [Site(name, found.get(metric, math.nan), sampling.get(name) or {}, found, metric) for name, found in
           sorted(tests.items())]  # fmt: skip
     if not of:
-        return {"metrics": {}, "reason": told, "lists": []}
+        return [], {"reason": told, "lists": []}
     whole = of[0] if len(of) == 1 else _pooled(of, means, groups)
     low, high = info.get("metric_range") or (None, None)
     ends = whole.interval(-math.inf if low is None else low, math.inf if high is None else high)
-    return {
-        "metrics": dict(sorted(whole.metrics.items())),
-        "reason": told,
-        "metric": metric, "level": LEVEL, "low": ends[0], "high": ends[1],
-        "images": whole.said.get("images"), "test_cases": whole.said.get("test_cases"),
-        "lists": [
-            {"measured_at": sites[0], "sites": sorted(sites), "images": (sampling.get(sites[0]) or {}).get("images")}
-            for sites in measured
-        ],
-    }  # fmt: skip
+    more: dict[str, Any] = {"low": ends[0], "high": ends[1], "cases": whole.said.get("test_cases")}
+    cells = [
+        Cell(name, split=GLOBAL, value=value, **(more if name == metric else {}))
+        for name, value in sorted(whole.metrics.items())
+    ]
+    lists = [
+        {"measured_at": sites[0], "sites": sorted(sites), "images": (sampling.get(sites[0]) or {}).get("images")}
+        for sites in measured
+    ]
+    return cells, {"reason": told, "lists": lists}
 
 
 def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:

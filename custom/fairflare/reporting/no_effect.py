@@ -10,10 +10,19 @@ from collections.abc import Collection, Iterable
 
 from fairflare.base.checks import true_texts
 from fairflare.base.metric import metric_name
+from fairflare.core.cells import CLINICAL, pivot
 from fairflare.core.statistics.footing import OF_PART
-from fairflare.reporting.documents import Metrics, Results, RoundRecord, Warned
+from fairflare.reporting.documents import Results, RoundRecord, Warned
 from fairflare.reporting.layout import counted, listed
-from fairflare.reporting.values import by_site_of, declared_direction, in_words, metrics_of, parts_of
+from fairflare.reporting.values import (
+    answered,
+    by_site_of,
+    declared_direction,
+    in_words,
+    metrics_of,
+    parts_of,
+    site_columns,
+)
 
 LEAST_STEP = 1e-2  # shortest step without a warning, in shares of the sites' mean change
 SHORT, EQUAL = "short step", "same weights"  # kinds of warnings
@@ -58,10 +67,14 @@ def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
     return [Warned("", EQUAL, largest, largest, text)]
 
 
-def zero_everywhere(test: Metrics, metrics: Collection[str]) -> list[str]:
+def zero_everywhere(results: Results, metrics: Collection[str]) -> list[str]:
     """Return those of ``metrics`` that are 0 at every site that has them; pass only metrics where higher is better."""
-    values = {name: {of[name] for of in test.values() if of.get(name) is not None} for name in metrics}
-    return [name for name, different in values.items() if different == {0}]
+    return [name for name in metrics if values_of(results, name) == {0}]
+
+
+def values_of(results: Results, metric: str) -> set[float]:
+    """Return the different values of a test metric at the sites that have one."""
+    return {cell.value for cell in site_columns(results).get(metric, {}).values() if cell.value is not None}
 
 
 def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
@@ -72,14 +85,14 @@ def nothing_learnt(results: Results, metric: str | None = None) -> list[str]:
         metric: the metric that is checked; default: the primary metric.
     """
     first = metric or results.info.primary_metric
-    if declared_direction(results, first) and zero_everywhere(results.test, parts_of(first, results.test)):
+    if declared_direction(results, first) and zero_everywhere(results, parts_of(results, first)):
         return [f"Nothing was learnt: {in_words(first)} is 0 at every site."]
-    recalls = {name: None for of_site in results.test.values() for name in of_site if name.startswith("recall_")}
-    missed = zero_everywhere(results.test, recalls)
-    called = [name.removeprefix("recall_") for name in recalls if name not in missed]
-    shares = {of_site.get(f"recall_{name}") for of_site in results.test.values() for name in called} - {None}
-    one = missed and len(called) == 1 and shares == {1.0}
-    return [f"Nothing was learnt: every test image at every site is called {called[0]}."] if one else []
+    recalls = [name for name in site_columns(results) if name.startswith("recall_") and values_of(results, name)]
+    missed = zero_everywhere(results, recalls)
+    called = [name for name in recalls if name not in missed]
+    if not missed or len(called) != 1 or values_of(results, called[0]) != {1.0}:
+        return []
+    return [f"Nothing was learnt: every test image at every site is called {called[0].removeprefix('recall_')}."]
 
 
 def undetected_parts(results: Results) -> dict[str, str]:
@@ -96,19 +109,18 @@ def undetected_parts(results: Results) -> dict[str, str]:
         for site, of in results.inequality.sites.items()
     }
     parts = {part for support in supports.values() for part in support}
-    names = dict.fromkeys(name for by_metric in results.test.values() for name in by_metric)
     words = dict[str, str]()
-    for name in (name for name in names if name in shown or name.startswith(families)):
+    for name in (name for name in site_columns(results) if name in shown or name.startswith(families)):
         values = {site: value for site, value in by_site_of(results, name).items() if math.isfinite(value)}
         if {*values.values()} == {0.0} and declared_direction(results, name):
             part = max((part for part in parts if name.endswith(f"_{part}")), key=len, default="")
             count = sum(supports.get(site, {}).get(part, 0) for site in values)
-            where = "" if len(values) == len(results.test) else f"measured at {listed(values)}"
+            where = "" if len(values) == len(answered(results)) else f"measured at {listed(values)}"
             about = ", ".join(true_texts({f"{counted(count, 'test image')} of it": count, where: where}))
             words[name] = in_words(name) + (f" ({about})" if about else "")
-    for part in dict.fromkeys(part for classes in results.clinical.values() for part in classes):  # findings, by counts
-        counts = [of[part] for of in results.clinical.values() if part in of and of[part].get("tp") is not None]
-        tp, fn = (sum(float(str(of[key])) for of in counts) for key in ("tp", "fn"))
+    clinical = pivot((cell for cell in results.cells if cell.split == CLINICAL and cell.site), "part", "metric", "site")
+    for part, of_part in clinical.items():  # findings, by counts
+        tp, fn = (sum(cell.value or 0 for cell in of_part.get(key, {}).values()) for key in ("tp", "fn"))
         if not tp and fn and f"recall_{metric_name(part)}" not in words:
             words[part] = f"{part} ({counted(int(fn), 'test image')} of it)"
     return words

@@ -7,17 +7,25 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from fairflare.base.checks import gathered, true_texts
-from fairflare.reporting.documents import Metrics, Results, RoundRecord
+from fairflare.core.cells import BEST, GLOBAL, LAST
+from fairflare.reporting.documents import Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.sites.own_models import personal_notes
 from fairflare.reporting.standing import standing_notes
-from fairflare.reporting.values import by_site_of, declared_direction, in_words, metrics_of, missing_reason
+from fairflare.reporting.values import (
+    by_site_of,
+    declared_direction,
+    in_words,
+    metrics_of,
+    missing_reason,
+    site_columns,
+    sites_of,
+)
 
 SYNTHETIC_NOTE = "The data are SYNTHETIC (generated images): these figures say nothing about patients."
 MAX_HEADING = 32
 MAX_NAMED = 8  # largest number of names in a sentence
 NOT_VALIDATED = "No model was compared, as no site told a validation figure; the last one is used."
-BEST = "best"
 #: Words for the measured models, by ``measured`` in a run's ``info``.
 MEASURED = {"personal": "each site's own model", "common": "the common model"}
 
@@ -31,7 +39,7 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
     """
     info = results.info
     tested = []
-    if results.test:
+    if site_columns(results):
         tested = _of_models(results, metrics_of(results) if metric is None else [metric])
         if metric in (None, info.primary_metric):
             tested += [*standing_notes(results), *channel_notes(results), *personal_notes(results)]
@@ -127,14 +135,9 @@ def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[i
     ]
 
 
-def other_models(results: Results) -> list[tuple[str, Metrics]]:
-    """Return test results of the best model (if it is not the last model), and of the last models on average."""
-    best = results.test_best if results.best and not results.best.is_last else None
-    last = results.last_rounds
-    return [
-        *([] if best is None else [(BEST, best)]),
-        *([] if last is None else [(f"last {len(last.rounds)}", last.test)]),
-    ]
+def other_models(results: Results) -> list[str]:
+    """Return the further models of the table: the best (if it is not the last one), and the last ones on average."""
+    return [model for model in dict.fromkeys(cell.model for cell in results.cells) if model != LAST]
 
 
 def _left_out(results: Results) -> list[str]:
@@ -174,20 +177,16 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
         NOT_VALIDATED: best and best.value is None,
         "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
         f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
-        f"{untested if results.test_best is None else ''}": best.value is not None and not best.is_last,
+        f"{untested if BEST not in results.columns else ''}": best.value is not None and not best.is_last,
     })  # fmt: skip
     return [
         *notes,
         *([f"Measured: {MEASURED[results.info.measured]}."] if results.info.measured in MEASURED else []),
         *global_notes(results),
         *_unlabelled(results),
-        *([f"last {len(last.rounds)}: mean over the models of rounds {ranges(last.rounds)}."] if last else []),
+        *([f"last {len(last)}: mean over the models of rounds {ranges(last)}."] if last else []),
         *missing_values(results, metrics[1:]),  # of the first metric it is said first
-        *(
-            line
-            for name, test in other_models(results)
-            for line in missing_values(results, metrics[:1], f", {name}", test)
-        ),
+        *(line for name in other_models(results) for line in missing_values(results, metrics[:1], f", {name}", name)),
     ]
 
 
@@ -203,7 +202,7 @@ def _unlabelled(results: Results) -> list[str]:
 
 
 def missing_values(
-    results: Results, metrics: Sequence[str], heading: str = "", test: Metrics | None = None, sites: Iterable[str] = ()
+    results: Results, metrics: Sequence[str], heading: str = "", model: str = LAST, sites: Iterable[str] = ()
 ) -> list[str]:
     """Return a sentence for each set of sites without a value, with the metrics that these sites lack and the reasons.
 
@@ -211,20 +210,20 @@ def missing_values(
         results: results of a run.
         metrics: names of the metrics.
         heading: text after a metric's name.
-        test: the test of another model; default: that of the last model.
+        model: name of the model in the cells.
         sites: names of sites that other runs have, and that this run lacks if it does not have them, too.
     """
-    values = {name: dict.fromkeys(sites, math.nan) | by_site_of(results, name, test) for name in metrics}
+    values = {name: dict.fromkeys(sites, math.nan) | by_site_of(results, name, model) for name in metrics}
     lacking = gathered(
         (
             tuple(
-                f"{s} ({missing_reason(results, name, s, test)})" for s, value in by_site.items() if math.isnan(value)
+                f"{s} ({missing_reason(results, name, s, model)})" for s, value in by_site.items() if math.isnan(value)
             ),
             in_words(name)[:MAX_HEADING] + heading,
         )
         for name, by_site in values.items()
     )
-    count = len({*sites, *results.info.sites, *(results.test if test is None else test)})
+    count = len({*sites, *sites_of(results)})
     return [
         f"Average and spread of {_listed(names)} are over {count - len(lost)} of {counted(count, 'site')}, without "
         f"{', '.join(lost)}."
@@ -238,14 +237,15 @@ def global_notes(results: Results) -> list[str]:
     found = results.global_test
     if not found:
         return []
-    if not found.metrics:
+    if not any(cell.split == GLOBAL for cell in results.cells):
         return [f"No global test: {found.reason}."]
     measured_at, sites = [one.measured_at for one in found.lists], found.lists[0].sites
     how = f"of {len(measured_at)} lists, pooled: {', '.join(measured_at)}"
     if len(measured_at) == 1:
         how = f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
     without = f"; without: {found.reason}" if found.reason else ""
-    of = f"{found.images} images" if found.images else "images"
+    counts = [one.images for one in found.lists]
+    of = "images" if None in counts else f"{sum(counts):.0f} images"
     return [f"Global test: the common model on {of} {how}{without}."]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from fairflare.base import checks
 from fairflare.base.disk.files import append, private_folder, remove_partials, write_whole
 from fairflare.base.disk.record_log import DamagedLog, RecordLog, records
+from fairflare.core.cells import Cell, Vector
 from fairflare.reporting.documents import (
     HEAD,
     SCHEMA_VERSION,
@@ -42,7 +43,7 @@ RESERVED = 256 * 1024  # bytes of the reserve file: several times results.json w
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(name for name in Results.model_fields if name != "rounds"),
     "schema_version": SCHEMA_VERSION, "status": "running", "reason": "", "started": "", "updated": "", "resumed": [],
-    "went_back": [], "info": {}, "left_out": [], "phases": [], "suppressed": {},
+    "went_back": [], "info": {}, "cells": [], "vectors": [], "left_out": [], "phases": [],
 }  # fmt: skip
 _ENDS = ("completed", "failed")
 _KEPT = ("started", "resumed", "went_back")  # keys of the document that a checkpoint saves
@@ -126,27 +127,20 @@ class ResultsStore:
     def finish(
         self,
         status: str,
-        test: Mapping[str, Mapping[str, float]] | None = None,
-        fairness: Mapping[str, Any] | None = None,
         reason: str = "",
         *,
-        left_out: Iterable[LeftOut] = (),
-        phases: Iterable[PhaseRecord] = (),
-        further: Mapping[str, Any] | None = None,
+        cells: Iterable[Cell] = (),
+        vectors: Iterable[Vector] = (),
+        **parts: Any,
     ) -> None:
         """Record the end of the run: its status, the final test, and all rounds in ``results.json``.
 
         Args:
             status: ``"completed"`` or ``"failed"``; a run that completed can still be marked failed, never
                 the reverse, and keeps its figures.
-            test: ``{site: {metric: value}}`` of the final global model on the sites' test splits.
-            fairness: ``{metric: summary}``, summaries as dicts or ``FairnessSummary``.
             reason: why the run failed.
-            left_out: sites that the final test left out.
-            phases: exchanges after the last round, such as the test itself.
-            further: further parts of the document: ``best``, ``test_best``, ``fairness_best``, ``last_rounds``,
-                ``resampled``, ``resampled_units``, ``global_test`` and ``suppressed``, see
-                ``docs/results_reference.md``.
+            cells, vectors: the figures; columns that are empty are left out of the file.
+            parts: further parts of the document, as :class:`fairflare.reporting.documents.Results` declares them.
 
         Raises:
             ValueError: the status is unknown, or it is ``"completed"`` and the run was never started or is over.
@@ -154,11 +148,10 @@ class ResultsStore:
             OSError: the disk is full. For a failed run ``results.json`` is written without its rounds if possible.
         """
         checks.choice("status", status, _ENDS)
-        final = as_json(further or {}, "further") | {
-            "test": as_json(test, "test"),
-            "fairness": as_json(fairness, "fairness"),
-            "left_out": as_json(list(left_out), "left_out"),
-            "phases": as_json(list(phases), "phases"),
+        tables = as_json({"cells": list(cells), "vectors": list(vectors)}, "cells")
+        final = as_json(parts, "the results") | {
+            name: [{key: part for key, part in row.items() if part not in (None, "")} for row in rows]
+            for name, rows in tables.items()
         }
         with self._lock:
             if status == "completed":

@@ -26,12 +26,12 @@ from fairflare.core.statistics.inequality import (
 from fairflare.core.statistics.intervals import FEW, LEVEL
 from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
 from fairflare.reporting.layout import number, p_value
-from fairflare.reporting.values import compared
+from fairflare.reporting.values import by_site_of, compared
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
 MIXED = "their mix of classes and by sampling"
-SAID = ("images", "test_cases", "standard_error", "case_scores", "class_support", "structure_support")
+SAID = ("images", "standard_error", "case_scores", "class_support", "structure_support")
 
 
 def standing(
@@ -39,8 +39,8 @@ def standing(
     sampling: Mapping[str, Said],
     info: Mapping[str, Any],
     footing: Footing = NOWHERE,
-) -> dict[str, Any] | None:
-    """Return how each site compares with the others in the primary metric, as ``inequality`` in ``results.json``.
+) -> tuple[dict[str, Any] | None, dict[str, tuple[float, float]]]:
+    """Return how each site compares with the others in the primary metric, and the interval of each site's value.
 
     Args:
         test: ``{site: {metric: value}}`` of the last model.
@@ -49,10 +49,11 @@ def standing(
         footing: describes which structures of which sites are compared; adjusted figures have no interval or test.
 
     Returns:
-        The part ``inequality``; ``None`` if no site reports figures about chance.
+        ``inequality`` of ``results.json``, and the ends of the intervals by site, NaN for none; ``None`` and no
+        interval if no site reports figures about chance.
     """
     if not sampling:
-        return None
+        return None, {}
     metric = str(info["primary_metric"])
     higher = bool((info.get("higher_is_better") or {}).get(metric, True))
     least, most = info.get("metric_range") or (0, 1)
@@ -65,20 +66,20 @@ def standing(
     known = not moved or footing.how != ADJUSTED  # the error of an adjustment is not known
     found = _tested(sites, low, high, higher) if known else None
     common = _common(sites)
-    by_site: dict[str, dict[str, Any]] = {}
-    for site in sites:
-        bottom, top = site.interval(low, high) if known else (math.nan, math.nan)
-        by_site[site.name] = {
-            "value": site.value, "low": bottom, "high": top, **{key: site.said.get(key) for key in SAID},
-            "expected": None, "p_value": None, "common": site.mean_recall(common) if common else None,
-        }  # fmt: skip
+    by_site: dict[str, dict[str, Any]] = {
+        site.name: {
+            **{key: site.said.get(key) for key in SAID}, "expected": None, "p_value": None,
+            "common": site.mean_recall(common) if common else None,
+        } for site in sites
+    }  # fmt: skip
+    ends = {site.name: site.interval(low, high) if known else (math.nan, math.nan) for site in sites}
     result: dict[str, Any] = {
         "metric": metric, "level": LEVEL, "test": None, "p_value": None, "std": None, "chance_std": None,
         "gap": None, "gap_site": None, "chance_gap": None, "behind": [], "ahead": [],
         "common_classes": common, "sites": by_site,
     }  # fmt: skip
     if found is None:
-        return result
+        return result, ends
     name, tested, outcome = found
     gaps = {}
     for site, expected, p in zip(tested, outcome.expected.tolist(), outcome.p_sites.tolist(), strict=True):
@@ -95,7 +96,7 @@ def standing(
         "gap": gaps[last],
         "gap_site": last,
         "chance_gap": outcome.chance_gap,
-    }
+    }, ends
 
 
 class Site:
@@ -223,7 +224,7 @@ def standing_notes(results: Results) -> list[str]:
 def of_footing(results: Results) -> list[str]:
     """Return sentences on the structures over which sites are compared, if sites annotate different structures."""
     footing, metric = results.footing, results.info.primary_metric
-    if not footing.how or not any(OWN + metric in by_metric for by_metric in results.test.values()):
+    if not footing.how or not compared(results, metric):
         return []
     structures = "; ".join(f"{site}: {', '.join(names) or 'none'}" for site, names in footing.structures.items())
     basis = (
@@ -236,7 +237,7 @@ def of_footing(results: Results) -> list[str]:
         f"{name}: {', '.join(sites) or 'no site, it stays as it was'}"
         for name, sites in (results.info.output_rows or {}).items()
     )
-    values = {site: value for site, of_site in results.test.items() if (value := of_site.get(metric)) is not None}
+    values = {site: value for site, value in by_site_of(results, metric).items() if math.isfinite(value)}
     ranks = {tuple(part): sorted((values[site], site) for site in part if site in values) for part in footing.parts}
     return true_texts({
         f"The sites annotate, or mark, different structures, classes or findings ({structures}). Figures of sites rest "

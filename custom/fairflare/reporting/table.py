@@ -10,19 +10,21 @@ from typing import Literal
 
 from fairflare.base import checks
 from fairflare.base.metric import metric_name
-from fairflare.core.fairness import declared_as, summarize
-from fairflare.reporting.documents import SUPPRESSED, GlobalTest, Metrics, Results, SiteStanding
+from fairflare.core.cells import BEST, LAST, OF_ALL
+from fairflare.core.cells import Cell as Figure
+from fairflare.core.fairness import declared_as
+from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.groups import group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, listed, printed
-from fairflare.reporting.notes import BEST, MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
+from fairflare.reporting.notes import MAX_HEADING, SYNTHETIC_NOTE, other_models, run_notes
 from fairflare.reporting.sites.clinical import HOW, MOST_ROWS, clinical_table
 from fairflare.reporting.sites.own_models import personal_tables
-from fairflare.reporting.standing import recall_of, tested
+from fairflare.reporting.standing import tested
 from fairflare.reporting.values import (
     MAX_COLUMNS,
+    answered,
     by_site_of,
-    declared_direction,
     direction_of,
     extra_list_metrics,
     global_values,
@@ -30,10 +32,10 @@ from fairflare.reporting.values import (
     in_words,
     known_metric,
     label_of,
-    linked,
     metrics_of,
     missing_reason,
     rests_on,
+    site_columns,
     summary_of,
     suppressed_of,
     title_of,
@@ -116,12 +118,12 @@ def table_of(results: Results, metric: str | None = None, *, short: bool = False
     Raises:
         ValueError: the run does not have the metric.
     """
-    if not results.test:
+    if not site_columns(results):
         return Table("run", "", ["site"], [])
     metrics = metrics_of(results) if metric is None else [known_metric(results, metric)]
     metrics = [name for name in metrics if not (short and name in extra_list_metrics(results))]
     columns = [_metric(results, name) for name in metrics]
-    columns += [_metric(results, metrics[0], test, f", {heading}") for heading, test in other_models(results)]
+    columns += [_metric(results, metrics[0], model) for model in other_models(results)]
     sites = sorted({site for column in columns for site in column.sites})
     if results.inequality.metric in metrics:
         behind = 1 + metrics.index(results.inequality.metric)
@@ -157,10 +159,14 @@ class _Column:
     totals: Mapping[str, Cell]
 
 
-def _metric(results: Results, metric: str, test: Metrics | None = None, which: str = "") -> _Column:
-    """Return the column of a metric, for the last model or, with ``test``, for another model that ``which`` names."""
-    values, home = by_site_of(results, metric, test), suppressed_of(results, metric)
-    of = summarize(values, higher_is_better=declared_direction(results, metric), linked=linked(results, metric))
+def _metric(results: Results, metric: str, model: str = LAST) -> _Column:
+    """Return the column of a metric for one of the models in the cells."""
+    values, home, of = (
+        by_site_of(results, metric, model),
+        suppressed_of(results, metric),
+        summary_of(results, metric, model),
+    )
+    which = "" if model == LAST else f", {model}"
     # If all sites have the same value, none is the worst.
     worst = MISSING if not of.worst_site or (of.num_sites > 1 and of.range == 0) else of.worst_site
     behind = [] if which else tested(results, metric).behind  # only the last model is tested for chance
@@ -171,8 +177,8 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
     }  # fmt: skip
     if math.isfinite(guess := guess_of(results, metric)):
         totals["guessing"] = guess
-    if results.global_test.metrics:
-        of_all = [math.nan] if BEST in which else global_values(results, metric, last=bool(which))
+    if any(name.startswith(OF_ALL) for name in results.columns.get(LAST, {})):
+        of_all = [math.nan] if model == BEST else global_values(results, metric, last=bool(which))
         totals["global test"] = statistics.fmean(of_all)
     if not which and results.inequality.metric == metric and results.inequality.test:
         totals["std if equal"] = results.inequality.chance_std
@@ -184,10 +190,11 @@ def _metric(results: Results, metric: str, test: Metrics | None = None, which: s
 
 def _certainty(results: Results) -> list[_Column]:
     """Return the columns of intervals and test cases, which follow the column of their metric."""
-    found, of_all = results.inequality, results.global_test
-    sites = {site: _interval_cells(of) for site, of in found.sites.items()}
+    found, columns = results.inequality, results.columns.get(LAST, {})
+    sites = {site: _interval_cells(columns[found.metric][site]) for site in found.sites}
     sites |= dict.fromkeys(suppressed_of(results, found.metric), (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED))
-    totals = {"global test": _interval_cells(of_all)} if of_all.metrics and of_all.metric == found.metric else {}
+    of_all = columns.get(OF_ALL + found.metric)
+    totals = {"global test": _interval_cells(of_all[""])} if of_all else {}
     heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"]}
     return [
         _Column(head, names, *({row: cells[k] for row, cells in of.items()} for of in (sites, totals)))
@@ -195,9 +202,9 @@ def _certainty(results: Results) -> list[_Column]:
     ]
 
 
-def _interval_cells(of: SiteStanding | GlobalTest) -> tuple[Cell, Cell]:
+def _interval_cells(of: Figure) -> tuple[Cell, Cell]:
     """Return an interval and the number of test cases."""
-    cases = None if of.test_cases is None else f"{of.test_cases:.0f}"
+    cases = None if of.cases is None else f"{of.cases:.0f}"
     return Shown(interval(of.low, of.high), [of.low, of.high]), cases
 
 
@@ -207,8 +214,9 @@ def class_table(results: Results) -> Table | None:
     if not support:
         return _structures(results)
     names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
+    recalls = {name: site_columns(results).get(metric_name(f"recall_{name}"), {}) for name in names}
     rows = [
-        [site, *(f"{_two(recall_of(results.test.get(site, {}), name))} of {own.get(name, 0):.0f}" for name in names)]
+        [site, *(f"{_two(recalls[name].get(site))} of {own.get(name, 0):.0f}" for name in names)]
         for site, own in support.items()
     ]
     columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
@@ -221,23 +229,25 @@ def _structures(results: Results) -> Table | None:
     Average, spread and worst site of a structure are over the sites that annotate it and mark it.
     """
     metric, sites, footing = results.inequality.metric, results.inequality.sites, results.footing
-    support = {site: sites[site].structure_support or {} if site in sites else {} for site in results.test}
+    support = {site: sites[site].structure_support or {} if site in sites else {} for site in answered(results)}
     names = list(dict.fromkeys(
         name for of in (support, footing.structures, footing.empty) for own in of.values() for name in own
     ))[:MAX_COLUMNS]  # fmt: skip
-    columns = {name: _metric(results, metric_name(f"{metric}_{name}")) for name in names}
-    if len(names) == 1 and not any(columns[names[0]].names[0] in of for of in results.test.values()):
-        columns = {names[0]: _metric(results, metric)}  # a task with one structure has no metrics by structure
-    absent = {
-        missing_reason(results, column.names[0], site): None
-        for column in columns.values() for site in support if results.test[site].get(column.names[0]) is None
-    }  # fmt: skip
+    known, metrics = site_columns(results), {name: metric_name(f"{metric}_{name}") for name in names}
+    if len(names) == 1 and metrics[names[0]] not in known:
+        metrics = {names[0]: metric}  # a task with one structure has no metrics by structure
+    found = {name: {site: known.get(of, {}).get(site, Figure(of)) for site in support} for name, of in metrics.items()}
+    absent = dict.fromkeys(
+        missing_reason(results, metrics[name], site)
+        for name, cells in found.items() for site, cell in cells.items() if cell.value is None
+    )  # fmt: skip
     rows = [
-        [site, *(_marked(results.test[site].get(column.names[0]), 0 if name in footing.empty.get(site, ())
-                         else own.get(name)) for name, column in columns.items())]
+        [site, *(_marked(found[name][site], 0 if name in footing.empty.get(site, ()) else own.get(name))
+                 for name in names)]
         for site, own in support.items()
     ]  # fmt: skip
-    totals = [[title, *(column.totals[title] for column in columns.values())] for title in TOTALS_OF_STRUCTURES]
+    columns = [_metric(results, of) for of in metrics.values()]
+    totals = [[title, *(column.totals[title] for column in columns)] for title in TOTALS_OF_STRUCTURES]
     caption = (
         f"{in_words(metric)} of each structure or finding, and number of test images that have it"
         f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
@@ -247,12 +257,12 @@ def _structures(results: Results) -> Table | None:
     return Table("structures", caption, shown, rows, totals=totals, csv_columns=heads) if names else None
 
 
-def _two(value: float | None) -> str:
+def _two(cell: Figure | None) -> str:
     """Return a value with two decimals."""
-    return MISSING if value is None else f"{value:.2f}"
+    return MISSING if cell is None or cell.value is None else f"{cell.value:.2f}"
 
 
-def _marked(value: float | None, images: float | None) -> Cell:
+def _marked(cell: Figure, images: float | None) -> Cell:
     """Return a structure's value at a site with the number of test images that mark it; ``None`` if it is not known."""
     of = "?" if images is None else f"{images:.0f}" if images else "empty masks"
-    return MISSING if value is None else Shown(f"{_two(value)} of {of}", [value, of])
+    return MISSING if cell.value is None else Shown(f"{_two(cell)} of {of}", [cell.value, of])

@@ -9,11 +9,13 @@ from typing import Any
 
 from fairflare.base import checks
 from fairflare.base.cases.sampling import MEAN_RECALL, SHARES
+from fairflare.base.checks import first_of
+from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, OF_ALL, Cell
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
-from fairflare.core.statistics.footing import OWN, in_brackets, ranks, structure_of, where_counted
-from fairflare.reporting.documents import SUPPRESSED, Metrics, Results, RoundRecord
+from fairflare.core.statistics.footing import OWN, in_brackets, structure_of
+from fairflare.reporting.documents import SUPPRESSED, Metrics, Results
 
-GLOBAL = "global/"  # prefix of the global test's metrics in lists that have metrics of the sites too
+UNDEFINED, NO_VALUE = "undefined there", "no value"
 MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites choose
 
 SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD", "pr": "PR"}
@@ -43,6 +45,62 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def cells_of(
+    model: str,
+    test: Metrics,
+    withheld: Mapping[str, Collection[str]],
+    reasons: Mapping[str, str],
+    structures: Mapping[str, Collection[str]],
+    empty: Mapping[str, Collection[str]],
+    parts: Collection[str] = (),
+) -> list[Cell]:
+    """Return a model's test metrics as cells: of each site that answered, each metric that any of them has.
+
+    Args:
+        model: name of the model in the cells.
+        test: metrics of each site that answered; NaN: measured and not finite.
+        withheld: names of the metrics that each site withholds.
+        reasons: reason why each site withholds metrics.
+        structures, empty: structures that each site annotates and has images of, and those that none of its images
+            shows (:class:`fairflare.core.statistics.footing.Footing`).
+        parts: further names of classes and structures.
+    """
+    annotated = {name for by_site in (structures, empty) for own in by_site.values() for name in own}
+    names = dict.fromkeys(name for of in (*test.values(), *withheld.values()) for name in of)
+    part_of = {name: structure_of(name, {*annotated, *parts}) for name in names}
+    cells = []
+    for site in dict.fromkeys((*test, *withheld)):
+        of = test.get(site, {})
+        for name in dict.fromkeys((*of, *names)):
+            part, value, mean_of_own = part_of[name], of.get(name), OWN + name in of
+            known = value is not None and math.isfinite(value)
+            reason = first_of({
+                reasons.get(site, SUPPRESSED): name in withheld.get(site, ()),
+                NOT_COUNTED: part in annotated and part not in structures.get(site, annotated),
+                "its figures by structure are not known": not known and mean_of_own and structures.get(site),
+                "no image shows what it annotates": not known and mean_of_own,
+                UNDEFINED: not known and name in of,
+                NO_VALUE: not known,
+            })  # fmt: skip
+            cells.append(Cell(name, site, model, part=part, value=value if known else None, reason=reason))
+    return cells
+
+
+def site_columns(results: Results, model: str = LAST) -> dict[str, dict[str, Cell]]:
+    """Return the metrics of the sites' test splits, ``{metric: {site: cell}}``, those that sites withhold too."""
+    return {name: column for name, column in results.columns.get(model, {}).items() if "" not in column}
+
+
+def answered(results: Results, model: str = LAST) -> list[str]:
+    """Return the sites that answered the test of a model."""
+    return list(dict.fromkeys(site for column in site_columns(results, model).values() for site in column))
+
+
+def sites_of(results: Results) -> list[str]:
+    """Return the sites of a run, and those that answered its test, sorted."""
+    return sorted({*results.info.sites, *answered(results)})
+
+
 def metrics_of(results: Results) -> list[str]:
     """Return the test metrics that the task shows in tables (default: all, at most 20), the primary metric first.
 
@@ -51,7 +109,7 @@ def metrics_of(results: Results) -> list[str]:
     Raises:
         ValueError: the run has no test results.
     """
-    if not (known := _known_metrics(results)):
+    if not (known := list(site_columns(results))):
         raise ValueError(f"{label_of(results)!r} has no test results")
     shown = [metric for metric in known if metric.removeprefix(OWN) in results.info.shown_metrics] or known
     return sorted(shown, key=lambda metric: metric != results.info.primary_metric)[:MAX_COLUMNS]
@@ -62,20 +120,14 @@ def extra_list_metrics(results: Results) -> list[str]:
     return [name for name in metrics_of(results)[1:] if "/" in name and not name.startswith(OWN)]
 
 
-def _known_metrics(results: Results) -> list[str]:
-    """Return the names of all metrics that any site tested, with those whose values are withheld."""
-    names = (*results.test.values(), *results.suppressed.values())
-    return list(dict.fromkeys(name for of_site in names for name in of_site))
-
-
 def known_metric(results: Results, metric: str) -> str:
     """Return a metric's name after a check that the run has the metric.
 
     Raises:
         ValueError: the run does not have the metric; the message suggests the nearest name.
     """
-    known = [*sorted(_known_metrics(results)), *(GLOBAL + name for name in results.global_test.metrics)]
-    for part in parts_of(metric, results.test):
+    known = sorted(results.columns.get(LAST, ()), key=lambda name: (name.startswith(OF_ALL), name))
+    for part in parts_of(results, metric):
         if part not in known:
             raise ValueError(
                 f"{label_of(results)!r} has no metric {part!r}{checks.unknown(part, known, 'results.json has all')}"
@@ -83,9 +135,10 @@ def known_metric(results: Results, metric: str) -> str:
     return metric
 
 
-def parts_of(metric: str, test: Metrics) -> list[str]:
+def parts_of(results: Results, metric: str) -> list[str]:
     """Return the metrics whose mean a name denotes: [a, b] for ``a+b``; the name of a measured metric is not split."""
-    return [metric] if any(metric in by_metric for by_metric in test.values()) else metric.split("+")
+    known = results.columns.get(LAST, {})
+    return [metric] if metric in known or OF_ALL + metric in known else metric.split("+")
 
 
 def direction_of(results: Results, metric: str) -> bool:
@@ -107,58 +160,61 @@ def direction_of(results: Results, metric: str) -> bool:
 def declared_direction(results: Results, metric: str) -> bool | None:
     """Return whether more of a metric is better, see :func:`direction_of`, or ``None`` if the results do not say."""
     known = results.info.higher_is_better or BEFORE_RECORDED
-    declared = {part: higher_is_better(part, known) for part in parts_of(metric, results.test)}
+    declared = {part: higher_is_better(part, known) for part in parts_of(results, metric)}
     if {True, False} <= {*declared.values()}:
         higher = ", ".join(part for part in declared if declared[part])
         raise ValueError(f"{metric!r} cannot be a mean: of {higher} more is better, of the others less")
     return None if None in declared.values() else all(declared.values())
 
 
-def by_site_of(
-    results: Results, metric: str, test: Metrics | None = None, of_all: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Return a metric as ``{site: value}``, NaN where missing: of the last model, or from ``test`` and ``of_all``.
+def by_site_of(results: Results, metric: str, model: str = LAST) -> dict[str, float]:
+    """Return a metric of a model as ``{site: value}``, NaN where it is missing or does not count.
 
     A metric ``a+b`` is the mean of both at each site, as the papers' "Average" of clean and corrupted images.
-    ``global/a`` is the metric ``a`` of the global test, one value for all sites. A structure that none of a site's test
-    images shows has no value there.
+    ``global/a`` is the metric ``a`` of the global test, one value for all sites.
     """
-    test = where_counted(results.test if test is None else test, results.footing.structures, results.footing.empty)
-    every = {GLOBAL + name: v for name, v in (results.global_test.metrics if of_all is None else of_all).items()}
-    parts = parts_of(metric, test)
-    return {site: _mean({**every, **test.get(site, {})}, parts) for site in sorted({*results.info.sites, *test})}
+    columns = [results.columns.get(model, {}).get(part, {}) for part in parts_of(results, metric)]
+    return {site: _mean([column.get(site, column.get("")) for column in columns]) for site in sites_of(results)}
 
 
-def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[str, float]]:
-    """Return a metric as ``{site: value}``, for the run's final model or for each of its last models.
+def _mean(cells: Sequence[Cell | None]) -> float:
+    """Return the mean of some cells' values; NaN if one is missing or does not count."""
+    return sum(math.nan if cell is None else cell.counted for cell in cells) / len(cells)
 
-    Args:
-        results: results of a run.
-        metric: name of the metric; ``a+b`` is the mean of several.
-        last: whether to return values of each model that ``last_rounds`` averages, the final model last.
+
+def models_of(results: Results, last: bool) -> list[str]:
+    """Return the final model's name in the cells; ``last``: the names of the run's last models, the final one last.
 
     Raises:
         ValueError: the last models were not tested.
     """
-    return [by_site_of(results, metric, *tested) for tested in _tests(results, last)]
+    if last and not results.last_rounds:
+        raise ValueError(f"{label_of(results)!r} has no test of its last models; run it with test_last=5")
+    return [*(f"round {number}" for number in results.last_rounds[:-1] if last), LAST]
+
+
+def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[str, float]]:
+    """Return a metric as ``{site: value}``, for each model of :func:`models_of`."""
+    return [by_site_of(results, metric, model) for model in models_of(results, last)]
 
 
 def global_values(results: Results, metric: str, *, last: bool = False) -> list[float]:
-    """Return a metric of the global test for each model for which :func:`measured` has values; NaN where missing."""
-    return [_mean(of_all, parts_of(metric, {"": of_all})) for _, of_all in _tests(results, last)]
+    """Return a metric of the global test for each model of :func:`models_of`; NaN where missing."""
+    models = [results.columns.get(model, {}) for model in models_of(results, last)]
+    return [_mean([of.get(OF_ALL + part, {}).get("") for part in parts_of(results, metric)]) for of in models]
 
 
 def global_metrics(results: Results, metric: str) -> list[str]:
     """Return the global test's metrics for tables: the given metric, then the metrics that the task shows."""
-    known = results.global_test.metrics
-    first = [metric] if all(part in known for part in parts_of(metric, {"": known})) else []
+    known = [cell.metric for cell in results.cells if cell.split == GLOBAL]
+    first = [metric] if known and {*parts_of(results, metric)} <= {*known} else []
     return [*first, *(name for name in results.info.shown_metrics if name in known and name != metric)]
 
 
 def suppressed_of(results: Results, metric: str) -> set[str]:
     """Return the sites that withhold their value of a test metric, because it rests on too few cases."""
-    parts = {*parts_of(metric, results.test)}
-    return {site for site, names in results.suppressed.items() if parts & {*names}}
+    columns = [site_columns(results).get(part, {}) for part in parts_of(results, metric)]
+    return {site for column in columns for site, cell in column.items() if cell.reason.startswith(SUPPRESSED)}
 
 
 def withheld_reason(site: str, privacy: Collection[str], said: Mapping[str, Mapping[str, Any]]) -> str:
@@ -173,26 +229,20 @@ def withheld_reason(site: str, privacy: Collection[str], said: Mapping[str, Mapp
     return f"{SUPPRESSED}: {'differential privacy' if site in privacy else few}"
 
 
-def missing_reason(results: Results, metric: str, site: str, test: Metrics | None = None) -> str:
-    """Return the reason why a site has no value of a metric in the run's test, or in that of another model, ``test``.
+def missing_reason(results: Results, metric: str, site: str, model: str = LAST) -> str:
+    """Return the reason why a site has no value of a metric in the test of a model.
 
     All tables, notes and pages take their reason from here.
     """
-    info, structures = results.info, results.footing.structures
-    given = (results.test if test is None else test).get(site, {})
-    names = {name for by_site in (structures, results.footing.empty) for own in by_site.values() for name in own}
-    structure = structure_of(metric, names)
-    why = next((left.reason for left in results.left_out if left.site == site), "")
-    return checks.first_of({
-        withheld_reason(site, info.privacy, info.said): site in suppressed_of(results, metric),
+    cells = [site_columns(results, model).get(part, {}).get(site) for part in parts_of(results, metric)]
+    info, why = results.info, next((left.reason for left in results.left_out if left.site == site), "")
+    said = next((cell.reason or UNDEFINED for cell in cells if cell and math.isnan(cell.counted)), "")
+    return first_of({
         "it never connected": info.connected is not None and site not in info.connected,
-        f"left out: {why}": why and metric not in given,
-        "its figures by structure are not known": OWN + metric in given and structures.get(site),
-        "no image shows what it annotates": OWN + metric in given,
-        "not annotated there, or in no image": structure and structure not in structures.get(site, names),
-        "undefined there": metric in given,
-        "no site of this run": site not in (*info.sites, *results.test),
-        "no value": True,
+        said: said,
+        f"left out: {why}": why and None in cells,
+        "no site of this run": site not in sites_of(results),
+        NO_VALUE: True,
     })  # fmt: skip
 
 
@@ -209,15 +259,22 @@ def guess_of(results: Results, metric: str) -> float:
     return 0.5 if metric.startswith("auc") else known.get(metric, math.nan)
 
 
-def summary_of(results: Results, metric: str) -> FairnessSummary:
-    """Summarize the last model's test metric over the sites of the run."""
-    by_site, higher, home = by_site_of(results, metric), direction_of(results, metric), suppressed_of(results, metric)
-    return summarize(by_site, higher_is_better=higher, suppressed=home, linked=linked(results, metric))
+def summary_of(results: Results, metric: str, model: str = LAST) -> FairnessSummary:
+    """Summarize a model's test metric over the sites of the run; without a direction no site is the worst."""
+    return summarize(
+        by_site_of(results, metric, model), higher_is_better=declared_direction(results, metric),
+        suppressed=suppressed_of(results, metric), linked=linked(results, metric),
+    )  # fmt: skip
 
 
 def linked(results: Results, metric: str) -> bool:
-    """Return whether the sites' values of a metric can be compared with each other, see :func:`ranks`."""
-    return all(ranks(results.test, part, results.footing.parts) for part in parts_of(metric, results.test))
+    """Return whether the sites' values of a metric can be ranked: a mean over each site's own structures may not.
+
+    A comparable figure may be ranked if structures link all sites; a metric that is no mean over structures always may.
+    """
+    parts, known = parts_of(results, metric), site_columns(results)
+    apart = len(results.footing.parts) > 1
+    return not any(part.startswith(OWN) or (apart and OWN + part in known) for part in parts)
 
 
 def rests_on(results: Results, metric: str) -> str:
@@ -227,22 +284,4 @@ def rests_on(results: Results, metric: str) -> str:
 
 def compared(results: Results, metric: str) -> bool:
     """Return whether a metric's values were made comparable between sites that annotate different structures."""
-    return any(OWN + part in of for of in results.test.values() for part in parts_of(metric, results.test))
-
-
-def _tests(results: Results, last: bool) -> list[tuple[Metrics, Mapping[str, float]]]:
-    """Return the metrics by site and on the global test, for the final model or for each of the last models."""
-    final = (results.test, results.global_test.metrics)
-    if not last:
-        return [final]
-    if results.last_rounds is None:
-        raise ValueError(f"{label_of(results)!r} has no test of its last models; run it with test_last=5")
-    by_round = {record.current_round: record for record in results.rounds}
-    before = [by_round.get(number, RoundRecord(number)) for number in results.last_rounds.rounds[:-1]]
-    return [*((record.test, record.global_test or {}) for record in before), final]
-
-
-def _mean(values: Mapping[str, float | None], parts: Sequence[str]) -> float:
-    """Return the mean of some metrics; NaN if one of them has no value."""
-    found = [math.nan if (value := values.get(part)) is None else float(value) for part in parts]
-    return sum(found) / len(found)
+    return any(OWN + part in site_columns(results) for part in parts_of(results, metric))

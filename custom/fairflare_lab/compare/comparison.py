@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fairflare.base import checks
+from fairflare.core.cells import OF_ALL
 from fairflare.reporting.documents import Results
 from fairflare.reporting.findings import Finding
 from fairflare.reporting.layout import STYLES, Cell, Shown, Table, printed, spread
-from fairflare.reporting.values import GLOBAL, direction_of, metrics_of
+from fairflare.reporting.values import direction_of, metrics_of
 from fairflare_lab.compare.comparison_notes import comparison_findings, notes_of
 from fairflare_lab.compare.differences import Difference, differences_of
 from fairflare_lab.compare.rows import Row, complete_runs, rows_of
@@ -116,7 +117,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
 
 def _table(found: Comparison, sites: Sequence[str]) -> Table:
     """Return a comparison's table: for each row mean and deviation of each site's values and of figures over sites."""
-    names = [*sites, "average", "std", "worst", *(GLOBAL + name for name in found.of_all)]
+    names = [*sites, "average", "std", "worst", *(OF_ALL + name for name in found.of_all)]
     rows: list[list[Cell]] = []
     for row in found.rows:
         cells = [*map(row.cell, sites), *map(row.over, ("mean", "std", "worst"))]

@@ -24,7 +24,7 @@ from fairflare.reporting.findings import (
     ordered,
     site_findings,
 )
-from fairflare.reporting.groups import gap_label, gap_sentences
+from fairflare.reporting.groups import EQUITY, attributes_of, gap_label, gap_sentences
 from fairflare.reporting.layout import MISSING, ROUNDING, counted, interval, listed, number, printable, spread
 from fairflare.reporting.no_effect import faults_of, nothing_learnt, undetected_parts
 from fairflare.reporting.notes import (
@@ -36,7 +36,7 @@ from fairflare.reporting.notes import (
 from fairflare.reporting.standing import more_unequal, sources, tested
 from fairflare.reporting.values import guess_of, in_words, label_of, rests_on
 from fairflare_lab.compare.differences import BETTER, MEASURES, ONE_SEED, OTHER_SITES, WORSE, Difference
-from fairflare_lab.compare.group_gaps import EQUITY, judged, named, over_seeds
+from fairflare_lab.compare.group_gaps import judged, named, over_seeds
 from fairflare_lab.compare.rows import Row, settings_of
 from fairflare_lab.compare.rows import named as label_and_start
 
@@ -228,8 +228,8 @@ def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[F
             f"with {key[0]}"
             for key, ends in intervals.items() if ends[0] > 0
         ]  # fmt: skip
-        asked = [run for runs in rows.values() for run in runs if attribute in run.groups.pooled]
-        alone = sum(gap_sentences(run.groups, attribute)[0] for run in asked)
+        asked = [run for runs in rows.values() for run in runs if attribute in attributes_of(run)]
+        alone = sum(gap_sentences(run, attribute)[0] for run in asked)
         single = f"; of single runs, {alone} of {len(asked)} have one, over all sites or at one"
         text = first_of({
             f"The groups of {attribute} differ, with 95 % intervals over cases and seeds that exclude 0: "

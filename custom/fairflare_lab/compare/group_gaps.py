@@ -12,13 +12,15 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fairflare.base.checks import gathered, true_texts
+from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
-from fairflare.core.statistics.group_sums import FOLDS
+from fairflare.core.statistics.group_sums import FOLDS, IMAGES
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
-from fairflare.reporting.documents import OfGroups, Results, as_json
-from fairflare.reporting.groups import OF_CASES, OF_IMAGES, UNKNOWN, by_group
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, listed, p_value, printed, spread
+from fairflare.reporting.documents import Results, as_json
+from fairflare.reporting.groups import EQUITY, PARTS, POOLED, UNKNOWN, attributes_of, by_group, gaps_at, groups_at
+from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, p_value, printed, spread
+from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import label_of
 from fairflare_lab.compare.differences import NOT_KNOWN, Difference, corrected, paired
 from fairflare_lab.compare.left_out import Unseen
@@ -49,7 +51,6 @@ class Value:
 
 Values: TypeAlias = dict[int, Value]  # a measure by seed
 OF_LEFT_OUT = "The groups are of the left-out sites together, each tested by the model that was trained without it."
-EQUITY = "es_"  # prefix of the name of an equity-scaled metric
 #: Names of gaps between groups (smaller is better), then of equity-scaled metrics (larger is better).
 MEASURES = (*GAPS, *(f"{name}_gap{WITHIN}" for name in SCALED), *(EQUITY + name for name in SCALED))
 HEADS = [
@@ -67,7 +68,7 @@ HEADS = [
 
 def has_groups(rows: Mapping[str, Sequence[Run]]) -> bool:
     """Return whether any run asked for groups of people."""
-    return any(run.groups.pooled for runs in rows.values() for run in runs)
+    return any(attributes_of(run) for runs in rows.values() for run in runs)
 
 
 def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
@@ -79,14 +80,14 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     """
     values, differ = judged(rows, reference)
     order = sorted(values, key=lambda key: (key[1], MEASURES.index(key[2]), [*rows].index(key[0])))
-    body: list[list[Cell]] = []
+    body: list[list[Entry]] = []
     for key in order:
         label, attribute, measure = key
         found = list(values[key].values())
         ends = over_seeds(found)
         gaps = spread([of.value for of in found])
         body.append([
-            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_cells(differ.get(key)),
+            measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_entries(differ.get(key)),
         ])  # fmt: skip
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
@@ -97,7 +98,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
     return Table("group_gaps", caption, HEADS, body, folded=True, csv_columns=heads, lead=3)
 
 
-def _cells(of: Difference | None) -> list[Cell]:
+def _entries(of: Difference | None) -> list[Entry]:
     """Return cells of a difference: interval, p-value and verdict, or ``None`` if the row is the reference itself."""
     if of is None:
         return [Shown(MISSING, [math.nan] * 3), MISSING, MISSING]
@@ -110,23 +111,24 @@ def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key,
     each: dict[Key, Values] = {}
     for label, runs in rows.items():
         for run in runs:
-            for attribute, of in run.groups.pooled.items():
+            for attribute in attributes_of(run):
                 for name in MEASURES:
                     by_seed = each.setdefault((label, attribute, name), {})
-                    by_seed[run["info"]["seed"]] = _value(of, name)
+                    by_seed[run["info"]["seed"]] = _value(run, attribute, name)
     known = {key: {seed: of for seed, of in found.items() if math.isfinite(of.value)} for key, found in each.items()}
     values = {key: found for key, found in known.items() if found}
     differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
     return values, dict(zip(differ, corrected(list(differ.values())), strict=True))
 
 
-def _value(of: OfGroups, name: str) -> Value:
+def _value(run: Run, attribute: str, name: str) -> Value:
     """Return a measure of a run, NaN where undefined; ``cases`` are of the smallest known group that has images."""
-    counted = [figures for group, figures in of.groups.items() if group != UNKNOWN and figures.get(OF_IMAGES)]
-    cases = min((figures.get(OF_CASES) or 0 for figures in counted), default=math.nan)
-    ends = of.gap_intervals.get(name, (None, None))
-    gap, low, high = (math.nan if x is None else float(x) for x in (of.gaps.get(name), *ends))
-    return Value(gap, (low, high), [x for x in of.without.get(name, ()) if x is not None], cases)
+    images = [of[IMAGES] for group, of in groups_at(run, attribute)[""].items() if group not in ("", UNKNOWN)]
+    cases = min((cell.cases or 0 for cell in images if cell.value), default=math.nan)
+    cell = gaps_at(run, attribute)[""].get(name, Cell(name))
+    gap, low, high = (math.nan if x is None else float(x) for x in (cell.value, cell.low, cell.high))
+    without = [v.values for v in run.vectors if v.unit == PARTS and v.metric == name and v.group == attribute]
+    return Value(gap, (low, high), [x for values in without for x in values if x is not None], cases)
 
 
 def named(labels: Sequence[str]) -> str:
@@ -136,12 +138,12 @@ def named(labels: Sequence[str]) -> str:
 
 def lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
     """Return text on a metric's worst group, and in how many runs it is the worst; empty if no group is the worst."""
-    asked = [run for run in runs if run.groups]
-    worst = [run.groups.pooled.get(attribute, OfGroups()).worst for run in asked]
+    every = [gaps_at(run, attribute)[""] for run in runs if attributes_of(run)]
+    worst = [{name: gap.part for name in SCALED if (gap := of.get(f"{name}_gap")) and gap.part} for of in every]
     metric = next((name for one in worst for name in reversed(one)), "")
     # Groups with equal counts are in the order of their names.
     found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()
-    return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(asked)} runs)" * (len(asked) > 1) for group, n in found)
+    return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(every)} runs)" * (len(every) > 1) for group, n in found)
 
 
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
@@ -154,9 +156,9 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
         f"{reference} are paired by seed and by test case, their interval is over both; '{NOT_KNOWN}' where a group "
         f"has fewer than {FEW} cases, or nothing says how far the cases move a difference."
     ]
-    by_row = {label: [run for run in runs if run.groups] for label, runs in rows.items()}
+    by_row = {label: [run for run in runs if attributes_of(run)] for label, runs in rows.items()}
     for label, asked in by_row.items():
-        withheld = sorted({site for run in asked for site, names in run["groups"]["kept"].items() if names})
+        withheld = sorted({c.site or POOLED for run in asked for c in run.cells if c.group and not c.metric})
         notes += true_texts({
             f"{label}: {len(rows[label]) - len(asked)} of {len(rows[label])} runs did not ask for groups.": (
                 len(asked) < len(rows[label])
@@ -166,7 +168,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
     lows = gathered(
         (f"lowest {metric} by {attribute}: {groups}.", label)
         for label, asked in by_row.items()
-        for attribute in dict.fromkeys(name for run in asked for name in run["groups"]["pooled"])
+        for attribute in dict.fromkeys(name for run in asked for name in attributes_of(run))
         for metric, groups in [lowest(asked, attribute)]
         if metric
     )
@@ -194,10 +196,9 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         sums = {unseen.site: _arrays(unseen.groups) for _, unseen in each}
         if {*sums} == sites and all(sums.values()):
-            kept, first = {unseen.site: unseen.groups_kept for _, unseen in each}, each[0][0].groups
-            groups = as_json(by_group(sums, kept, first["group_bins"], first["calibration_bins"]), "groups")
-            info = {"seed": seed, "label": label}
-            rows.setdefault(label, []).append(Results.model_validate({"info": info, "groups": groups}))
+            cells, vectors = by_group(sums, {unseen.site: unseen.groups_kept for _, unseen in each})
+            found_of_seed = {"info": {"seed": seed, "label": label}, "cells": cells, "vectors": vectors}
+            rows.setdefault(label, []).append(Results.model_validate(as_json(found_of_seed, "groups")))
     return rows
 
 

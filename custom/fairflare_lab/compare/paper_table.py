@@ -37,7 +37,7 @@ def paper_table(
     """
     complete = complete_runs(runs)
     by_label = {label: [run for run in complete if label_of(run) == label] for label in map(label_of, complete)}
-    last = all(run.get("last_rounds") for run in complete)
+    last = all(run.last_rounds for run in complete)
     table: dict[str, list[str]] = {"method": list(by_label)}
     notes, absent = [], []
     personal: dict[str, None] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fairflare.base.checks import gathered
@@ -22,6 +22,7 @@ from fairflare.reporting.values import (
     linked,
     measured,
     missing_reason,
+    site_columns,
     suppressed_of,
 )
 
@@ -79,7 +80,9 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
     found: dict[str, Results] = {}
     for run in runs:
         if run["status"] == "completed":
-            found.setdefault(json.dumps([dict(run.info), run.started, run.test], sort_keys=True), run)
+            found.setdefault(
+                json.dumps([dict(run.info), run.started, list(map(asdict, run.cells))], sort_keys=True), run
+            )
     if not found:
         raise ValueError(f"none of the {len(runs)} runs is complete")
     return list(found.values())
@@ -128,7 +131,7 @@ def _check_metric(run: Results, metric: str) -> None:
             f"the run {named(run)} has no test results for metric {metric!r}, at "
             f"{', '.join(f'{site} ({missing_reason(run, metric, site)})' for site in sorted(kept))}"
         )
-    known = sorted({name for values in (run.get("test") or {}).values() for name in values})
+    known = sorted(site_columns(run))
     raise ValueError(
         f"the run {named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
         f"{' ...' if len(known) > 8 else ''}. "

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fairflare.base.cases.resampling import IMAGES
+from fairflare.base.cases.resampling import UNITS
 from fairflare.core.statistics.intervals import LEAST, degrees, skewness, widened
 from fairflare.reporting.documents import Results
 from fairflare_lab.statistics.seed_intervals import Estimate, estimate, shared_variance
@@ -134,8 +134,7 @@ def _entries(rows: Sequence[Row]) -> Iterator[tuple[int, int, str, float, Draws 
 
 def draws_of(run: Results, site: str, metric: str) -> Draws | None:
     """Return a site's values of a metric on its draws, with the draws' unit; ``None`` for no draws of this metric."""
-    values = (run.get("resampled") or {}).get(site)
-    if not values or metric != run["info"]["primary_metric"]:
+    drawn = next((v for v in run.vectors if v.site == site and v.metric == metric and v.unit in UNITS), None)
+    if drawn is None:
         return None
-    unit = (run.get("resampled_units") or {}).get(site) or {}
-    return (unit.get("unit") or IMAGES, unit.get("count")), [math.nan if v is None else v for v in values]
+    return (drawn.unit, drawn.count), [math.nan if v is None else v for v in drawn.values]

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_metrics import SCALED
-from fairflare.reporting.documents import Groups
-from fairflare.reporting.groups import (
-    OF_IMAGES,
-    POOLED,
-    UNKNOWN,
-    group_notes,
-    group_tables,
-)
+from fairflare.core.statistics.group_sums import IMAGES
+from fairflare.reporting.documents import Results
+from fairflare.reporting.groups import POOLED, UNKNOWN, attributes_of, group_notes, group_tables, groups_at
 from fairflare.reporting.layout import number
 from fairflare.reporting.values import in_words, sentence
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
@@ -42,64 +38,58 @@ def first_run(material: Material) -> PageRun:
 def groups(material: Material) -> Section:
     """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
     run = first_run(material)
-    found, whose = run.groups, f"Of {run.name}. " if material.reference else ""
-    if not found:
+    whose = f"Of {run.name}. " if material.reference else ""
+    if not attributes_of(run):
         return NOTHING
     notes, gaps = group_notes(run), list[Table]()
     if whose:
         notes += [f"Tables by site are of {run.name}; each other run's page has its own."]
         rows = material.by_label
         gaps, notes = [gap_table(rows, material.reference)], notes + notes_of_gaps(rows, material.reference)
-    pictures = [picture_of(found, attribute, material.synthetic, whose) for attribute in found["attributes"]]
+    pictures = [picture_of(run, attribute, material.synthetic, whose) for attribute in attributes_of(run)]
     tables = [*gaps, *(replace(table, caption=whose + table.caption) for table in group_tables(run))]
     return Section("groups", "Groups of people", notes=notes, parts=[*pictures, *tables])
 
 
-def _metric(pooled: Mapping[str, Any]) -> str:
-    return next((name for name in reversed(SCALED) if name in pooled["all"]), OF_IMAGES)
-
-
-def _in_figures(found: Groups, attribute: str) -> str:
-    """Return figures in words: ``auc by sex: F from 0.71 (site-2) to 0.80 (site-1), 0.75 over all sites; M ...``."""
-    pooled = found["pooled"][attribute]
-    metric = _metric(pooled)
-    told = []
-    for group in found["attributes"][attribute]:
-        by_site = {site: of[attribute]["groups"].get(group, {}).get(metric) for site, of in found["sites"].items()}
-        if group != UNKNOWN and (ends := extremes(by_site)):
-            told.append(f"{group} {ends}, {number(pooled['groups'][group].get(metric))} over all sites")
-    return f"{sentence(in_words(metric))} by {attribute}: {'; '.join(told) or 'not known of any group'}."
-
-
-def picture_of(found: Groups, attribute: str, synthetic: bool, whose: str) -> Picture:
+def picture_of(run: Results, attribute: str, synthetic: bool, whose: str) -> Picture:
     """Return a picture of the metric of each group of an attribute at every site.
 
     Args:
-        found: metrics by group, from :func:`fairflare.reporting.groups.by_group`.
+        run: results of a run with figures by group.
         attribute: name of the attribute.
         synthetic: whether the data are synthetic.
         whose: sentence before the caption.
     """
-    places = {**{site: of[attribute] for site, of in found["sites"].items()}, POOLED: found["pooled"][attribute]}
-    metric, shown = _metric(places[POOLED]), [group for group in found["attributes"][attribute] if group != UNKNOWN]
+    found = groups_at(run, attribute)
+    places = {**{site: of for site, of in found.items() if site}, POOLED: found[""]}
+    metric = next((name for name in reversed(SCALED) if name in found[""][""]), IMAGES)
+    cells = {
+        group: {place: of.get(group, {}).get(metric, Cell(metric)) for place, of in places.items()}
+        for group in found[""] if group not in ("", UNKNOWN)
+    }  # fmt: skip
+    told = [
+        f"{group} {ends}, {number(of[POOLED].value)} over all sites"
+        for group, of in cells.items()
+        if (ends := extremes({place: cell.value for place, cell in of.items() if place != POOLED}))
+    ]
     draw = partial(
-        chart, partial(_dots, places, metric, shown), 2.6, f"{sentence(in_words(metric))} of each group of {attribute}",
-        synthetic, count=len(shown), grid="y", ylabel=in_words(metric),
+        chart, partial(_dots, cells), 2.6, f"{sentence(in_words(metric))} of each group of {attribute}",
+        synthetic, count=len(cells), grid="y", ylabel=in_words(metric),
     )  # fmt: skip
-    return Picture(f"{OF_GROUPS}{attribute}", draw, whose + MARKS, _in_figures(found, attribute))
+    alt = f"{sentence(in_words(metric))} by {attribute}: {'; '.join(told) or 'not known of any group'}."
+    return Picture(f"{OF_GROUPS}{attribute}", draw, whose + MARKS, alt)
 
 
-def _dots(places: Mapping[str, Any], metric: str, shown: Sequence[str], axes: Axes) -> None:
+def _dots(cells: Mapping[str, Mapping[str, Cell]], axes: Axes) -> None:
     """Draw a row of dots for each group of people: the group's value at every site, and pooled."""
-    for rank, group in enumerate(shown):
-        style = look(rank)
-        across = [place + 0.5 * ((rank + 0.5) / len(shown) - 0.5) for place in range(len(places))]
-        values = [of["groups"].get(group, {}).get(metric) for of in places.values()]
-        heights = [math.nan if value is None else value for value in values]
+    places: list[str] = []
+    for rank, (group, of) in enumerate(cells.items()):
+        style, places = look(rank), list(of)
+        across = [place + 0.5 * ((rank + 0.5) / len(cells) - 0.5) for place in range(len(places))]
+        heights = [math.nan if cell.value is None else cell.value for cell in of.values()]
         axes.plot(across, heights, color=style.colour, marker=style.marker, linestyle="none", label=label(group))
-        for x, of in zip(across, places.values(), strict=True):
-            ends = of.get("intervals", {}).get(group, {}).get(metric) or [None]
-            if None not in ends:
-                axes.plot([x, x], [*ends], color=style.colour, linewidth=1.2)
+        for x, cell in zip(across, of.values(), strict=True):
+            if cell.low is not None and cell.high is not None:
+                axes.plot([x, x], [cell.low, cell.high], color=style.colour, linewidth=1.2)
     axes.set_xticks(range(len(places)), [label(place) for place in places])
     axes.margins(0.1)

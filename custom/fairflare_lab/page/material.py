@@ -25,6 +25,7 @@ from fairflare.reporting.values import (
     label_of,
     metrics_of,
     rests_on,
+    site_columns,
     summary_of,
 )
 from fairflare_lab.compare.comparison import comparison_of
@@ -232,10 +233,10 @@ def of_one(run: PageRun, metric: str | None = None) -> Material:
     """
     row = PageRow(label_of(run), [run])
     chosen = metric or run.info.primary_metric or "loss"
-    if run.test:
+    if site_columns(run):
         chosen = known_metric(run, metric or metrics_of(run)[0])
         row.values, row.summaries = [by_site_of(run, chosen)], [summary_of(run, chosen)]
-    return Material([row], chosen, direction_of(run, chosen), "", run_notes(run, chosen if run.test else None))
+    return Material([row], chosen, direction_of(run, chosen), "", run_notes(run, chosen if site_columns(run) else None))
 
 
 def _told(folder: Path, problems: list[str]) -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fairflare.core.cells import CLINICAL
 from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import SUPPRESSED
@@ -27,6 +28,7 @@ from fairflare.reporting.values import (
     metrics_of,
     rests_on,
     sentence,
+    site_columns,
     suppressed_of,
     title_of,
 )
@@ -77,7 +79,7 @@ def results(material: Material) -> Section:
     ]
     if own and (found := class_table(material.runs[0])):
         parts.append(found)
-    how = [HOW] if one and material.runs[0].clinical else []
+    how = [HOW] if one and any(cell.split == CLINICAL for cell in material.runs[0].cells) else []
     return Section("results", title, notes=[*material.notes, *how], parts=parts)
 
 
@@ -104,7 +106,7 @@ def _totals(material: Material, over: str) -> Table:
 
 def _further(material: Material, sites: Sequence[str]) -> list[Table]:
     """Return tables of the task's other metrics, those that nobody asked for behind a fold."""
-    runs = [run for run in material.runs if run["test"]]
+    runs = [run for run in material.runs if site_columns(run)]
     names = [name for name in dict.fromkeys(n for run in runs for n in metrics_of(run)) if name != material.metric]
     more = {name for run in runs for name in extra_list_metrics(run)}
     of_lists = replace(

@@ -6,13 +6,14 @@ from collections import Counter
 
 import pandas as pd
 
+from fairflare.core.cells import LAST, pivot
 from fairflare.core.fairness import summarize
 from fairflare.reporting.layout import Cell, number
 from fairflare.reporting.notes import attendance
 from fairflare.reporting.values import linked, sentence
 from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
 from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
-from fairflare_lab.page.material import Material, PageRow, spelt
+from fairflare_lab.page.material import Material, PageRow, PageRun, spelt
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
 #: For each split: name and title of its section, and text on the model to which a round's figures belong.
@@ -45,7 +46,7 @@ def rounds(material: Material, split: str = "validation") -> Section:
     counts = Counter((row, n) for row, n, _ in summaries)
     order = sorted(counts, key=lambda place: (labels.index(place[0]), place[1]))
     cells = [[row, n, *(of.at[n, row] for of in panels.values()), counts[row, n]] for row, n in order]
-    final = [row.label for row in material.rows if split == "validation" and any(r[split] for r in row.runs)]
+    final = [row.label for row in material.rows if split == "validation" and any(_final(r, split) for r in row.runs)]
     ends = " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
     told = [
         f"{row}: average {_from_to(panels['average'][row])}, worst site {_from_to(panels['worst site'][row])}, up to "
@@ -83,11 +84,17 @@ def _measured(row: PageRow, split: str, metric: str) -> list[tuple[int, dict[str
     for run in row.runs:
         measured = {record["current_round"]: record[split] for record in run.rounds}
         if measured:  # a round validates the model that it received, so no round validated the last one
-            measured[max(measured) + (split == "validation")] = run[split] or {}
+            measured[max(measured) + (split == "validation")] = _final(run, split)
         for n, by_site in measured.items():
             values = {site: value for site, of in by_site.items() if (value := of.get(metric)) is not None}
             found += [(n, values)] * bool(values)
     return found
+
+
+def _final(run: PageRun, split: str) -> dict[str, dict[str, float | None]]:
+    """Return the final model's metrics on a split by site."""
+    found = pivot((c for c in run.cells if c.model == LAST and c.split == split and not c.group), "site", "metric")
+    return {site: {name: cell.value for name, cell in of.items()} for site, of in found.items()}
 
 
 def _from_to(line: pd.Series) -> str:

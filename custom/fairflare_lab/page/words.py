@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fairflare.reporting.findings import NEXT, Finding, run_findings
 from fairflare.reporting.layout import counted, number, printable
-from fairflare.reporting.values import guess_of, sentence
+from fairflare.reporting.values import guess_of, sentence, site_columns
 from fairflare_lab.compare.differences import MEASURES
 from fairflare_lab.page.material import Material, spelt
 from fairflare_lab.page.outcome import intervals, test_images
@@ -59,7 +59,7 @@ def of_run(material: Material) -> Summary:
         "of_run", run, counted(len(run.rounds), "round"), spelt(material),
         row.summaries[0] if material.tested else None, measured, guess_of(run, material.metric),
     )  # fmt: skip
-    return _around(run_findings(run, material.metric if run.test else None), figures)
+    return _around(run_findings(run, material.metric if site_columns(run) else None), figures)
 
 
 def _around(found: Sequence[Finding], figures: Sequence[str]) -> Summary:

@@ -191,7 +191,9 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
     return found
 
 
-def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str) -> tuple[float, str, list[str]]:
+def gap_within(
+    sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
+) -> tuple[float, str, dict[str, float]]:
     r"""Return the gap between groups within the sites, from which differences between the sites are removed.
 
     .. math:: D_{ab} = \sum_s w_s (m_{sa} - m_{sb}) / \sum_s w_s, \quad w_s = n_{sa} n_{sb} / (n_{sa} + n_{sb})
@@ -205,13 +207,13 @@ def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
         name: name of the metric.
 
     Returns:
-        The gap, the name of the group with the lower value, and the sites that have both groups. If no site has a value
-        for two groups, NaN, an empty name and no site.
+        The gap, the name of the group with the lower value, and how far that group is behind at each site that has
+        both. If no site has a value for two groups, NaN, an empty name and no site.
 
     Source:
         The weights of Mantel and Haenszel's risk difference: Greenland and Robins, Biometrics 1985.
     """
-    found: tuple[float, str, list[str]] = (math.nan, "", [])
+    found: tuple[float, str, dict[str, float]] = (math.nan, "", {})
     for a, b in combinations(dict.fromkeys(group for own in sites.values() for group in own), 2):
         both: dict[str, tuple[float, float]] = {}
         for site, own in sites.items():
@@ -222,7 +224,8 @@ def gap_within(sites: Mapping[str, Mapping[str, Mapping[str, float]]], name: str
         weight = math.fsum(w for _, w in both.values())
         mean = math.fsum(d * w for d, w in both.values()) / weight if weight > 0 else math.nan
         if not abs(mean) <= found[0] and math.isfinite(mean):
-            found = (abs(mean), b if mean > 0 else a, list(both))
+            sign = 1 if mean > 0 else -1
+            found = (abs(mean), b if mean > 0 else a, {site: sign * d for site, (d, _) in both.items()})
     return found
 
 

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any
 
 from fairflare.base.aspect import GROUPS
-from fairflare.base.cases.resampling import UNITS
+from fairflare.base.cases.resampling import IMAGES, UNITS
 from fairflare.base.checks import listed, printable, refuse_if
 from fairflare.base.task import SPLIT_GLOBAL, Metric
+from fairflare.core.cells import Cell, Vector
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
 from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
@@ -63,8 +64,8 @@ class Tested:
     phase: Phase
     validation: dict[str, dict[str, float]] = field(default_factory=dict)
     phases: list[PhaseRecord] = field(default_factory=list)
-    of_all: dict[str, Any] | None = None
-    groups: dict[str, Any] | None = None
+    of_all: tuple[list[Cell], dict[str, Any]] | None = None
+    groups: tuple[list[Cell], list[Vector]] | None = None
     footing: Footing = field(default_factory=lambda: Footing({}))
     personal: dict[str, Any] | None = None
     of_sums: list[LeftOut] = field(default_factory=list)
@@ -103,15 +104,14 @@ class Tested:
         own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
         return {site: names for site, names in own.items() if names}
 
-    @property
-    def units(self) -> dict[str, dict[str, Any]]:
-        """Return what each site's bootstrap draws (such as patients), and how many: ``{site: {"unit", "count"}}``."""
-        told = {site: self.phase.stats[site] for site in self.said(RESAMPLED)}
-        return {
-            site: {"unit": stats[DRAWN_UNITS], "count": int(stats[NUM_UNITS])}
-            for site, stats in told.items()
-            if stats[DRAWN_UNITS] is not None and stats[NUM_UNITS] is not None
-        }
+    def drawn(self, metric: str) -> list[Vector]:
+        """Return the primary metric on draws of each site's test cases, with what was drawn (such as patients)."""
+        units, counts = self.said(DRAWN_UNITS), self.said(NUM_UNITS)
+        return [
+            Vector(metric, site, unit=units.get(site, IMAGES), count=(site in counts and int(counts[site])) or None,
+                   values=tuple(values))
+            for site, values in self.said(RESAMPLED).items()
+        ]  # fmt: skip
 
     def without(self, metric: str) -> list[str]:
         """Return the sites that answered and whose value of ``metric`` is not finite, sorted."""

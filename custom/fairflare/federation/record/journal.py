@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,7 @@ from fairflare.base.checks import printable
 from fairflare.base.machine.child import in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
-from fairflare.core.fairness import higher_is_better, summarize
-from fairflare.core.statistics.footing import ranks, where_counted
+from fairflare.core.cells import BEST, LAST, VALIDATION, Cell
 from fairflare.exchange.messages import BySite
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import CLINICAL, SAID, Tested, mean_of
@@ -22,7 +21,7 @@ from fairflare.federation.plan.site_training import COMMON, PERSONAL
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.record.run_info import directions_of
 from fairflare.federation.site.facts import OTHER_IMAGES
-from fairflare.federation.site.replies import AT_HOME, RESAMPLED
+from fairflare.federation.site.replies import AT_HOME
 from fairflare.methods.base.reports import SUPPRESSED
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
@@ -33,7 +32,7 @@ from fairflare.reporting.results import RESULTS_FILE, LeftOut, ResultsStore, Rou
 from fairflare.reporting.sites.clinical import clinical_of
 from fairflare.reporting.standing import NOWHERE, standing
 from fairflare.reporting.table import fairness_table
-from fairflare.reporting.values import withheld_reason
+from fairflare.reporting.values import cells_of, withheld_reason
 
 #: Texts on the values that a site reports about its differential privacy.
 PRIVATE = {
@@ -232,6 +231,7 @@ class Journal:
         self._note_classes_at_home(last.phase)
         rounds = read_results(self.store.folder).rounds
         is_last = best.made == number - 1
+<<<<<<< HEAD
         told = last if is_last else of_best
         about = {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []}
         about["validation"] = of_best.validation if of_best else {}
@@ -251,14 +251,45 @@ class Journal:
             "clinical": clinical_of(last.said(CLINICAL)),
             "personal": last.personal,
         }
+=======
+        sampling, most = last.said(SAID), best.run.test_last
+        inequality, ends = standing(last.test, sampling, self.info, last.footing)
+        cells = self._cells(LAST, last.test, last)
+        for at, cell in enumerate(cells):
+            if cell.metric == self.metric and (of := sampling.get(cell.site)):
+                low, high = ends.get(cell.site, (None, None))
+                cells[at] = replace(cell, low=low, high=high, cases=of.get("test_cases"))
+        if of_best is not None:
+            cells += self._cells(BEST, of_best.test, of_best)
+        before = [one for one in rounds if number - most <= one.current_round < number - 1 and one.test] * (most > 1)
+        made = [*(one.current_round for one in before), number - 1] if most > 1 else []
+        if made:
+            mean = mean_of([*(one.test for one in before), last.test])
+            cells += self._cells(f"last {len(made)}", mean, last)
+        cells += [
+            Cell(metric, site, split=VALIDATION, value=value)
+            for site, of_site in last.validation.items() for metric, value in of_site.items()
+        ]  # fmt: skip
+        clinical, vectors = clinical_of(last.said(CLINICAL))
+        of_all, lists = last.of_all or ([], None)
+        people, folds = last.groups or ([], [])
+>>>>>>> 83bc37b6 (Keep a run's figures as one table of cells, in results of schema 2)
         self.store.finish(
             "completed",
-            test=last.test,
-            fairness=self._fairness(last.test, last.suppressed),
+            cells=[*cells, *of_all, *people, *clinical],
+            vectors=[*last.drawn(self.metric), *folds, *vectors],
+            inequality=inequality,
+            personal=last.personal,
+            footing=last.footing.as_dict() if last.footing.differs else None,
+            global_test=lists,
+            best=None if best.made is None else {  # a given model is not compared with other models
+                **best.as_dict(), "is_last": is_last,
+                "left_out": last.left_out if is_last else of_best.left_out if of_best else [],
+            },
+            last_rounds=made,
             phases=last.phases + (of_best.phases if of_best is not None else []),
             left_out=[*last.left_out, *last.of_sums],
-            further=further,
-        )
+        )  # fmt: skip
         written = self.store.folder / RESULTS_FILE
         for line in in_child(tell_listeners, written) if self.apart else tell_listeners(written):
             self.say(line)
@@ -266,40 +297,12 @@ class Journal:
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
 
-    def _last_rounds(
-        self, rounds: Sequence[RoundRecord], last: Tested, number: int, most: int
-    ) -> dict[str, Any] | None:
-        """Return the mean test metrics of the last models that were tested; ``None`` if only the last is tested."""
-        if most == 1:
-            return None
-        before = [record for record in rounds if number - most <= record.current_round < number - 1 and record.test]
-        mean, made = mean_of([*(record.test for record in before), last.test]), [r.current_round for r in before]
-        told = {"rounds": [*made, number - 1], "test": mean, "fairness": self._fairness(mean, last.suppressed)}
-        if last.of_all:
-            tests = [*({"": record.global_test or {}} for record in before), {"": last.of_all["metrics"]}]
-            told["global_test"] = mean_of(tests).get("", {})
-        return told
-
-    def _fairness(
-        self, test: Mapping[str, Mapping[str, float]], suppressed: Mapping[str, Sequence[str]]
-    ) -> dict[str, Any]:
-        """Return the fairness summary of every metric over all sites of the job.
-
-        The summary names each site that has no value, or withholds its value.
-        """
-        info, footing = self.info, self._footing
-        test = where_counted(test, footing.of, footing.empty)
-        sites = sorted({*info["sites"], *test})
-        found = {}
-        for name in sorted({name for of in (*test.values(), *suppressed.values()) for name in of}):
-            values = {site: test.get(site, {}).get(name, math.nan) for site in sites}
-            found[name] = summarize(
-                values,
-                higher_is_better=higher_is_better(name, info["higher_is_better"]),
-                suppressed=[site for site, names in suppressed.items() if name in names],
-                linked=ranks(test, name, footing.parts),
-            )
-        return found
+    def _cells(self, model: str, test: Mapping[str, Mapping[str, float]], of: Tested) -> list[Cell]:
+        """Return the test metrics of a model as cells."""
+        private, said = (self.info.get(key, {}) for key in (PRIVACY, "said"))
+        reasons = {site: withheld_reason(site, private, said) for site in of.suppressed}
+        classes = {name for one in of.said(SAID).values() for name in one.get("class_support") or ()}
+        return cells_of(model, test, of.suppressed, reasons, self._footing.of, self._footing.empty, classes)
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
         """Record that the run has failed, and the sites that were left out in ``phase``, if a phase failed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fairflare.base.task import LOSS, Task
+from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.staging import Staging
 from fairflare.federation.collecting.context import RunContext
@@ -55,7 +56,8 @@ class ModelTests:
         """Test the model that a round has made, and record the figures; a site that fails misses this test alone."""
         tested = self.final_test(state, record.current_round + 1)
         record.test = tested.test
-        record.global_test = (self.of_all(state, record.current_round + 1, tested) or {}).get("metrics")
+        of_all = self.of_all(state, record.current_round + 1, tested)
+        record.global_test = {cell.metric: cell.counted for cell in of_all[0]} if of_all else None
         record.phases += tested.phases
         record.left_out += tested.left_out
 
@@ -104,9 +106,9 @@ class ModelTests:
                 record.left_out.append(LeftOut(POOLED, "groups", str(failed)))
             last.phases += record.phases
             last.of_sums = [LeftOut(left.site, "groups", left.reason) for left in record.left_out]
-        last.groups = by_group(said, kept, *bins)
+        last.groups = by_group(said, kept)
 
-    def of_all(self, state: State, number: int, tested: Tested) -> dict[str, Any] | None:
+    def of_all(self, state: State, number: int, tested: Tested) -> tuple[list[Cell], dict[str, Any]] | None:
         """Return the common model's metrics on ``test_global``, the images that belong to no site alone.
 
         ``None`` if no site has such images.
@@ -114,7 +116,7 @@ class ModelTests:
         if not (lists := self.check.global_lists):
             return None
         if self.context.at_home.own_everywhere:
-            return {"metrics": {}, "reason": "no model is the same at all sites: each has parts, or one, of its own"}
+            return [], {"reason": "no model is the same at all sites: each has parts, or one, of its own"}
         found, measured = self.final_test.of_all(state, number, lists)
         tested.phases += found.phases
         names = {name for name, metric in self.check.metrics.items() if metric.mean_of_images or name == LOSS.name}

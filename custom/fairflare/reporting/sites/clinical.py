@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from fairflare.core.cells import CLINICAL, Cell, Vector, pivot
 from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
 from fairflare.core.statistics.group_intervals import over_cases
+from fairflare.core.statistics.group_sums import CALIBRATION
 from fairflare.core.statistics.inequality import errors_test
 from fairflare.core.statistics.intervals import LEVEL
 from fairflare.reporting.documents import Results
-from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, number, p_value
+from fairflare.reporting.layout import MISSING, Shown, Table, interval, number, p_value
+from fairflare.reporting.layout import Cell as Entry
 
 COUNTS = ("tp", "fp", "fn", "tn")
 SIDES = ("sensitivity", "specificity")
@@ -32,61 +35,71 @@ HOW = (
 ENDS = ("", "_low", "_high")
 
 
-def clinical_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``clinical`` of ``results.json``, ``{site: {class: {name: figure}}}``, from figures that the sites sent.
+def clinical_of(told: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
+    """Return the cells of the figures that the sites sent, and the bins of each site's calibration.
 
     ``auc_p_value`` of a class is the p-value of the hypothesis that its AUC is equal at all sites, by Cochran's Q on
-    the areas' logits with DeLong's variances; NaN if fewer than two sites have an AUC.
+    the areas' logits with DeLong's variances; it has no value if fewer than two sites have an AUC.
 
     Args:
         told: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
     """
-    found = {site: {name: _figures(of) for name, of in classes.items()} for site, classes in told.items()}
+    cells, vectors = list[Cell](), list[Vector]()
+    for site, classes in told.items():
+        over_all = {**classes[ALL]}
+        bins = np.ravel(over_all.pop(CALIBRATION)).tolist()
+        vectors.append(Vector(CALIBRATION, site, unit="bins", values=tuple(bins)))
+        cells += [_cell(site, "", name, value) for name, value in over_all.items()]
+        cells += [cell for name, of in classes.items() if name != ALL for cell in _figures(site, name, of)]
     for name in dict.fromkeys(name for classes in told.values() for name in classes if name != ALL):
-        own = [classes[name] for classes in found.values() if name in classes]
+        own = [classes[name] for classes in told.values() if name in classes]
         known = [of for of in own if of["auc_variance"] > ROUNDING and min(of["cases_with"], of["cases_without"]) >= 2]
-        p = math.nan
         if len(known) > 1:
             errors = np.sqrt([of["auc_variance"] for of in known]).tolist()
             cases = [int(min(of["cases_with"], of["cases_without"])) for of in known]
-            p = errors_test([of["auc"] for of in known], errors, cases, low=0, high=1).p_value
-        for of in own:
-            of["auc_p_value"] = p
-    return found
+            found = errors_test([of["auc"] for of in known], errors, cases, low=0, high=1)
+            cells.append(_cell("", name, "auc_p_value", found.p_value))
+    return cells, vectors
 
 
-def _figures(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a class with shares and intervals; figures of all classes together are not changed."""
-    if "auc" not in of:
-        return dict(of)
+def _cell(site: str, part: str, name: str, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
+    return Cell(name, site, split=CLINICAL, part=part, value=float(value), low=float(low), high=float(high))
+
+
+def _figures(site: str, part: str, of: Mapping[str, Any]) -> list[Cell]:
+    """Return the figures of a class at a site, with shares and intervals."""
     total, squares = (np.array([of[f"{name}_{side}"] for side in ("with", "without")]) for name in ("cases", "squares"))
     images = np.array([of["tp"] + of["fn"], of["fp"] + of["tn"]])
-    low, high = area_interval(of["auc"], of["auc_variance"], *total)
-    found = {**of, "prevalence": images[0] / images.sum(), "auc_low": low, "auc_high": high}
+    found: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in of.items()}
+    found["prevalence"] = (images[0] / images.sum(),)
+    found["auc"] = (of["auc"], *area_interval(of["auc"], of["auc_variance"], *total))
     for side, share in OPERATING:
         at = f"_at_{side}_{share:.2f}"
         rates = over_cases(np.array([of["tp" + at], of["tn" + at]]), images, squares, 1 - LEVEL).clip(0, 1)
-        for name, row in zip(SIDES, rates, strict=True):
-            found |= {name + at + end: value for end, value in zip(ENDS, row, strict=True)}
-    return found
+        found |= {name + at: tuple(row) for name, row in zip(SIDES, rates, strict=True)}
+    return [_cell(site, part, name, *values) for name, values in found.items()]
+
+
+def clinical_at(results: Results) -> dict[str, dict[str, dict[str, Cell]]]:
+    """Return the clinical figures as ``{site: {class: {name: cell}}}``; no site, no class: of all together."""
+    return pivot((cell for cell in results.cells if cell.split == CLINICAL), "site", "part", "metric")
 
 
 def clinical_table(results: Results) -> Table:
     """Return a table with a row for each site and class; a site's first row has the figures of all classes together."""
     asked = [(told, side, f"_at_{side}_{share:.2f}") for told, (side, share) in zip(SIDES, OPERATING, strict=True)]
-    rows: list[Sequence[Cell]] = []
-    every: Mapping[str, Mapping[str, Mapping[str, Any]]] = results.clinical
-    for site, found in every.items():
-        of_classes = [(name, of) for name, of in found.items() if name != ALL]
-        for rank, (name, of) in enumerate(of_classes or [(MISSING, {})]):
-            over_all = found.get(ALL, {}) if rank == 0 else {}
-            precision, counts = ([of.get(name) for name in names] for names in (("pr_auc", "prevalence"), COUNTS))
+    rows: list[Sequence[Entry]] = []
+    for site, found in clinical_at(results).items():
+        of_classes = [(name, of) for name, of in found.items() if name]
+        for rank, (name, of) in enumerate((of_classes or [(MISSING, {})]) if site else ()):
+            over_all = found.get("", {}) if rank == 0 else {}
+            precision, counts = ([_value(of, key) for key in keys] for keys in (("pr_auc", "prevalence"), COUNTS))
             rows.append([
                 site, name, _sure(of, "auc"),
                 Shown(MISSING if None in precision else "{} ({})".format(*map(number, precision)), precision),
                 *(_sure(of, told + at, side + at) for told, side, at in asked),
                 Shown(MISSING if None in counts else "/".join(f"{count:.0f}" for count in counts), counts),
-                over_all.get("brier"), over_all.get("ece"),
+                _value(over_all, "brier"), _value(over_all, "ece"),
             ])  # fmt: skip
     heads = [(told + at).replace("_", " ") for told, _, at in asked]
     return Table(
@@ -100,12 +113,16 @@ def clinical_table(results: Results) -> Table:
     )  # fmt: skip
 
 
-def _sure(of: Mapping[str, Any], name: str, attained: str = "") -> Shown:
+def _value(of: Mapping[str, Cell], name: str) -> float | None:
+    return of[name].value if name in of else None
+
+
+def _sure(of: Mapping[str, Cell], name: str, attained: str = "") -> Shown:
     """Return a cell of a figure with its interval and, with ``attained``, another figure after it."""
-    value, *ends = (of.get(name + end) for end in ENDS)
-    told, more = interval(*ends), of.get(attained)
-    text = number(value) + ("" if told == MISSING else f" {told}") + ("" if more is None else f"; {number(more)}")
-    return Shown(text, [value, *ends, *([more] if attained else [])])
+    found, more = of.get(name, Cell(name)), _value(of, attained)
+    told = interval(found.low, found.high)
+    text = number(found.value) + ("" if told == MISSING else f" {told}") + ("" if more is None else f"; {number(more)}")
+    return Shown(text, [found.value, found.low, found.high, *([more] if attained else [])])
 
 
 def clinical_words(results: Results) -> tuple[str, float]:
@@ -113,19 +130,21 @@ def clinical_words(results: Results) -> tuple[str, float]:
 
     The sentence is empty and the p-value NaN if no class has an AUC at two sites.
     """
-    every: list[tuple[str, str, Mapping[str, Any]]] = [
-        (name, site, of) for site, found in results.clinical.items() for name, of in found.items()
-    ]
-    own = [one for one in every if None not in (one[2].get("auc_p_value"), one[2].get("auc"))]
-    if not own:
+    found = clinical_at(results)
+    tests = {name: p for name, of in found.pop("", {}).items() if (p := _value(of, "auc_p_value")) is not None}
+    known = [
+        (tests[name], name, of["auc"].value, site)
+        for site, classes in found.items() for name, of in classes.items()
+        if name in tests and _value(of, "auc") is not None
+    ]  # fmt: skip
+    if not known:
         return "", math.nan
-    name, site, of = min(own, key=lambda one: (one[2]["auc_p_value"], one[0], one[2]["auc"]))
-    classes = len({name for name, _, _ in own})
-    p = min(1.0, of["auc_p_value"] * classes)
+    least, name, _, site = min(known, key=lambda one: one[:3])
+    p = min(1.0, least * len(tests))
     sure = "differ by more than chance explains" if p <= 1 - LEVEL else "may differ by chance"
-    many = f", corrected for {classes} classes" if classes > 1 else ""
+    many = f", corrected for {len(tests)} classes" if len(tests) > 1 else ""
     return (
         f"The sites' AUCs of {name} {sure} (p {p_value(p)}, Cochran's Q on DeLong's variances{many}); the lowest is "
-        f"that of {site}: {_sure(of, 'auc').text}.",
+        f"that of {site}: {_sure(found[site][name], 'auc').text}.",
         p,
     )

@@ -1,0 +1,88 @@
+"""Hold a run's figures as one table of cells: what was measured, of which model, where, and why it does not count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fairflare.base.settings import Number, Whole
+
+LAST, BEST = "last", "best"  # models: that of the last round, and the best by the validation splits
+TEST, VALIDATION, GLOBAL, CLINICAL = "test", "validation", "global", "clinical"
+OF_ALL = "global/"  # prefix of a metric of the global test where it stands among the metrics of the sites
+NOT_COUNTED = "not annotated there, or in no image"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Store one figure.
+
+    Attributes:
+        metric: name of what was measured, unique within a model and a split (``dice``, ``dice_prostate``); empty: a
+            group or class that the site withholds as a whole.
+        site: name of the site; empty: over all sites together, or on images that belong to no single site.
+        model: ``last``, ``best``, or ``last 5`` for a mean over the models of the last five rounds.
+        split: images: ``test``, ``validation``, ``global`` (of no single site), or ``clinical``: the test split, with
+            thresholds from the validation split.
+        part: class, structure or finding that is measured; empty: no single one. Of a gap the group that is behind.
+        group: group of people as ``<attribute>=<group>``, ``<attribute>=`` for all groups together, ``<attribute>`` for
+            a gap between groups; empty: all images.
+        value: the figure; ``None`` if it is not known or not finite.
+        low, high: ends of its 95 % interval; ``None``: it has none.
+        cases: number of independent cases that it rests on; ``None``: not known.
+        reason: why the value is missing or does not count; empty: it counts.
+    """
+
+    metric: str = ""
+    site: str = ""
+    model: str = LAST
+    split: str = TEST
+    part: str = ""
+    group: str = ""
+    value: Number | None = None
+    low: Number | None = None
+    high: Number | None = None
+    cases: Number | None = None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the metric's name where metrics of the sites and of the global test stand together."""
+        return OF_ALL + self.metric if self.split == GLOBAL else self.metric
+
+    @property
+    def counted(self) -> float:
+        """Return the value; NaN if it is missing or does not count."""
+        return math.nan if self.value is None or self.reason else self.value
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Store several values of one figure, such as those on bootstrap draws of a site's test cases.
+
+    Attributes:
+        metric, site, group: see :class:`Cell`.
+        unit: what each value is of or without: kind of the cases that were drawn, or ``parts`` or ``bins``.
+        count: number of such units at the site.
+        values: the values; ``None`` where undefined.
+    """
+
+    metric: str = ""
+    site: str = ""
+    group: str = ""
+    unit: str = ""
+    count: Whole | None = None
+    values: tuple[Number | None, ...] = ()
+
+
+def pivot(cells: Iterable[Cell], *keys: str) -> dict[str, Any]:
+    """Return cells as dicts within each other, by the columns ``keys`` in this order; of equal keys the last counts."""
+    found: dict[str, Any] = {}
+    for cell in cells:
+        place = found
+        for key in keys[:-1]:
+            place = place.setdefault(getattr(cell, key), {})
+        place[getattr(cell, keys[-1])] = cell
+    return found

@@ -1,4 +1,4 @@
-"""Count files entered and calls for a setting, an image, a reply and a weight, with the share of checks.
+"""Count files entered and calls for a setting, an image, a reply, a weight and a figure, with the share of checks.
 
     python benchmarks/bench_trips.py [--set KEY=VALUE ...] [--bounded] [--list]
 
@@ -6,6 +6,9 @@ One Fed-LWR run in this process: two sites, one round, eight pictures (PNG) a ba
 own Python functions (a generator's steps too), by ``sys.setprofile``; not those of torch, pydantic and the standard
 library. A call is a check's where its function lies in the module of checks or has ``check`` in its name, and so are
 the calls that such a one makes.
+
+With ``--figure`` a Dice is followed from the site's evaluation to terminal and page: counted are the files and the
+functions of both packages that hold it, as an argument or a result, alone or anywhere within.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from unittest import mock
 import fairflare
 
 ROOT = str(Path(fairflare.__file__).parent)
+PACKAGES = str(Path(fairflare.__file__).parents[1] / "fairflare")  # also the beginning of fairflare_lab
+NEEDLE = 0.6180339887498949  # a figure that occurs once
 CHECKS = ("base/checks.py", "base/checks.py")
 SITES, IMAGES, CLASSES = ("site-1", "site-2"), 16, 2
 SMALL: dict[str, Any] = {
@@ -81,6 +86,60 @@ class Trip:
     def share(self) -> float:
         """Return the share of checks in the calls."""
         return self.in_checks / max(self.calls.total(), 1)
+
+
+class Holding(Trip):
+    """Record the functions that hold :data:`NEEDLE`, by file, while the trip is on."""
+
+    def _seen(self, frame: FrameType, event: str, result: object) -> None:
+        code = frame.f_code
+        if event in ("call", "return") and code.co_filename.startswith(PACKAGES) and "<" not in code.co_name:
+            key = code.co_filename[len(PACKAGES) :], getattr(code, "co_qualname", code.co_name)
+            values = list(frame.f_locals.values()) if event == "call" else [result]
+            if key not in self.calls and any(map(holds, values)):
+                self.calls[key] += 1
+
+
+def holds(value: object, depth: int = 8) -> bool:
+    """Return whether a value is :data:`NEEDLE`, or has it within: in a container, an object of ours, or a text."""
+    if isinstance(value, float):
+        return value == NEEDLE
+    if isinstance(value, str):
+        return str(NEEDLE) in value
+    if not depth or isinstance(value, (int, bytes, type, type(None))):
+        return False
+    if isinstance(value, dict):
+        return any(holds(part, depth - 1) for part in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(holds(part, depth - 1) for part in value)
+    ours = type(value).__module__.startswith("fairflare")
+    return (
+        ours and any(holds(part, depth - 1) for part in vars(value).values()) if hasattr(value, "__dict__") else False
+    )
+
+
+def figure() -> Holding:
+    """Return the functions that hold the Dice of one site, from its evaluation to terminal and page."""
+    from fairflare.cli.show import show
+    from fairflare.federation.plan.plan import make_plan
+    from fairflare.federation.site.worker import SiteWorker
+    from fairflare.federation.transports.local import run_local
+    from fairflare_lab.page.write import write_report
+
+    small = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.1, "local_epochs": 1}
+    plan, trip = make_plan("fed_avg", task="segmentation", sites=2, num_rounds=1, settings=small), Holding()
+    evaluate = SiteWorker.evaluate
+
+    def found(worker: SiteWorker, model: Any, run: Any, split: str) -> dict[str, float]:
+        metrics = evaluate(worker, model, run, split)
+        return metrics | {"dice": NEEDLE} if (worker.site, split) == ("site-2", "test") else metrics
+
+    with tempfile.TemporaryDirectory(prefix="fairflare_trips_") as folder:
+        with mock.patch.object(SiteWorker, "evaluate", found), trip.on():
+            run_local(plan, Path(folder) / "run")
+            show([Path(folder) / "run"])
+            write_report(Path(folder) / "run", Path(folder) / "page")
+    return trip
 
 
 def whole(trip: Trip, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +212,13 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=["mix=0.5"], metavar="KEY=VALUE", dest="settings")
     parser.add_argument("--list", action="store_true", help="the ten functions of each trip that are called most")
     parser.add_argument("--bounded", action="store_true", help="with the bounds that an exported job has")
+    parser.add_argument("--figure", action="store_true", help="follow a Dice to terminal and page instead")
     given = parser.parse_args()
+    if given.figure:
+        trip = figure()
+        print(f"Dice to terminal and page: {trip.files} files, {len(trip.calls)} functions hold it")
+        print(*(f"  {file}: {function}" for file, function in trip.calls if given.list), sep="\n")
+        return
     trips = measured(given.settings, given.bounded)
     print("| trip | files entered | calls | of them checks |")
     print("| --- | ---: | ---: | ---: |")

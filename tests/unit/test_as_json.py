@@ -19,6 +19,7 @@ from fairflare.cli import commands
 from fairflare.cli.data import doctor
 from fairflare.data.datalist import SPLITS, write_datalist
 from fairflare.methods.base.catalog import all_methods
+from tests.sections import upgraded
 from tests.unit.report_runs import document
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
@@ -46,7 +47,7 @@ def runs(tmp_path: Path) -> list[Path]:
             values = {"a": 0.5 + better + 0.01 * seed, "b": 0.3 + better, "c": 0.7}
             folders.append(tmp_path / f"{label}{seed}")
             folders[-1].mkdir()
-            (folders[-1] / "results.json").write_text(json.dumps(document(label, seed, values)))
+            (folders[-1] / "results.json").write_text(json.dumps(upgraded(document(label, seed, values))))
     return folders
 
 
@@ -93,9 +94,9 @@ def test_several_runs_have_the_figures_of_the_csv(runs: list[Path]) -> None:
 
 def test_an_undefined_figure_is_null(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    path.write_text(json.dumps(document("fed_avg", 0, {"a": 0.5, "b": 0.3}) | {"test": None}))
+    path.write_text(json.dumps(upgraded(document("fed_avg", 0, {"a": 0.5, "b": 0.3}) | {"test": None})))
     assert asked("show", path)["run"]["metrics"] == {}
-    path.write_text(json.dumps(document("fed_avg", 0, {"a": 0.5, "b": 0.3}) | {"test": {"a": {"dice": 0.5}}}))
+    path.write_text(json.dumps(upgraded(document("fed_avg", 0, {"a": 0.5, "b": 0.3}) | {"test": {"a": {"dice": 0.5}}})))
     assert asked("show", path)["run"]["metrics"]["dice"]["sites"] == {"a": 0.5, "b": None}
 
 

@@ -452,7 +452,7 @@ def test_metrics_that_nobody_asked_for_are_folded() -> None:
     }  # fmt: skip
     assert folded["metrics_of_lists"]
     assert folded["gaps_tone"]
-    assert not folded["metrics"]
+    assert not folded["sites"]
 
 
 def test_the_mix_of_classes_is_not_called_sampling() -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairflare.core.statistics.footing import Footing, adjusted, ranks, relative
+from fairflare.core.statistics.footing import Footing, adjusted, relative
 from fairflare.core.weighting import power_weights
+from fairflare.reporting.values import linked
+from tests.unit.report_runs import read
 
 ABC = Footing({"A": frozenset({"s1"}), "B": frozenset({"s2"}), "C": frozenset({"s1", "s2"})}, "dice")
 DICE = {"A": {"dice_s1": 0.8}, "B": {"dice_s2": 0.6}, "C": {"dice_s1": 0.7, "dice_s2": 0.5}}
@@ -92,10 +94,11 @@ def test_of_a_single_structure_a_site_whose_images_mark_none_has_no_figure() -> 
 
 def test_own_means_are_never_ranked() -> None:
     test = {"A": {"dice": 0.7, "own/dice": 0.8, "auc": 0.9}}
-    assert ranks(test, "dice", [["A", "B"]])
-    assert not ranks(test, "dice", [["A"], ["B"]])
-    assert ranks(test, "auc", [["A"], ["B"]])
-    assert not ranks(test, "own/dice", [["A", "B"]])
+    one, two = (read(test=test, footing={"parts": parts}) for parts in ([["A", "B"]], [["A"], ["B"]]))
+    assert linked(one, "dice")
+    assert not linked(two, "dice")
+    assert linked(two, "auc")
+    assert not linked(one, "own/dice")
 
 
 def test_a_cell_without_a_value_leaves_the_site_without_a_figure() -> None:

@@ -381,7 +381,7 @@ def test_numbers_that_are_none(tmp_path):
     read = page_of(write_run(tmp_path, text))
     assert "nan" not in read.words.lower().split()
     assert "Average and spread of Dice are over 2 of 3 sites, without site-1 (undefined there)." in read.words
-    assert read.tables["sites"][1] == ["site-1", "-"]
+    assert read.tables["sites"][1][:2] == ["site-1", "-"]
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ def test_the_server_writes_the_page_of_a_run(tmp_path, monkeypatch):
     assert any(re.fullmatch(rf"page: {re.escape(str(path))} \(\d+\.\d s\)", line) for line in run.net.said)
     read = Read(path.read_text(encoding="utf-8"))
     assert "FedAvg (fed_avg)" in read.words
-    assert read.tables["sites"][1:] == [["site-1", "0.200"], ["site-2", "0.400"], ["site-3", "0.600"]]
+    assert read.tables["sites"][1:4] == [["site-1", "0.200"], ["site-2", "0.400"], ["site-3", "0.600"]]
     assert [p.name for p in path.parent.iterdir() if "partial" in p.name] == []
 
 

@@ -59,14 +59,8 @@ def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
     names = []
     if site_columns(results):
         names = metrics_of(results) if metric is None else [known_metric(results, metric)]
-    over = {name: summary_of(results, name) for name in names}
-    metrics = {
-        name: {
-            "sites": by_site_of(results, name), "suppressed": of.suppressed, "higher_is_better": of.higher_is_better,
-            "average": of.mean, "std": of.std, "worst": of.worst, "worst_site": of.worst_site, "range": of.range,
-        }
-        for name, of in over.items()
-    }  # fmt: skip
+    over = {name: summary_of(results, name).as_dict() for name in names}
+    metrics = {name: {"sites": by_site_of(results, name), "average": of.pop("mean"), **of} for name, of in over.items()}
     return {
         "label": label_of(results), "seed": results.info.seed, "status": results.status, "reason": results.reason,
         "rounds": len(results.rounds), "findings": [asdict(one) for one in run_findings(results, metric)],

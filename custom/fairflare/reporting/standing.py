@@ -107,7 +107,7 @@ class Site:
         #: Whether each image is a case of its own, so that counts of images are counts of independent observations.
         self.single = said.get("test_cases") is not None and said["test_cases"] == said.get("images")
         self.support: dict[str, int] = {c: n for c, n in (said.get("class_support") or {}).items() if n}
-        recalls = {name: _or(recall_of(metrics, name), math.nan) for name in self.support}
+        recalls = {name: _or(metrics.get(metric_name(f"recall_{name}")), math.nan) for name in self.support}
         right = {name: recall * self.support[name] for name, recall in recalls.items()}
         #: Number of correctly classified images of each class; empty if not known.
         self.right = {name: round(count) for name, count in right.items() if math.isfinite(count)}
@@ -195,11 +195,6 @@ def _common(sites: Sequence[Site]) -> list[str] | None:
     """Return the classes common to all sites that report classes; ``None`` if all have the same, or none reports."""
     of = [set(site.support) for site in sites if site.support]
     return None if not of or all(own == of[0] for own in of) else sorted(set.intersection(*of))
-
-
-def recall_of(metrics: Mapping[str, Any], name: str) -> Any:
-    """Return a site's recall of the class ``name``; ``None`` if the site reports none."""
-    return metrics.get(metric_name(f"recall_{name}"))
 
 
 def _or(value: Any, otherwise: float) -> float:

@@ -107,13 +107,14 @@ def _title(results: Results) -> str:
     return ", ".join(parts)
 
 
-def table_of(results: Results, metric: str | None = None, *, short: bool = False) -> Table:
+def table_of(results: Results, metric: str | None = None, *, short: bool = False, tests: bool = False) -> Table:
     """Return a table of test metrics, with a row for each site, average and spread; no rows without test results.
 
     Args:
         results: results of a run.
         metric: the only metric; default: all metrics that the task shows in tables.
         short: whether to leave out metrics that are :func:`extra_list_metrics`.
+        tests: whether to add what is expected of each site, and its p-value.
 
     Raises:
         ValueError: the run does not have the metric.
@@ -127,7 +128,7 @@ def table_of(results: Results, metric: str | None = None, *, short: bool = False
     sites = sorted({site for column in columns for site in column.sites})
     if results.inequality.metric in metrics:
         behind = 1 + metrics.index(results.inequality.metric)
-        columns[behind:behind] = _certainty(results)
+        columns[behind:behind] = [*_certainty(results), *(_verdicts(results) if tests else [])]
     has = {title for column in columns for title in column.totals}
     return Table(
         "run", "", ["site", *(column.head for column in columns)],
@@ -200,6 +201,13 @@ def _certainty(results: Results) -> list[_Column]:
         _Column(head, names, *({row: cells[k] for row, cells in of.items()} for of in (sites, totals)))
         for k, (head, names) in enumerate(heads.items())
     ]
+
+
+def _verdicts(results: Results) -> list[_Column]:
+    """Return the columns of what each site would have if all were equally good, and of its p-value."""
+    sites = results.inequality.sites
+    heads = {"expected": "expected", "p": "p_value"}
+    return [_Column(head, [head], {site: of[key] for site, of in sites.items()}, {}) for head, key in heads.items()]
 
 
 def _interval_cells(of: Figure) -> tuple[Cell, Cell]:

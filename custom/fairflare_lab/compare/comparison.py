@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fairflare.base import checks
 from fairflare.core.cells import OF_ALL
@@ -43,11 +43,6 @@ class Comparison:
     @property
     def sites(self) -> list[str]:
         return sorted({site for row in self.rows for values in row.values for site in values})
-
-    @property
-    def of_all(self) -> list[str]:
-        """Return the metrics of the global test that any row of the comparison has."""
-        return list(dict.fromkeys(name for row in self.rows for name in row.of_all))
 
 
 def comparison_of(runs: Sequence[Results], metric: str | None = None, reference: str | None = None) -> Comparison:
@@ -109,19 +104,21 @@ def compare(
 def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, width: int | None = None) -> str:
     """Return the table of a comparison's rows as text, in the form of :func:`compare`."""
     first = [finding.text for finding in found.findings]
-    return printed([_table(found, found.sites if per_site else [])], found.notes, style, width, first=first)
+    table = rows_table(found.rows, found.metric, found.sites if per_site else [])
+    return printed([table], found.notes, style, width, first=first)
 
 
 # ------------------------------------------------------------------------------------------------ forms
 
 
-def _table(found: Comparison, sites: Sequence[str]) -> Table:
+def rows_table(of: Sequence[Row[Any]], metric: str, sites: Sequence[str]) -> Table:
     """Return a comparison's table: for each row mean and deviation of each site's values and of figures over sites."""
-    names = [*sites, "average", "std", "worst", *(OF_ALL + name for name in found.of_all)]
+    of_all = list(dict.fromkeys(name for row in of for name in row.of_all))
+    names = [*sites, "average", "std", "worst", *(OF_ALL + name for name in of_all)]
     rows: list[list[Cell]] = []
-    for row in found.rows:
+    for row in of:
         cells = [*map(row.cell, sites), *map(row.over, ("mean", "std", "worst"))]
-        cells += [spread(row.of_all.get(name, [])) for name in found.of_all]
-        rows.append([row.label, Shown(str(len(row.runs)), [found.metric, len(row.runs)]), *cells])
+        cells += [spread(row.of_all.get(name, [])) for name in of_all]
+        rows.append([row.label, Shown(str(len(row.runs)), [metric, len(row.runs)]), *cells])
     heads = [["method"], ["metric", "runs"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table("table", "", ["method", "runs", *names], rows, csv_columns=heads)

@@ -12,30 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairflare.core.cells import CLINICAL
-from fairflare.core.fairness import summarize
 from fairflare.core.statistics.intervals import LEVEL
-from fairflare.reporting.documents import SUPPRESSED
 from fairflare.reporting.layout import Shown, counted, interval, number, spread
 from fairflare.reporting.sites.clinical import HOW, clinical_table
-from fairflare.reporting.standing import MIXED, sources, tested
-from fairflare.reporting.table import class_table
+from fairflare.reporting.table import class_table, table_of
 from fairflare.reporting.values import (
-    by_site_of,
     extra_list_metrics,
-    global_metrics,
-    global_values,
     in_words,
     metrics_of,
     rests_on,
     sentence,
     site_columns,
-    suppressed_of,
-    title_of,
+    summary_of,
 )
+from fairflare_lab.compare.comparison import rows_table
 from fairflare_lab.compare.difference_table import figures_of, interval_of, notes_of_differences
 from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
-from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Spread, Table, extremes, listed
-from fairflare_lab.page.material import Material, PageRow, PageRun, images_of, spelt
+from fairflare_lab.page.content import NOTHING, Cell, Picture, Section, Table, extremes, listed
+from fairflare_lab.page.material import Material, PageRow, images_of, spelt
 from fairflare_lab.page.style import INK, chart, label, look, rows_at
 
 if TYPE_CHECKING:
@@ -44,12 +38,6 @@ if TYPE_CHECKING:
 
 MAX_BAR_SITES = 10  # with more sites the picture has dots in place of bars
 MAX_BARS = 60
-OF_SITE = {"low": "low", "high": "high", "test_cases": "test cases", "expected": "expected", "p_value": "p"}
-CHANCE = "chance_std"
-SUMMARIES = (
-    ("average", "mean"), ("std", "std"), ("std if equal", CHANCE), ("worst", "worst"),
-    ("worst decile", "bottom_decile"),
-)  # fmt: skip
 
 
 def results(material: Material) -> Section:
@@ -57,118 +45,46 @@ def results(material: Material) -> Section:
     title = "What every site gets"
     if not material.tested:
         return Section("results", title, notes=material.notes)
-    rows, metric, one = material.rows, spelt(material), len(material.runs) == 1
-    over = "; ± is the population standard deviation over seeds" if any(len(row.runs) > 1 for row in rows) else ""
+    rows, run, one = material.rows, material.runs[0], len(material.runs) == 1
     # Sites of the runs, also those without a value.
     sites = [site for site in material.sites if any(site in values for row in rows for values in row.values)]
-    own, counts = intervals(material), test_images(material)
-    more = "; 95 % interval by its own test cases; what is expected of equal sites; p: how often one is so far off"
-    heads = [metric] if one and not material.reference else [row.label for row in rows]
-    parts: list[Picture | Table] = [
-        _totals(material, over),
-        _global(rows, material.metric, over),
-        _sites_picture(material, sites),
-        Table(
-            "sites",
-            f"{sentence(metric)} on the test split of every site{over or (more if has_ends(own) else '')}.",
-            ["site", *(["test images"] if counts else []), *heads, *(OF_SITE.values() if own else ())],
-            [_of_site(site, rows, counts, own) for site in sites],
-        ),
-        *_further(material, sites),
-        *([clinical_table(material.runs[0])] if one else []),
-    ]
-    if own and (found := class_table(material.runs[0])):
-        parts.append(found)
-    how = [HOW] if one and any(cell.split == CLINICAL for cell in material.runs[0].cells) else []
+    parts: list[Picture | Table] = [_sites_picture(material, sites)]
+    if one:
+        known = None if material.metric in metrics_of(run) else material.metric
+        caption = f"The test splits of every site, in {spelt(material)} and what else the task measures."
+        for name, short in (("sites", True), ("metrics_of_lists", False)):
+            found = table_of(run, known, short=short, tests=True)
+            table = replace(found, name=name, caption=caption, rows=[*found.rows, *found.totals], totals=())
+            parts += [replace(table, folded=not short)] * bool(short or extra_list_metrics(run))
+        parts += [clinical_table(run), *filter(None, [class_table(run) if intervals(material) else None])]
+    else:
+        over = "; ± is the population standard deviation over seeds" if material.over_seeds else ""
+        whole = replace(rows_table(rows, material.metric, []), name="results")
+        caption = f"{sentence(spelt(material))} on the test splits over the sites, each counting once{over}."
+        values = [[site, *(row.cell(site) for row in rows)] for site in sites]
+        of_sites = f"{sentence(spelt(material))} on the test split of every site{over}."
+        parts = [
+            replace(whole, caption=caption), *parts,
+            Table("sites", of_sites, ["site", *(row.label for row in rows)], values), _further(material),
+        ]  # fmt: skip
+    how = [HOW] if one and any(cell.split == CLINICAL for cell in run.cells) else []
     return Section("results", title, notes=[*material.notes, *how], parts=parts)
 
 
-def _totals(material: Material, over: str) -> Table:
-    """Return the table of each row's figures over the sites, such as average and worst site."""
-    known = any(math.isfinite(of_row(row, CHANCE, material.metric).mean) for row in material.rows)
-    shown = {name: attribute for name, attribute in SUMMARIES if known or attribute != CHANCE}
-    tests = [one for run in material.runs if (one := tested(run, material.metric))]
-    equal = MIXED if MIXED in map(sources, tests) else "sampling alone"
-    return Table(
-        "results",
-        f"{sentence(spelt(material))} on the test splits over the sites, each counting once{over}. Worst decile: mean "
-        "of the worst tenth of the sites, at least one."
-        + (f" Std if equal: what equally good sites would show by {equal}." if known else ""),
-        ["method", "runs", *shown, "sites"],
-        [
-            [row.label if material.reference else title_of(row.runs[0]), len(row.runs),
-             *(of_row(row, attribute, material.metric) for attribute in shown.values()),
-             max(summary.num_sites for summary in row.summaries)]
-            for row in material.rows
-        ],
-    )  # fmt: skip
-
-
-def _further(material: Material, sites: Sequence[str]) -> list[Table]:
-    """Return tables of the task's other metrics, those that nobody asked for behind a fold."""
-    runs = [run for run in material.runs if site_columns(run)]
-    names = [name for name in dict.fromkeys(n for run in runs for n in metrics_of(run)) if name != material.metric]
-    more = {name for run in runs for name in extra_list_metrics(run)}
-    of_lists = replace(
-        _metrics(material, sites, runs, [name for name in names if name in more]), name="metrics_of_lists"
-    )
-    folded = replace(of_lists, caption=f"{of_lists.caption[:-1]}, on further test lists.", folded=True)
-    return [_metrics(material, sites, runs, [name for name in names if name not in more]), folded]
-
-
-def _metrics(material: Material, sites: Sequence[str], runs: Sequence[PageRun], names: Sequence[str]) -> Table:
-    """Return a table of metrics: by site for a single run, else on average over sites; without rows for no metric."""
-    one = len(material.runs) == 1
-    head, where, raw = "method", ", on average over the sites", [[f"{name} mean", f"{name} sd"] for name in names]
-    if one:
-        head, where, raw = "site", " on the test split of every site", [[name] for name in names]
-        of = {name: (by_site_of(runs[0], name), suppressed_of(runs[0], name)) for name in names}
-        cells: list[list[Cell]] = [
-            [site, *(SUPPRESSED if site in home else values.get(site) for values, home in of.values())]
-            for site in sites
-        ]
-    else:
-        cells = [
-            [row.label, *(
-                spread([summarize(by_site_of(run, name), higher_is_better=None).mean for run in row.runs])
-                for name in names
-            )]
-            for row in material.rows
-        ]  # fmt: skip
-    return Table(
-        "metrics", f"The other metrics{where}.",
-        [head, *(in_words(name) + rests_on(runs[0], name) for name in names)],
-        cells if names else [], csv_columns=[[head], *raw],
-    )  # fmt: skip
-
-
-def _global(rows: Sequence[PageRow], metric: str, over: str) -> Table:
-    """Return the table of the global test: the common model's metrics on images of no single site; may be empty."""
-    names = dict.fromkeys(name for row in rows for run in row.runs for name in global_metrics(run, metric))
+def _further(material: Material) -> Table:
+    """Return a table of the task's other metrics on average over sites, for several runs."""
+    every = dict.fromkeys(name for run in material.runs if site_columns(run) for name in metrics_of(run))
+    names = [name for name in every if name != material.metric]
     cells: list[list[Cell]] = [
-        [row.label, *(spread([global_values(run, name)[0] for run in row.runs]) for name in names)] for row in rows
+        [row.label, *(spread([summary_of(run, name).mean for run in row.runs]) for name in names)]
+        for row in material.rows
     ]
+    heads = [in_words(name) + rests_on(material.runs[0], name) for name in names]
+    raw = [["method"], *([f"{name} mean", f"{name} sd"] for name in names)]
     return Table(
-        "global_test", f"The common model on the global test, images that belong to no site alone{over}.",
-        ["method", *names], cells if names else [],
+        "metrics", "The other metrics, on average over the sites.", ["method", *heads], cells if names else [],
+        folded=True, csv_columns=raw,
     )  # fmt: skip
-
-
-def _of_site(
-    site: str, rows: Sequence[PageRow], counts: Mapping[str, int], own: Mapping[str, Mapping[str, Any]]
-) -> list[Cell]:
-    """Return the cells of a site: its images where any are known, its values, and :data:`OF_SITE` where known."""
-    values, of = [row.cell(site) for row in rows], own.get(site) or {}
-    kept: Cell = SUPPRESSED if all(value == SUPPRESSED for value in values) else None  # withheld like the site's values
-    further = [kept if of.get(k) is None else int(of[k]) if k == "test_cases" else of[k] for k in OF_SITE]
-    return [site, *([counts.get(site, kept)] if counts else []), *values, *(further if own else ())]
-
-
-def of_row(row: PageRow, attribute: str, metric: str) -> Spread:
-    """Return a figure of :data:`SUMMARIES` over a row's runs; "std if equal" is NaN if no run tested ``metric``."""
-    if attribute != CHANCE:
-        return row.over(attribute)
-    return spread([one[CHANCE] for run in row.runs if (one := tested(run, metric))])
 
 
 def intervals(material: Material) -> dict[str, dict[str, Any]]:

@@ -183,36 +183,9 @@ class Footing:
         return found
 
 
-def ranks(test: Metrics, name: str, parts: Collection[Collection[str]]) -> bool:
-    """Return whether the sites' values of a metric may be ranked: a mean over each site's own structures may not.
-
-    A comparable figure may be ranked if structures link all sites; a metric that is no mean over structures always may.
-
-    Args:
-        test: metrics after :meth:`Footing.on_one`.
-        name: name of the metric.
-        parts: :attr:`Footing.parts`.
-    """
-    return not name.startswith(OWN) and (len(parts) < 2 or not any(OWN + name in of for of in test.values()))
-
-
 def structure_of(metric: str, names: Collection[str]) -> str:
     """Return the structure in ``names`` with which a metric's name ends; empty if the name ends with none of them."""
     return max((name for name in names if metric.endswith(f"_{metric_name(name)}")), key=len, default="")
-
-
-def where_counted(
-    metrics: Metrics, of: Mapping[str, Collection[str]], empty: Mapping[str, Collection[str]]
-) -> dict[str, dict[str, float]]:
-    """Return the sites' metrics with NaN in place of values of structures that none of a site's images shows.
-
-    Args:
-        metrics: metrics by site.
-        of, empty: see :attr:`Footing.of` and :attr:`Footing.empty`.
-    """
-    none = {site: [m for m in metrics[site] if structure_of(m, {*of[site], *names}) in names]
-            for site, names in empty.items() if site in metrics}  # fmt: skip
-    return {site: {**values, **dict.fromkeys(none.get(site, ()), math.nan)} for site, values in metrics.items()}
 
 
 def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:

@@ -134,11 +134,11 @@ def figure() -> Holding:
         metrics = evaluate(worker, model, run, split)
         return metrics | {"dice": NEEDLE} if (worker.site, split) == ("site-2", "test") else metrics
 
-    with tempfile.TemporaryDirectory(prefix="fairflare_trips_") as folder:
-        with mock.patch.object(SiteWorker, "evaluate", found), trip.on():
-            run_local(plan, Path(folder) / "run")
-            show([Path(folder) / "run"])
-            write_report(Path(folder) / "run", Path(folder) / "page")
+    patch = mock.patch.object(SiteWorker, "evaluate", found)
+    with tempfile.TemporaryDirectory(prefix="fairflare_trips_") as folder, patch, trip.on():
+        run_local(plan, Path(folder) / "run")
+        show([Path(folder) / "run"])
+        write_report(Path(folder) / "run", Path(folder) / "page")
     return trip
 
 

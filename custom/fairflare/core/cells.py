@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,3 +86,8 @@ def pivot(cells: Iterable[Cell], *keys: str) -> dict[str, Any]:
             place = place.setdefault(getattr(cell, key), {})
         place[getattr(cell, keys[-1])] = cell
     return found
+
+
+def value_of(cells: Mapping[str, Cell], name: str) -> float | None:
+    """Return the value of a cell by its key; ``None`` if there is no such cell."""
+    return cells[name].value if name in cells else None

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fairflare.base.checks import few, first_of, gathered, true_texts
-from fairflare.core.cells import Cell, Vector, pivot
+from fairflare.core.cells import Cell, Vector, pivot, value_of
 from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
@@ -242,9 +242,9 @@ def gap_sentences(results: Results, attribute: str) -> tuple[bool, str]:
     groups, between = groups_at(results, attribute).get("", {}), gaps_at(results, attribute)
     sure = [gap for of in between.values() for gap in of.values() if gap.low is not None and gap.high is not None]
     beyond = [_gap_in_words(gap) for gap in sure if gap.low and gap.low > 0]
-    values = {name: {group: _value(of, name) for group, of in groups.items()} for name in SCALED}
+    values = {name: {group: value_of(of, name) for group, of in groups.items()} for name in SCALED}
     metric = next((name for name in reversed(SCALED) if values[name].get("") is not None), "")
-    gap, odds = between[""].get(f"{metric}_gap", Cell("")), _value(between[""], "equalised_odds")
+    gap, odds = between[""].get(f"{metric}_gap", Cell("")), value_of(between[""], "equalised_odds")
     there = gap.part and gap.value is not None
     sentences = true_texts({
         f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {listed(beyond, '; ')}.": beyond,
@@ -269,10 +269,6 @@ def gap_sentences(results: Results, attribute: str) -> tuple[bool, str]:
             "No interval of a gap excludes 0, so that all of them may be chance.": sure and not beyond,
         })  # fmt: skip
     return bool(beyond), " ".join(sentences)
-
-
-def _value(of: Figures, name: str) -> float | None:
-    return of[name].value if name in of else None
 
 
 def _gap_in_words(gap: Cell) -> str:
@@ -324,7 +320,7 @@ def group_notes(results: Results) -> list[str]:
     notes, attributes = list[str](), attributes_of(results)
     withheld = [cell for cell in results.cells if cell.group and not cell.metric]
     for attribute in attributes:
-        images = {g: _value(of, IMAGES) for g, of in groups_at(results, attribute).get("", {}).items() if g}
+        images = {g: value_of(of, IMAGES) for g, of in groups_at(results, attribute).get("", {}).items() if g}
         without = int(images.pop(UNKNOWN, 0) or 0)
         home = {cell.group for cell in withheld}
         empty = [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in home]

@@ -128,7 +128,7 @@ def table_of(results: Results, metric: str | None = None, *, short: bool = False
     sites = sorted({site for column in columns for site in column.sites})
     if results.inequality.metric in metrics:
         behind = 1 + metrics.index(results.inequality.metric)
-        columns[behind:behind] = [*_certainty(results), *(_verdicts(results) if tests else [])]
+        columns[behind:behind] = _certainty(results, tests)
     has = {title for column in columns for title in column.totals}
     return Table(
         "run", "", ["site", *(column.head for column in columns)],
@@ -189,25 +189,25 @@ def _metric(results: Results, metric: str, model: str = LAST) -> _Column:
     return _Column(head, [metric + which], cells, totals)
 
 
-def _certainty(results: Results) -> list[_Column]:
-    """Return the columns of intervals and test cases, which follow the column of their metric."""
+def _certainty(results: Results, tests: bool) -> list[_Column]:
+    """Return the columns of intervals and test cases, which follow the column of their metric.
+
+    ``tests``: whether to add what is expected of each site if all were equally good, and its p-value.
+    """
     found, columns = results.inequality, results.columns.get(LAST, {})
-    sites = {site: _interval_cells(columns[found.metric][site]) for site in found.sites}
-    sites |= dict.fromkeys(suppressed_of(results, found.metric), (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED))
+    sites = {
+        site: (*_interval_cells(columns[found.metric][site]), of.expected, of.p_value)
+        for site, of in found.sites.items()
+    }
+    hidden = (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, None, None)
+    sites |= dict.fromkeys(suppressed_of(results, found.metric), hidden)
     of_all = columns.get(OF_ALL + found.metric)
-    totals = {"global test": _interval_cells(of_all[""])} if of_all else {}
-    heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"]}
+    totals = {"global test": (*_interval_cells(of_all[""]), None, None)} if of_all else {}
+    heads = {f"{found.level:.0%} interval": ["low", "high"], "cases": ["cases"], "expected": ["expected"], "p": ["p"]}
     return [
         _Column(head, names, *({row: cells[k] for row, cells in of.items()} for of in (sites, totals)))
-        for k, (head, names) in enumerate(heads.items())
-    ]
-
-
-def _verdicts(results: Results) -> list[_Column]:
-    """Return the columns of what each site would have if all were equally good, and of its p-value."""
-    sites = results.inequality.sites
-    heads = {"expected": "expected", "p": "p_value"}
-    return [_Column(head, [head], {site: of[key] for site, of in sites.items()}, {}) for head, key in heads.items()]
+        for k, (head, names) in enumerate(heads.items()) if tests or k < 2
+    ]  # fmt: skip
 
 
 def _interval_cells(of: Figure) -> tuple[Cell, Cell]:

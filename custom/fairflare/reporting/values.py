@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from fairflare.base import checks
@@ -53,6 +54,7 @@ def cells_of(
     structures: Mapping[str, Collection[str]],
     empty: Mapping[str, Collection[str]],
     parts: Collection[str] = (),
+    about: Mapping[str, Mapping[str, Mapping[str, float | None]]] = MappingProxyType({}),
 ) -> list[Cell]:
     """Return a model's test metrics as cells: of each site that answered, each metric that any of them has.
 
@@ -64,6 +66,7 @@ def cells_of(
         structures, empty: structures that each site annotates and has images of, and those that none of its images
             shows (:class:`fairflare.core.statistics.footing.Footing`).
         parts: further names of classes and structures.
+        about: interval and number of cases, by metric and site.
     """
     annotated = {name for by_site in (structures, empty) for own in by_site.values() for name in own}
     names = dict.fromkeys(name for of in (*test.values(), *withheld.values()) for name in of)
@@ -82,7 +85,8 @@ def cells_of(
                 UNDEFINED: not known and name in of,
                 NO_VALUE: not known,
             })  # fmt: skip
-            cells.append(Cell(name, site, model, part=part, value=value if known else None, reason=reason))
+            more: Any = about.get(name, {}).get(site, {})
+            cells.append(Cell(name, site, model, part=part, value=value if known else None, reason=reason, **more))
     return cells
 
 

@@ -25,6 +25,7 @@ from fairflare.federation.site.groups import IN_GROUPS, NAMES, read_groups, read
 from fairflare.federation.site.replies import (
     COUNTS,
     DRAWN_UNITS,
+    IN_METRICS,
     NUM_UNITS,
     RESAMPLED,
     VALIDATED,
@@ -91,16 +92,12 @@ class Tested:
         found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: said for site, said in found.items() if said is not None}
 
-    @property
-    def groups_kept(self) -> dict[str, list[str]]:
-        """Return the names of groups, and of classes in groups, that a site withholds: ``{site: names}``."""
-        found = {site: suppressed_in(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
-        return {site: names for site, names in found.items() if names}
+    def withheld(self, what: str = IN_METRICS) -> dict[str, list[str]]:
+        """Return the names of the test metrics that a site withholds, ``{site: names}``, where it withholds any.
 
-    @property
-    def suppressed(self) -> dict[str, list[str]]:
-        """Return the names of the test metrics that a site withholds, ``{site: metrics}``, where it withholds any."""
-        found = {site: suppressed_in(self.phase.stats[site]) for site in sorted(self.phase.good)}
+        ``what``: :data:`IN_METRICS`; ``IN_GROUPS``: names of groups, and of classes in groups.
+        """
+        found = {site: suppressed_in(self.phase.stats[site], what) for site in sorted(self.phase.good)}
         own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
         return {site: names for site, names in own.items() if names}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fairflare.base.checks import printable
@@ -224,7 +224,7 @@ class Journal:
             *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
             *(
                 f": site {s!r}: {len(of)} metric(s) {withheld_reason(s, private, said)}"
-                for s, of in last.suppressed.items()
+                for s, of in last.withheld().items()
             ),
         ):
             self.say(f"validate{text}", warning=True)
@@ -254,11 +254,11 @@ class Journal:
 =======
         sampling, most = last.said(SAID), best.run.test_last
         inequality, ends = standing(last.test, sampling, self.info, last.footing)
-        cells = self._cells(LAST, last.test, last)
-        for at, cell in enumerate(cells):
-            if cell.metric == self.metric and (of := sampling.get(cell.site)):
-                low, high = ends.get(cell.site, (None, None))
-                cells[at] = replace(cell, low=low, high=high, cases=of.get("test_cases"))
+        about = {
+            site: dict(zip(("low", "high", "cases"), (*ends.get(site, (None, None)), of["test_cases"]), strict=True))
+            for site, of in sampling.items()
+        }
+        cells = self._cells(LAST, last.test, last, about)
         if of_best is not None:
             cells += self._cells(BEST, of_best.test, of_best)
         before = [one for one in rounds if number - most <= one.current_round < number - 1 and one.test] * (most > 1)
@@ -297,12 +297,21 @@ class Journal:
         for listener in self.listeners:
             listener.tested(last.test, self.metric, number)
 
-    def _cells(self, model: str, test: Mapping[str, Mapping[str, float]], of: Tested) -> list[Cell]:
-        """Return the test metrics of a model as cells."""
+    def _cells(
+        self,
+        model: str,
+        test: Mapping[str, Mapping[str, float]],
+        of: Tested,
+        about: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[Cell]:
+        """Return the test metrics of a model as cells; ``about``: interval and cases of the primary one, by site."""
         private, said = (self.info.get(key, {}) for key in (PRIVACY, "said"))
-        reasons = {site: withheld_reason(site, private, said) for site in of.suppressed}
+        withheld = of.withheld()
+        reasons = {site: withheld_reason(site, private, said) for site in withheld}
         classes = {name for one in of.said(SAID).values() for name in one.get("class_support") or ()}
-        return cells_of(model, test, of.suppressed, reasons, self._footing.of, self._footing.empty, classes)
+        return cells_of(
+            model, test, withheld, reasons, self._footing.of, self._footing.empty, classes, {self.metric: about}
+        )
 
     def failed(self, reason: str, phase: Phase | None = None) -> None:
         """Record that the run has failed, and the sites that were left out in ``phase``, if a phase failed."""

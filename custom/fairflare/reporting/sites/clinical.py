@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fairflare.core.cells import CLINICAL, Cell, Vector, pivot
+from fairflare.core.cells import CLINICAL, Cell, Vector, pivot, value_of
 from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
 from fairflare.core.statistics.group_intervals import over_cases
 from fairflare.core.statistics.group_sums import CALIBRATION
@@ -93,13 +93,13 @@ def clinical_table(results: Results) -> Table:
         of_classes = [(name, of) for name, of in found.items() if name]
         for rank, (name, of) in enumerate((of_classes or [(MISSING, {})]) if site else ()):
             over_all = found.get("", {}) if rank == 0 else {}
-            precision, counts = ([_value(of, key) for key in keys] for keys in (("pr_auc", "prevalence"), COUNTS))
+            precision, counts = ([value_of(of, key) for key in keys] for keys in (("pr_auc", "prevalence"), COUNTS))
             rows.append([
                 site, name, _sure(of, "auc"),
                 Shown(MISSING if None in precision else "{} ({})".format(*map(number, precision)), precision),
                 *(_sure(of, told + at, side + at) for told, side, at in asked),
                 Shown(MISSING if None in counts else "/".join(f"{count:.0f}" for count in counts), counts),
-                _value(over_all, "brier"), _value(over_all, "ece"),
+                value_of(over_all, "brier"), value_of(over_all, "ece"),
             ])  # fmt: skip
     heads = [(told + at).replace("_", " ") for told, _, at in asked]
     return Table(
@@ -113,13 +113,9 @@ def clinical_table(results: Results) -> Table:
     )  # fmt: skip
 
 
-def _value(of: Mapping[str, Cell], name: str) -> float | None:
-    return of[name].value if name in of else None
-
-
 def _sure(of: Mapping[str, Cell], name: str, attained: str = "") -> Shown:
     """Return a cell of a figure with its interval and, with ``attained``, another figure after it."""
-    found, more = of.get(name, Cell(name)), _value(of, attained)
+    found, more = of.get(name, Cell(name)), value_of(of, attained)
     told = interval(found.low, found.high)
     text = number(found.value) + ("" if told == MISSING else f" {told}") + ("" if more is None else f"; {number(more)}")
     return Shown(text, [found.value, found.low, found.high, *([more] if attained else [])])
@@ -131,11 +127,11 @@ def clinical_words(results: Results) -> tuple[str, float]:
     The sentence is empty and the p-value NaN if no class has an AUC at two sites.
     """
     found = clinical_at(results)
-    tests = {name: p for name, of in found.pop("", {}).items() if (p := _value(of, "auc_p_value")) is not None}
+    tests = {name: p for name, of in found.pop("", {}).items() if (p := value_of(of, "auc_p_value")) is not None}
     known = [
         (tests[name], name, of["auc"].value, site)
         for site, classes in found.items() for name, of in classes.items()
-        if name in tests and _value(of, "auc") is not None
+        if name in tests and value_of(of, "auc") is not None
     ]  # fmt: skip
     if not known:
         return "", math.nan

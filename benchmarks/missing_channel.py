@@ -25,7 +25,9 @@ import torch
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.opening import Opening
 from fairflare.federation.transports.local import RUN_DIR, run_local
-from fairflare.reporting.results import read_document
+from fairflare.reporting.documents import Results
+from fairflare.reporting.results import read_results
+from fairflare.reporting.values import answered, by_site_of, site_columns
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
 from fairflare_lab.phantoms.volumes import patients
 
@@ -80,6 +82,12 @@ def written(folder: Path, site: str, seed: int) -> dict[str, Any]:
     return {"data_root": str((folder / site).absolute())} | ({"channels": names} if site == LACKS else {})
 
 
+def tests_of(results: Results) -> dict[str, dict[str, float]]:
+    """Return the last model's test metrics, ``{site: {metric: value}}``."""
+    columns = {name: by_site_of(results, name) for name in site_columns(results)}
+    return {site: {name: of[site] for name, of in columns.items()} for site in answered(results)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -100,7 +108,7 @@ def main() -> None:
                 small = patch.object(VolumeSegmentationTask, "build_unet", lambda task: Small())
                 with small, patch.object(Opening, "input_tensors", own):
                     run_local(plan, place, {"sites": {site: blocks[site] for site in sites}})
-            found[arm].append(read_document(place / RUN_DIR / "fairflare")["test"])
+            found[arm].append(tests_of(read_results(place / RUN_DIR / "fairflare")))
     print("| run | organ, have c2 | lesion, have c2 | organ, lacks c2 | lesion, lacks c2 | share kept |")
     print("| --- |" + " ---: |" * 5)
     groups = [(name, sites) for sites in (HAVE, [LACKS]) for name in ("dice_organ", "dice_lesion")]

@@ -125,9 +125,9 @@ def run(given: Any, arm: str, file: dict[str, Any], local: dict[str, Any], seed:
         before = time.process_time()
         run_local(plan, place, {**local, **file})
         clock.write_text(str(time.process_time() - before), encoding="utf-8")
-    test = read_document(place / RUN_DIR / "fairflare")["test"]
     metric = "balanced_accuracy" if given.task == "classification" else "dice"
-    found = {site: test[site][metric] for site in local["sites"]}
+    test = by_site_of(read_results(place / RUN_DIR / "fairflare"), metric)
+    found = {site: test[site] for site in local["sites"]}
     return {
         **(on_complete_masks(plan, place, local) if given.drawn else found),
         "seconds": float(clock.read_text(encoding="utf-8")),

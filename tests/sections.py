@@ -181,6 +181,8 @@ def as_before(document: Mapping[str, Any]) -> Document:
     of["test_best"] = of["test"] if results.best and results.best.is_last else metrics("best") if best else None
     of["fairness_best"] = None if of["test_best"] is None else fairness(of["test_best"])
     of["last_rounds"], of["global_test"] = None, None
+    if document.get("best"):
+        of["best"] = {**document["best"], "validation": metrics("best", VALIDATION)}
     if results.last_rounds:
         test = metrics(f"last {len(results.last_rounds)}")
         names = [cell.metric for cell in results.cells if cell.split == GLOBAL]

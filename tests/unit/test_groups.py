@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-<<<<<<< HEAD
-from itertools import combinations, product
-=======
 from dataclasses import replace
-from itertools import product
->>>>>>> 83bc37b6 (Keep a run's figures as one table of cells, in results of schema 2)
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from fairflare.base.checks import gathered, true_texts
-from fairflare.core.cells import BEST, GLOBAL, LAST
+from fairflare.core.cells import BEST, GLOBAL, LAST, TEST
 from fairflare.reporting.documents import Results, RoundRecord
 from fairflare.reporting.layout import counted, listed, number, ranges
 from fairflare.reporting.sites.own_models import personal_notes
@@ -137,7 +137,7 @@ def worst_warnings(rounds: Iterable[RoundRecord]) -> list[tuple[str, str, list[i
 
 def other_models(results: Results) -> list[str]:
     """Return the further models of the table: the best (if it is not the last one), and the last ones on average."""
-    return [model for model in dict.fromkeys(cell.model for cell in results.cells) if model != LAST]
+    return list(dict.fromkeys(c.model for c in results.cells if c.model != LAST and c.split == TEST))
 
 
 def _left_out(results: Results) -> list[str]:

@@ -231,27 +231,6 @@ class Journal:
         self._note_classes_at_home(last.phase)
         rounds = read_results(self.store.folder).rounds
         is_last = best.made == number - 1
-<<<<<<< HEAD
-        told = last if is_last else of_best
-        about = {**best.as_dict(), "is_last": is_last, "left_out": told.left_out if told else []}
-        about["validation"] = of_best.validation if of_best else {}
-        further = {
-            "validation": last.validation,
-            "best": None if best.made is None else about,  # a given model is not compared with other models
-            "test_best": told.test if told else None,
-            "fairness_best": self._fairness(told.test, told.suppressed) if told else None,
-            "last_rounds": self._last_rounds(rounds, last, number, best.run.test_last),
-            "resampled": last.said(RESAMPLED) or None,
-            "resampled_units": last.units or None,
-            "inequality": standing(last.test, last.said(SAID), self.info, last.footing),
-            "footing": last.footing.as_dict() if last.footing.differs else None,
-            "suppressed": last.suppressed,
-            "global_test": last.of_all,
-            "groups": last.groups,
-            "clinical": clinical_of(last.said(CLINICAL)),
-            "personal": last.personal,
-        }
-=======
         sampling, most = last.said(SAID), best.run.test_last
         inequality, ends = standing(last.test, sampling, self.info, last.footing)
         about = {
@@ -267,13 +246,13 @@ class Journal:
             mean = mean_of([*(one.test for one in before), last.test])
             cells += self._cells(f"last {len(made)}", mean, last)
         cells += [
-            Cell(metric, site, split=VALIDATION, value=value)
-            for site, of_site in last.validation.items() for metric, value in of_site.items()
+            Cell(metric, site, model, VALIDATION, value=value)
+            for model, of in ((LAST, last), (BEST, of_best)) if of is not None
+            for site, of_site in of.validation.items() for metric, value in of_site.items()
         ]  # fmt: skip
         clinical, vectors = clinical_of(last.said(CLINICAL))
         of_all, lists = last.of_all or ([], None)
         people, folds = last.groups or ([], [])
->>>>>>> 83bc37b6 (Keep a run's figures as one table of cells, in results of schema 2)
         self.store.finish(
             "completed",
             cells=[*cells, *of_all, *people, *clinical],

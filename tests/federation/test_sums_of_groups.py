@@ -96,7 +96,7 @@ def both(folder: Path, task: Any = None, **options: Any) -> tuple[Run, Run]:
 
 def figures(run: Run) -> dict[str, Any]:
     """Return the pooled figures by group, without those that need each site's sums or their parts."""
-    found = copy.deepcopy(run.results["groups"]["pooled"]["sex"])
+    found = copy.deepcopy(pooled_of(run)["sex"])
     for name in ("within", "without"):
         found.pop(name, None)
     for part in ("gaps", "gap_intervals"):
@@ -108,9 +108,14 @@ def alike(one: Any, other: Any) -> bool:
     """Return whether two documents have the same keys and words, and numbers that differ by 1e-6 at most."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(alike(of, other[key]) for key, of in one.items())
-    if isinstance(one, list):
+    if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(alike, one, other))
     return one == pytest.approx(other, abs=1e-6) if isinstance(one, float) else bool(one == other)
+
+
+def pooled_of(run: Run) -> Any:
+    """Return the figures by group over all sites; empty where every site withholds them."""
+    return (run.results["groups"] or {"pooled": {}})["pooled"]
 
 
 def told(run: Run, name: str) -> dict[str, Message]:
@@ -219,7 +224,7 @@ def test_a_sum_of_groups_that_cannot_be_opened_costs_the_groups_alone(
     results = run().results
     assert results["status"] == "completed"
     assert results["test"].keys() == ALL.keys()
-    assert results["groups"]["pooled"] == {}
+    assert (results["groups"] or {"pooled": {}})["pooled"] == {}
     reason = results["left_out"][-1]
     assert (reason["site"], reason["phase"]) == (POOLED, "groups")
     said = "nobody can say which" if lie == "another key" else "site-2: its process died. Without all of"
@@ -232,7 +237,7 @@ def test_a_sum_of_groups_that_cannot_be_opened_costs_the_groups_alone(
 def test_too_few_sites_have_no_groups_and_the_run_is_done(tmp_path: Path) -> None:
     run = Run(tmp_path, twist=lost("site-4", "mask", 9, first=1), task=People(), **{**GROUPS, "min_cases": 45})()
     assert run.results["status"] == "completed"  # of four sites two have enough cases
-    assert run.results["groups"]["pooled"] == {}
+    assert pooled_of(run) == {}
     assert asked(run) == []
 
 
@@ -241,7 +246,7 @@ def test_a_run_in_which_two_sites_are_left_says_that_no_group_is_known(tmp_path:
         return "its process died" if site in ("site-3", "site-4") and (name, count) == ("mask", 1) else None
 
     run = Run(tmp_path, twist=away, task=People(), **GROUPS)()
-    assert run.results["groups"]["pooled"] == {}
+    assert pooled_of(run) == {}
     assert [(left["site"], left["phase"]) for left in run.results["left_out"]] == [
         ("site-3", "groups"), ("site-4", "groups")
     ]  # fmt: skip
@@ -304,7 +309,7 @@ def test_a_server_that_asks_for_the_group_of_one_site_is_refused(weights: Any, w
         return {**question, "table": {name: [*row[:half], w, *row[half + 1 :]] for (name, row), w in rows}}
 
     run.wire._answer = changed(men).__get__(run.wire)  # type: ignore[method-assign]
-    assert run().results["groups"]["pooled"] == {}
+    assert pooled_of(run()) == {}
     assert any(why in reason for reason in reasons(run))
 
 
@@ -326,7 +331,7 @@ def test_no_sum_of_a_group_tells_its_sites_apart(weights: Any, why: str, tmp_pat
         return {**question, "table": {name: [*row[:half], w, *row[half + 1 :]] for (name, row), w in rows}}
 
     run.wire._answer = changed(men).__get__(run.wire)  # type: ignore[method-assign]
-    opened = run().results["groups"]["pooled"]
+    opened = pooled_of(run())
     assert any(why in reason for reason in reasons(run))
     assert (opened == {}) == (weights[-1] > 0)  # the fourth site, left out, refuses alone; the others open theirs
 
@@ -344,7 +349,7 @@ def test_one_weight_for_all_groups_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, task=People(), **GROUPS)
     even = changed(lambda site, question: {**question, "table": {name: [0.25] for name in ALL}})
     run.wire._answer = even.__get__(run.wire)  # type: ignore[method-assign]
-    assert run().results["groups"]["pooled"] == {}
+    assert pooled_of(run()) == {}
     assert reasons(run) == {"round 1: the table has 1 layers, its model 48; use one model"}
 
 
@@ -353,7 +358,7 @@ def test_groups_of_another_model_are_of_the_same_sites(tmp_path: Path) -> None:
     options = {"experiment": "e", "task": People(), **GROUPS}
     Run(tmp_path, **options)()
     again = Run(tmp_path, twist=lost("site-4", "validate", 9), **{**options, "num_rounds": 2})()
-    assert again.results["groups"]["pooled"] == {}
+    assert pooled_of(again) == {}
     assert {reason.partition(": ")[2] for reason in reasons(again)} == {
         "groups were summed with other members or weights in round 1; ask with these"
     }

@@ -39,7 +39,7 @@ def groups(material: Material) -> Section:
     """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
     run = first_run(material)
     whose = f"Of {run.name}. " if material.reference else ""
-    if not attributes_of(run):
+    if not any(cell.group for cell in run.cells):
         return NOTHING
     notes, gaps = group_notes(run), list[Table]()
     if whose:

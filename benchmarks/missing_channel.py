@@ -99,7 +99,7 @@ def main() -> None:
         blocks = {site: written(given.out / f"data-{seed}", site, seed) for site in (*HAVE, LACKS)}
         for number, (arm, (sites, rule, drop)) in enumerate(ARMS.items()):
             place = given.out / f"run-{number}-{seed}"
-            if not (place / RUN_DIR / "fairflare").exists() or not read_document(place / RUN_DIR / "fairflare")["test"]:
+            if not (place / RUN_DIR / "fairflare").exists() or not read_results(place / RUN_DIR / "fairflare").cells:
                 shutil.rmtree(place, ignore_errors=True)  # of a run that was ended
                 settings = {**SETTINGS, "channel_drop": drop}
                 run: dict[str, Any] = {"sites": sites, "num_rounds": given.rounds, "seed": seed}

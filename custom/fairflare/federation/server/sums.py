@@ -65,9 +65,7 @@ REFUSES = re.compile(r"^site '[^']*' says: .*?site '([^']*)'")  # a site's reaso
 NOBODY: Mapping[str, str] = MappingProxyType({})
 Weights: TypeAlias = Mapping[str, float]
 LATE = "not in the sums that were lost before the sites were dealt to groups; another experiment has it in again"
-MASKED = (
-    Field(SATURATED, "whole", low=0, of=NO_IMAGES, doc="how many numbers of the update the bound of the sum cut"),
-)
+MASKED = (Field(SATURATED, "whole", low=0, of=NO_IMAGES, doc="how many numbers of the update the sum's bound cut"),)
 
 
 class SitesLost(Exception):
@@ -254,20 +252,14 @@ class SecureSums:
         return found
 
     def counts(self, record: RoundRecord, asked: State, like: State, members: list[str]) -> dict[str, torch.Tensor]:
-        """Return sums of counts over all sites, float64.
-
-        Args:
-            record: the round's record.
-            asked: the question that the sites received.
-            like: the counts' names and shapes.
-            members: the sites.
+        """Return the sums over all members of counts of the names and shapes of ``like``, float64.
 
         Raises:
             SitesLost: some sites were lost; the others must count again without them.
         """
         self.record, self.model, self._anchor = record, digest(asked), None
-        weights = {"": dict.fromkeys(members, 1 / len(members))}
-        (opened,) = self._opened([self._question(COUNTS, SUMS, like, weights, members, set())], members)
+        even = {"": dict.fromkeys(members, 1 / len(members))}
+        (opened,) = self._opened([self._question(COUNTS, SUMS, like, even, members, set())], members)
         return {name: opened[name] * len(members) for name in like}
 
     def groups(
@@ -590,8 +582,7 @@ def _bytes_of(
     """Return the checked bytes in a site's report, by name.
 
     Raises:
-        ReportError: a name is not an expected one, or a value is not bytes of an allowed length (names site and
-            field).
+        ReportError: a name is not expected, or a value is not bytes of an allowed length (names site and field).
     """
     report = read_head(site, message, current_round).get("report")
     told = dict(report) if isinstance(report, Mapping) else {}

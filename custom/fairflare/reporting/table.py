@@ -199,7 +199,7 @@ def _certainty(results: Results, tests: bool) -> list[_Column]:
         site: (*_interval_cells(columns[found.metric][site]), of.expected, of.p_value)
         for site, of in found.sites.items()
     }
-    hidden = (Shown(SUPPRESSED, [SUPPRESSED] * 2), *[SUPPRESSED] * 3)
+    hidden = (Shown(SUPPRESSED, [SUPPRESSED] * 2), SUPPRESSED, SUPPRESSED, SUPPRESSED)
     sites |= dict.fromkeys(suppressed_of(results, found.metric), hidden)
     of_all = columns.get(OF_ALL + found.metric)
     totals = {"global test": (*_interval_cells(of_all[""]), None, None)} if of_all else {}

@@ -21,7 +21,7 @@ def _of_split(site: str, seed: int, split: str) -> np.random.Generator:
 
 
 def patients(
-    site: str, *, size: Any, seed: int = 0, cases: float = 1.0, halved: float = 0.0
+    site: str, *, size: Any, seed: int = 0, cases: float = 1.0, halved: float = 0.0, channels: int = 1
 ) -> dict[str, list[SimpleNamespace]]:
     """Draw a bright disc in each slice, which is the mask; every second patient is of the second group."""
     number = int("".join(filter(str.isdigit, site)) or 1)
@@ -39,7 +39,9 @@ def patients(
             image = np.clip(60 + 90 * drawn + rng.normal(0, 20, drawn.shape), 0, 255).astype(np.uint8)
             if halved and i % 2:
                 drawn[: size[0] // 2] = False
-            found[split].append(SimpleNamespace(image=image[None], label=drawn.astype(np.uint8), group=i % 2))
+            found[split].append(
+                SimpleNamespace(image=np.stack([image] * channels), label=drawn.astype(np.uint8), group=i % 2)
+            )
     return found
 
 

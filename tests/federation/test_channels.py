@@ -23,7 +23,7 @@ from fairflare.methods.base.training import SiteRun
 from fairflare.reporting.documents import Info, Results
 from fairflare.reporting.notes import channel_notes, run_notes
 from fairflare.reporting.results import read_results
-from tests.tiny import document
+from tests.tiny import run_document
 
 from ..unit.test_partial_slices import middle
 from .network import number
@@ -284,7 +284,7 @@ def test_a_run_waits_until_the_site_says_what_it_lacks(tmp_path: Path) -> None:
         run_local(make_plan("fed_avg", **form), tmp_path / "refused", {"sites": local})
     local["C"]["channels"] = ["T2w"]
     results = run_local(make_plan("fed_avg", **form), tmp_path / "run", {"sites": local})
-    found = document(results)
+    found = run_document(results)
     assert found["info"]["channels"] == {"T2w": ["A", "B", "C"], "ADC": ["A", "B"]}
     dice = {site: of["dice"] for site, of in found["test"].items()}
     told = " ".join(run_notes(read_results(results)))

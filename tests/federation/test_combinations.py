@@ -469,7 +469,7 @@ def test_every_declared_fact_is_looked_for(world: World, tmp_path: Path, monkeyp
     assert not isinstance(done(tmp_path, world, num_rounds=1), str)
     classes = {RunSettings, *(half for method in all_methods().values() for half in (method.rule, method.training))}
     declared = {need.other for cls in classes for need in needs_of(cls).values() if need and need.fact}
-    assert len(declared) == 7
+    assert len(declared) == 8
     assert looked == declared
 
 

@@ -121,7 +121,7 @@ def test_every_signature_is_the_declared_settings(name: str) -> None:
     of_recipe = set(inspect.signature(FairRecipe).parameters) - {
         "method", "rule", "training", "run", "phase_timeout", "options",
     }  # fmt: skip
-    assert set(found) == of_recipe | set(parts) - {"label"}
+    assert set(found) == of_recipe | set(parts) - {"label", "method"}
     assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in found.values())
     assert "phantom_sites" not in found or found["phantom_sites"].default is None  # as many as the run has
     assert not [key for key, p in found.items() if p.default is inspect.Parameter.empty]

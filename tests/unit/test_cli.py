@@ -157,7 +157,7 @@ def test_every_setting_is_described_with_type_range_default_and_meaning(name: st
     assert {setting.name for setting in of_run} == {
         "best_by", "best_lambda", "test_last", "test_every", "bootstrap", "crt_rounds",
         "crt_epochs", "crt_weights", "crt_mask_absent", "min_cases", "groups",
-        "group_bins", "calibration_bins", "exchange", "secure",
+        "group_bins", "calibration_bins", "exchange", "secure", "channel_drop",
     }  # fmt: skip
     for setting in (setting for group in (*found, of_run) for setting in group):
         assert len(setting.meaning) > 3, setting

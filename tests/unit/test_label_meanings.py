@@ -261,7 +261,7 @@ ODD: dict[str, tuple[Any, str]] = {
     "objects": (objects, "A: the masks have the numbers 1 to n, and n is from 4 to 9: numbers of objects"),
     "two palettes": (
         lambda number: coloured((0, 1, 2) if number % 2 else (0, 2, 1), number),
-        "masks contradict each other: 1 is #00ff00 in 'A/masks/A0.png', .* #ff0000 in 'A/masks/A1.png', .*; 2 is #",
+        "masks contradict each other: 1 is #00ff00 in 'A/masks/A0.png' of .* #ff0000 in 'A/masks/A1.png' of .*; 2 is #",
     ),
     "one palette": (lambda number: coloured((0, 2, 1), number), ""),
     "a border of one pixel": (ring, ""),

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from fairflare.core.plans.counts import Case, Counts, counted, foreground, in_runs, intensities, quantile, total
-from fairflare.core.plans.document import Answers, plan_of, read_plan
+from fairflare.core.plans.document import Answers, plan_of
 from fairflare.core.plans.rules import memory_count, topology
+from fairflare.tasks.volumes.plan_file import read_plan
 
 STORED = json.loads(Path(__file__).with_name("nnunet_plans.json").read_text("utf-8"))
 Cases = list[tuple[tuple[float, ...], tuple[int, ...]]]

@@ -315,7 +315,7 @@ def spoilt(root: Path, kind: str) -> tuple[Path, Path]:
         ("swapped", "look swapped: the mask has .* values, the image 2 values; exchange the two folders"),
         ("red", "colour"), ("red jpeg", "its mask: it is a JPEG, which changes labels"),
         ("jpeg", "its mask: it is a JPEG"), ("jpeg called png", "its mask: it is a JPEG"),
-        ("small", "7 x [a-z ]+: 'A/images/p0.png': it is .*14x11"),
+        ("small", "7 x [a-z ]+: 'A/images/p0.png' of site 'A': it is .*14x11"),
     ],
 )  # fmt: skip
 def test_masks_that_are_none_are_found_by_prepare(tmp_path: Path, kind: str, words: str) -> None:

@@ -1,16 +1,14 @@
-"""Make a plan from the sites' counts, and read plans, in the form of nnU-Net's ``nnUNetPlans.json``."""
+"""Make a plan from the sites' counts, in the form of nnU-Net's ``nnUNetPlans.json``."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass as checked
 
 from fairflare.core.plans.counts import STEPS_PER_MM, Counts, intensities, quantile
 from fairflare.core.plans.rules import (
@@ -27,8 +25,6 @@ FULL = "3d_fullres"  # name of the only configuration that is trained
 CT, EACH_IMAGE = "CTNormalization", "ZScoreNormalization"
 NETWORK = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
 MOST_CHANGED = 0.5  # share of cases that lose a quarter by cropping, above which zeros do not count in the norm
-Side = Annotated[int, Field(ge=1, le=2**12)]
-Millimetres = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
@@ -135,118 +131,3 @@ def _architecture(one: Configuration) -> dict[str, Any]:
         },
         "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
     }  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------ reading a plan
-
-
-@checked(config=ConfigDict(extra="ignore"), frozen=True)
-class _Network:
-    features_per_stage: list[Annotated[int, Field(ge=1, le=4096)]]
-    kernel_sizes: list[tuple[Side, Side, Side]]
-    strides: list[tuple[Side, Side, Side]]
-    n_conv_per_stage: list[Annotated[int, Field(ge=1, le=20)]]
-    n_conv_per_stage_decoder: list[Annotated[int, Field(ge=1, le=20)]]
-    conv_bias: Literal[True]
-    dropout_op: None
-    nonlin: Literal["torch.nn.LeakyReLU"]
-    norm_op: Literal["torch.nn.modules.instancenorm.InstanceNorm3d"]
-
-
-@checked(config=ConfigDict(extra="ignore"), frozen=True)
-class _Architecture:
-    network_class_name: Literal["dynamic_network_architectures.architectures.unet.PlainConvUNet"]
-    arch_kwargs: _Network
-
-
-@checked(config=ConfigDict(extra="ignore"), frozen=True)
-class Planned:
-    """Hold what is trained of a plan: the configuration at full resolution, in nnU-Net's names."""
-
-    batch_size: Annotated[int, Field(ge=1, le=4096)]
-    patch_size: tuple[Side, Side, Side]
-    spacing: tuple[Millimetres, Millimetres, Millimetres]
-    normalization_schemes: list[Literal["CTNormalization", "ZScoreNormalization"]]
-    use_mask_for_norm: list[bool]
-    batch_dice: bool
-    architecture: _Architecture
-
-    @property
-    def network(self) -> dict[str, Any]:
-        """Return the network's settings, as :class:`fairflare.tasks.volumes.plain_unet.PlainUNet` takes them."""
-        of = self.architecture.arch_kwargs
-        return {
-            "features": of.features_per_stage, "strides": of.strides, "kernels": of.kernel_sizes,
-            "convolutions": (of.n_conv_per_stage, of.n_conv_per_stage_decoder),
-        }  # fmt: skip
-
-
-@checked(config=ConfigDict(extra="ignore"), frozen=True)
-class Foreground:
-    """Hold the figures of a CT's foreground by which it is normalised, in HU."""
-
-    mean: float
-    std: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    percentile_00_5: float
-    percentile_99_5: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Represent a plan that is trained.
-
-    Attributes:
-        full: the configuration at full resolution.
-        axes: order of the volumes' axes in the network: ``"SAR"`` are axes to the head, to the front, to the right.
-        foreground: figures by number of a CT's channel.
-    """
-
-    full: Planned
-    axes: str
-    foreground: Mapping[int, Foreground]
-
-
-def read_plan(document: Any) -> Plan:
-    """Read a plan, of FairFlare's or of nnU-Net's making.
-
-    Raises:
-        ValueError: an entry is missing or has another form, or the plan needs what is not built; names the entry.
-    """
-    where = ("configurations", FULL)
-    found = document
-    for key in where:
-        if not isinstance(found, Mapping) or key not in found:
-            raise ValueError(f"the plan has no {key!r}; give a plan of `fairflare plan`, or nnU-Net's nnUNetPlans.json")
-        found = found[key]
-    full = _read(Planned, found, ".".join(where))
-    network, channels = full.architecture.arch_kwargs, len(full.normalization_schemes)
-    stages = {len(of) for of in (network.features_per_stage, network.kernel_sizes, network.strides)}
-    stages |= {len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1}
-    divisors = [math.prod(along) for along in zip(*network.strides, strict=True)]
-    forward = document.get("transpose_forward")
-    if len(stages) > 1 or min(stages) < 2:
-        raise ValueError(
-            "the plan's architecture must have as many features, kernels and strides as stages, at least 2"
-        )
-    if any(side % by for side, by in zip(full.patch_size, divisors, strict=True)):
-        raise ValueError(f"the plan's patch_size {list(full.patch_size)} must be divisible by {divisors}")
-    if not isinstance(forward, list) or sorted(map(str, forward)) != ["0", "1", "2"]:
-        raise ValueError(f"the plan's transpose_forward must be an order of 0, 1, 2, got {forward!r:.80}")
-    if len(full.use_mask_for_norm) != channels:
-        raise ValueError("the plan's use_mask_for_norm must have an entry for each channel")
-    figures = document.get("foreground_intensity_properties_per_channel")
-    of_ct = [number for number, scheme in enumerate(full.normalization_schemes) if scheme == CT]
-    name = "foreground_intensity_properties_per_channel"
-    return Plan(
-        full, "".join(AXES[axis] for axis in forward),
-        {number: _read(Foreground, (figures or {}).get(str(number)), f"{name}.{number}") for number in of_ct},
-    )  # fmt: skip
-
-
-def _read(cls: Any, value: Any, where: str) -> Any:
-    try:
-        return TypeAdapter(cls).validate_python(value)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, (where, *problem["loc"])))
-        raise ValueError(f"the plan's {place}: {problem['msg']}, got {problem['input']!r:.80}") from None

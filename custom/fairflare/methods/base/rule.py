@@ -161,10 +161,6 @@ class Rule(ABC):
         self.memory_folder: Path | None = None
         self.secure = False  # whether the run has secure sums, set by the run
 
-    def enter_run(self, memory_folder: Path, *, secure: bool) -> None:
-        """Store, before a run begins, where the rule may keep large data, and whether the run has secure sums."""
-        self.memory_folder, self.secure = memory_folder, secure
-
     @abstractmethod
     def weigh(self, inputs: RoundInputs) -> Weighing:
         """Return the sites' weights in this round, ``>= 0``, which sum to 1 over ``inputs.sites`` (in each layer)."""
@@ -385,3 +381,8 @@ def anchor_fields(rule: type[Rule]) -> tuple[Field, ...]:
 def sample_weights(inputs: RoundInputs) -> SiteWeights:
     """Return each site's share n_k / sum n of the training samples of the round's sites."""
     return normalise({site: float(inputs.num_samples[site]) for site in inputs.sites})
+
+
+def enter_run(rule: Rule, memory_folder: Path, *, secure: bool) -> None:
+    """Tell a rule, before its run begins, where it may keep large data, and whether the run has secure sums."""
+    rule.memory_folder, rule.secure = memory_folder, secure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fairflare.base.settings import BelowOne, Fraction, settings
-from fairflare.core.plans.document import Plan, read_plan
+from fairflare.tasks.volumes.plan_file import Plan, read_plan
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask, cross_entropies
 
 if TYPE_CHECKING:

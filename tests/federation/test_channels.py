@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from fairflare.base.site_data import SiteData
 from fairflare.core.aggregation.tensor_mean import Aggregate
+from fairflare.core.cells import Cell
 from fairflare.core.features.layers import input_tensors
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import make_plan
@@ -294,7 +295,8 @@ def test_a_run_waits_until_the_site_says_what_it_lacks(tmp_path: Path) -> None:
 
 def test_who_is_behind_with_fewer_channels_is_said() -> None:
     info = Info(primary_metric="dice", sites=["A", "B", "C"], channels={"T2w": ["A", "B", "C"], "ADC": ["A", "B"]})
-    found = Results(info=info, test={"A": {"dice": 0.8}, "B": {"dice": 0.6}, "C": {"dice": 0.25}})
+    cells = [Cell("dice", site, value=value) for site, value in (("A", 0.8), ("B", 0.6), ("C", 0.25))]
+    found = Results(info=info, cells=cells)
     (means,) = channel_notes(found)
     assert means.endswith("Mean Dice by channels: T2w, ADC: 0.700 (A, B); T2w: 0.250 (C).")
     found.inequality.behind = ["A", "C"]

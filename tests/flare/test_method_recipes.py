@@ -126,7 +126,7 @@ def test_every_signature_is_the_declared_settings(name: str) -> None:
     assert "phantom_sites" not in found or found["phantom_sites"].default is None  # as many as the run has
     assert not [key for key, p in found.items() if p.default is inspect.Parameter.empty]
     for key, (cls, setting) in parts.items():
-        if key == "label" or setting.only:
+        if key in ("label", "method") or setting.only:
             continue
         declared = typing.get_type_hints(cls, include_extras=True)[setting.name]
         if typing.get_origin(declared) is typing.Annotated:
@@ -222,7 +222,7 @@ def test_typed_parts_are_what_they_say() -> None:
     assert plan.training is training
     assert (recipe.name, plan.run.label, plan.sites) == ("fed_ism", "fed_ism", ["site-1", "site-2"])
     assert values_of(plan.task)["args"] == {**values_of(task)["args"], "phantom_sites": 2}
-    assert values_of(plan.run)["args"] == {**values_of(run)["args"], "label": "fed_ism"}
+    assert values_of(plan.run)["args"] == {**values_of(run)["args"], "label": "fed_ism", "method": "fed_ism"}
     assert isinstance(plan.task, ClassificationTask)
 
 

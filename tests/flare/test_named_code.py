@@ -437,6 +437,7 @@ PLACES = {
     "fairflare/data/preparers/contents.py (CONVERTERS.get(kind) or content or 'no image').format": "module's texts",
     "fairflare/data/preparers/listed.py re.compile": "the same",
     "fairflare/data/preparers/listed.py re.search": "the same",
+    "fairflare/data/preparers/names.py re.compile": "names of the user's own command line, escaped",
     "fairflare/data/preparers/trees.py NOT_TAKEN.format": "a text of the module",
     "fairflare/data/preparers/writing.py NO_KEY.format": "a text of the module",
     "fairflare/examples/poc/allow.py subprocess.run": "fairflare's own commands, of an example that a person runs",

@@ -29,7 +29,7 @@ OTHERWISE = {
     "adapt": "{}/run --data {}/images --out {}/out.pt", "check-data": "{}/sites.json", "compare": "fed_avg fed_prox",
     "describe": "fed_avg", "doctor": "", "evaluate": "{}/run --data {}/sites.json --out {}/new", "examples": "method",
     "export": "fed_avg --out {}/jobs",
-    "policies": "", "predict": "{}/run --images {}/images --out {}/new",
+    "policies": "", "predict": "{}/run {}/images --out {}/new",
     "report": "{}/run", "run": "fed_avg --in-process",
     "show": "{}/run", "stats": "--data {}/sites.json",
     "phantom": "--out {}/new",

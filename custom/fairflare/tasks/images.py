@@ -363,10 +363,10 @@ class ImageTask(Intensities, Fitted, Task):
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
         """Raise ``DataError`` if the synthetic data have another number of classes than the task."""
         if not fits:
+            channels = f" and channels={list(self.channels)}" if self.channels else ""
             raise DataError(
                 f"site '{site}': no 'data_root' in the site's fairflare.json, and the synthetic {what} has {has} where "
-                f"the task has num_classes={self.num_classes} and {len(self.channels or '1')} image(s) a case; set "
-                "'data_root'",
+                f"the task has num_classes={self.num_classes}{channels}; set 'data_root'",
                 f"site '{site}': no data folder is set, and the synthetic data do not fit the task",
             )
 

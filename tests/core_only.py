@@ -23,7 +23,8 @@ ROOMS = ("unit", "federation", "methods", "flare")
 OF_THE_LAB = """
 methods/test_fair_groups.py methods/test_fair_lora.py federation/test_hidden_records.py
 unit/test_cli.py::test_other_mistakes_are_one_line
-unit/test_cli.py::test_show_finds_the_results unit/test_cli.py::test_prepare_hands_on_to_the_preparers
+unit/test_cli.py::test_show_finds_the_results unit/test_cli.py::test_a_report_of_two_runs_is_what_show_prints
+unit/test_cli.py::test_prepare_hands_on_to_the_preparers
 unit/test_cli.py::test_answers_without_tensors_import_none_of_the_large_packages
 unit/test_as_json.py::test_mistakes_print_no_document unit/test_own_images.py::test_one_hospital_is_not_several
 unit/test_own_images.py::test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own

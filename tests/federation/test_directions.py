@@ -24,6 +24,8 @@ from fairflare.reporting.table import direction_of, fairness_table
 from fairflare.tasks.scripts import LoopTask, ScriptTask
 from tests.unit.report_runs import read
 
+from ..tiny import run_document
+
 NAMES = ["normal", "bone loss", "refractive error"]
 BY_INTENSITY = """
 import torch
@@ -84,11 +86,12 @@ def test_classes_called_like_losses_and_errors_through_a_whole_run(by_job: bool,
         "sites": {s: {"data_root": site_folder(tmp_path / s, wrong)} for s, wrong in zip("ABC", (0, 1, 3), strict=True)}
     }
     named = {"class_names": NAMES, "class_groups": {"diseased": [1, 2], "others": [0]}} if by_job else {}
-    results = read_results(find_results(run_local(plan_of(file, **named), tmp_path / "run", local).parents[2]))
+    place = find_results(run_local(plan_of(file, **named), tmp_path / "run", local).parents[2])
+    results, sections = read_results(place), run_document(place)
     for name in ("recall_bone_loss", "recall_refractive_error", "diseased"):
-        measured = {site: values[name] for site, values in results["test"].items()}
+        measured = {site: values[name] for site, values in sections["test"].items()}
         assert measured == {"A": 1.0, "B": 0.75, "C": 0.25}
-        found = results["fairness"][name]
+        found = sections["fairness"][name]
         assert (found["worst_site"], found["best_site"], found["worst"]) == ("C", "A", 0.25), name
         assert results["info"]["higher_is_better"][name] is True
     assert "Higher is better." in fairness_table(results, metric="recall_bone_loss")
@@ -121,11 +124,12 @@ def hausdorff(folder: Path, declared: str, more: str = "", **options: Any) -> Pl
 
 def test_distances_in_mm(tmp_path: Path) -> None:
     plan = hausdorff(tmp_path, IN_MM, bootstrap=5)
-    results = read_results(find_results(run_local(plan, tmp_path / "run").parents[2]))
-    values = {site: found["hd95"] for site, found in results["test"].items()}
+    place = find_results(run_local(plan, tmp_path / "run").parents[2])
+    results, sections = read_results(place), run_document(place)
+    values = {site: found["hd95"] for site, found in sections["test"].items()}
     assert min(values.values()) > 1
-    assert results["fairness"]["hd95"]["worst_site"] == max(sorted(values), key=values.__getitem__)
-    assert all(len(draws) == 5 and max(draws) > 1 for draws in results["resampled"].values())
+    assert sections["fairness"]["hd95"]["worst_site"] == max(sorted(values), key=values.__getitem__)
+    assert all(len(draws) == 5 and max(draws) > 1 for draws in sections["resampled"].values())
     assert results["info"]["units"] == {"hd95": "mm"}
     table = fairness_table(results)
     assert "hd95 (mm)" in table

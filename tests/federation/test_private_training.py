@@ -157,6 +157,7 @@ def stepped(model: nn.Module, data: Any, noise: float = 0.0, clip: float = 0.05,
     run = SimpleNamespace(
         site="s", seed=0, task=SimpleNamespace(loss=nn.functional.cross_entropy), data=data, store=None,
         current_round=0, num_rounds=1, device=torch.device("cpu"), on_device=lambda tensor: tensor, batch=None,
+        with_fewer_channels=lambda inputs, *step: inputs,
     )  # fmt: skip
     before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     found = PrivateLoop(half, run, model, noise, clip, images).train(Units.of(data))  # type: ignore[arg-type]
@@ -638,7 +639,7 @@ def test_a_run_says_what_is_covered(tmp_path: Path, method: str, task: str, sett
     assert [record.accepted for record in results.rounds] == [["site-1", "site-2"]] * 2
     assert results.rounds[1].train["site-1"]["epsilon"] == 2 * results.rounds[1].train["site-1"]["num_steps"]
     assert results.rounds[1].train["site-1"]["loss"] is None or math.isnan(results.rounds[1].train["site-1"]["loss"])
-    assert results.test["site-1"] == {}
+    assert not any(cell.value is not None for cell in results.cells if (cell.site, cell.split) == ("site-1", "test"))
     said = [one.text for one in run_findings(results)]
     (first,) = (text for text in said if text.startswith("Differential privacy at "))
     unit = "image" if task == "classification" else "patient"

@@ -138,7 +138,7 @@ def test_a_run_gives_the_results_of_the_command_line(
     table = found.table()
     assert list(table.index) == ["site-1", "site-2"]
     metric = found.document.info.primary_metric
-    assert table.loc["site-2", metric] == found.document.test["site-2"][metric]
+    assert table.loc["site-2", metric] == found.document.columns["last"][metric]["site-2"].value
     assert list(found.table("loss").columns) == ["loss"]
     network = again.model("last")
     assert not network.training

@@ -192,7 +192,7 @@ def test_model_of_another_network_is_refused(worker):
 def test_a_task_nobody_knows_is_refused(worker):
     reply = worker().perform(request("submit_model", initial()))
     assert reply.status == "failed"
-    known = "'anchor', 'check', 'keys', 'mask', 'norms', 'release', 'train', 'validate'"
+    known = "'anchor', 'check', 'keys', 'mask', 'norms', 'plan', 'release', 'train', 'validate'"
     assert f"unknown task 'submit_model', known: [{known}]" in reply.reason
 
 

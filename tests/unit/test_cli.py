@@ -388,7 +388,6 @@ def test_other_mistakes_are_one_line(
             "probably: fairflare compare fed_avg fed_lwr:lwr_lambda=1 --rounds 2",
         ),
         (["list", "fed_avg"], "probably: fairflare describe fed_avg"),
-        (["report", "runs/a", "runs/b"], "probably: fairflare show runs/a runs/b"),
         (["compare", "fed_avg,fed_lwr"], "rows are separated by spaces: fed_avg fed_lwr"),
         (["run", "--dry-run", "fed_avg"], "probably: fairflare export --out jobs fed_avg"),
         (["run", "fed_avg", "--epochs", "3"], "probably: fairflare run fed_avg --set local_epochs=3"),
@@ -422,6 +421,11 @@ def test_a_mistaken_option_is_answered_with_what_was_meant(arguments: list[str],
     result = fairflare(*arguments)
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_a_report_of_two_runs_is_what_show_prints() -> None:
+    result = fairflare("report", "runs/a", "runs/b")
+    assert "probably: fairflare show runs/a runs/b" in " ".join(result.stderr.replace("│", " ").split())
 
 
 @pytest.mark.parametrize(

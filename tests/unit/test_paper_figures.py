@@ -10,9 +10,10 @@ import torch
 
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.transports.local import run_local
-from fairflare.reporting.results import find_results, read_results
+from fairflare.reporting.results import find_results
 
 from ..loaded import loaded
+from ..tiny import run_document
 
 SETTINGS = {
     "phantom": "fundus", "image_size": [32, 32], "features": [4, 4, 8, 8], "phantom_samples": 60, "phantom_test": 40,
@@ -32,7 +33,7 @@ def test_the_landscape_has_the_models_own_loss_in_its_middle(run: Path, tmp_path
     script = loaded("docs/examples/loss_landscape.py")
     script.POINTS = 3
     losses = script.main(str(run), str(tmp_path / "a.png"), "site-2", "test")
-    results = read_results(find_results(run))
+    results = run_document(find_results(run))
     # A run averages its loss over the batches of its own size; both are means over the same images.
     assert losses[1, 1] == pytest.approx(results["test"]["site-2"]["loss"], rel=1e-5)
     assert np.isfinite(losses).all()

@@ -363,7 +363,7 @@ def test_what_is_not_read_is_told_beside_images_without_a_mask(tmp_path: Path) -
         prepare_folders({"A": (tmp_path / "A/images", tmp_path / "A/masks")}, tmp_path / "out")
     head, line, more = str(caught.value).splitlines()
     assert head.startswith("2 of 4 image(s) cannot be used")
-    assert line == "  2 x without a mask of its name: 'A/images/p2.png', 'A/images/p3.png'"
+    assert line == "  2 x without a mask of its name: 'A/images/p2.png' of site 'A', 'A/images/p3.png' of site 'A'"
     assert "not read: 2 .gif files ('p2.gif', 'p3.gif'): python -c" in more
     volume = nibabel.Nifti1Image(np.zeros((4, 5, 6), np.int16), np.eye(4))
     for number in range(3):

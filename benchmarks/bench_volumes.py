@@ -112,8 +112,12 @@ def learn(folder: Path) -> None:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"{words[0]}: {used.ru_utime + used.ru_stime:.0f} processor seconds so far", flush=True)
     (results,) = run.rglob("results.json")
-    for site, found in json.loads(results.read_text())["test_best"].items():
-        print(site, {name: round(value, 3) for name, value in found.items() if name.startswith("dice")})
+    from fairflare.reporting.results import read_results
+
+    columns = read_results(results).columns
+    for name, cells in columns["best" if "best" in columns else "last"].items():
+        if name.startswith("dice"):
+            print(name, {site: round(cell.counted, 3) for site, cell in cells.items()})
 
 
 def spent(**more: Any) -> dict[str, Any]:

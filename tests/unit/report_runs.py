@@ -141,7 +141,7 @@ def large(folder: Path, methods: int = 8, sites: int = 6, seeds: int = 3, layers
                     f"@{n}@",
                     {site: {"mu": 0.1 * (n % 3 + k)} for k, site in enumerate(names)},
                 )
-            text = json.dumps(run)
+            text = json.dumps(upgraded(run))
             for n in range(rounds):
                 text = text.replace(f'"@{n}@"', layers_text[n])
             write_run(folder / "runs" / f"method_{method}-seed{seed}", text)

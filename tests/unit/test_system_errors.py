@@ -29,7 +29,7 @@ OTHERWISE = {
     "adapt": "{}/run --data {}/images --out {}/out.pt", "check-data": "{}/sites.json", "compare": "fed_avg fed_prox",
     "describe": "fed_avg", "doctor": "", "evaluate": "{}/run --data {}/sites.json --out {}/new", "examples": "method",
     "export": "fed_avg --out {}/jobs",
-    "policies": "", "predict": "{}/run {}/images --out {}/new",
+    "plan": "{}/sites.json --out {}/plan.json", "policies": "", "predict": "{}/run {}/images --out {}/new",
     "report": "{}/run", "run": "fed_avg --in-process",
     "show": "{}/run", "stats": "--data {}/sites.json",
     "phantom": "--out {}/new",
@@ -93,6 +93,7 @@ def test_a_path_that_cannot_be_used_is_one_line(
     command: str, option: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fairflare.cli.run.command.run_here", trains)
+    monkeypatch.setattr("fairflare.cli.model.plan.run_plan", trains)
     monkeypatch.setattr("fairflare_lab.cli.compare.runs.Runner.go", trains)
     for what, bad in BAD.items():
         path = bad(folder)

@@ -14,6 +14,7 @@ from fairflare.cli.commands import app
 from fairflare.data.datalist import load_datalist
 from fairflare.data.preparers import prepare_volumes
 from fairflare.data.reading import read_pair
+from tests.tiny import run_document
 
 GROUPS = ("bytes", "hundreds", "large")
 COUNT = 6
@@ -70,6 +71,6 @@ def test_check_data_and_two_rounds(folders: dict[str, tuple[Path, Path]], tmp_pa
     done = runner.invoke(app, command)
     assert done.exit_code == 0, done.output
     (results,) = (tmp_path / "run").rglob("results.json")
-    found = json.loads(results.read_text())
+    found = run_document(results)
     assert found["status"] == "completed"
     assert sorted(found["test"]) == sorted(GROUPS)

@@ -164,6 +164,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"cropped": 5}, "'cropped' is above the number of cases"),
     ({"cases": None}, "lacks the field 'cases'"),
     ({"size_0": None, "size_0_cases": None}, "the answer lacks the field 'size_0'"),
+    ({"cropped": None}, "the answer lacks the field 'cropped'"),
+    ({"foreground": b""}, "'foreground' has 0 entries, asked were 4096"),
     ({"foreground": b"\0" * 8}, "'foreground' has 2 entries, asked were 4096"),
     ({"foreground": np.full(4096, 1.0, "<f4").tobytes()}, "'foreground' has a sum of 4096, above the number"),
 ]

@@ -78,7 +78,9 @@ class Planning(Rounds):
         secure = self.sums is not None
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
-            reports[site] = read_counts(site, message, number, [] if secure else names, len(self.task.of_ct))
+            reports[site] = read_counts(
+                site, message, number, [] if secure else names, len(self.task.of_ct), secure=secure
+            )
             return {}
 
         sites = list(record.accepted or record.sites)
@@ -124,7 +126,9 @@ def _counts(report: Mapping[str, Any], name: str) -> Counter[int]:
     return Counter({int(value): int(cases) for value, cases in pairs})
 
 
-def read_counts(site: str, message: Message, number: int, names: list[str], channels: int) -> dict[str, Any]:
+def read_counts(
+    site: str, message: Message, number: int, names: list[str], channels: int, *, secure: bool = False
+) -> dict[str, Any]:
     """Return a site's checked answer to the task ``plan``.
 
     Args:
@@ -132,16 +136,17 @@ def read_counts(site: str, message: Message, number: int, names: list[str], chan
         number: number of the question.
         names: names of the counts in the answer; empty where they stay at the site for a secure sum.
         channels: number of CT channels.
+        secure: whether all counts but the number of cases stay at the site.
 
     Raises:
         ReportError: the answer cannot be used; the message names site, field and value.
     """
     meta = read_head(site, message, number)
     found = {name: value for name, value in read_report(meta.get("report"), FIELDS, site).items() if value is not None}
-    wanted = {*names, *(f"{name}_cases" for name in names)}
-    lacking = sorted(wanted - {*found})
+    vectors = {*names, *(f"{name}_cases" for name in names)}
+    lacking = sorted(vectors.union([CROPPED] * (not secure)) - {*found})
     refuse_if(site, {f"the answer lacks the field {lacking[0] if lacking else ''!r}": bool(lacking)})
-    odd = {name: value for name in wanted for value in found[name] if value != int(value)}
+    odd = {name: value for name in vectors for value in found[name] if value != int(value)}
     cases = {name: sum(found[f"{name}_cases"]) for name in names}
     size = HUS * channels
     foreground = found.get(FOREGROUND, np.zeros(0))
@@ -153,7 +158,7 @@ def read_counts(site: str, message: Message, number: int, names: list[str], chan
         },
         f"field {CROPPED!r} is above the number of cases": found.get(CROPPED, 0) > found[CASES],
         f"field {FOREGROUND!r} has {len(foreground)} entries, asked were {size}":
-            bool(names is not None and number == len(KINDS) - 1 and len(foreground) not in (0, size)),
+            bool(names is not None and number == len(KINDS) - 1 and len(foreground) != (0 if secure else size)),
     })  # fmt: skip
     total_share = float(foreground.sum())
     if not math.isfinite(total_share) or total_share > channels * found[CASES] * (1 + 1e-3):

@@ -360,6 +360,7 @@ def test_bad_settings(settings: dict[str, Any], message: str) -> None:
         ({"cache_bytes": -1}, "cache_bytes must be an integer >= 0, got -1"),
         ({"mask_values": [0, 1]}, "mask_values must be a dict of an integer to an integer >= 0 or nothing, got [0, 1]"),
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
+        ({"mask_values": {"0": 0, "1": 1, "4": 2}}, "mask_values reads 4 as 2, which is no structure of the task"),
         ({"datalist": "fold3.json"}, "fold3.json' does not exist"),
     ],
 )
@@ -414,6 +415,15 @@ def test_augmented_batches_need_a_seed() -> None:
             "mask_values must be a dict of an integer to an integer >= 0 or nothing; entry 'a' is 'a'",
         ),
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
+        (
+            {"mask_values": {"0": 0, "1": 1, "4": 2}},
+            "mask_values reads 4 as 2, which is no structure of the task ([[1]]); learn it too (--set num_classes=2), or "
+            "read it as background, 0",
+        ),
+        (
+            {"labels": [[1, 3]], "ignore": 9, "mask_values": {"0": 0, "1": 1, "3": 3, "5": 9, "6": 7}},
+            "mask_values reads 6 as 7, which is no structure of the task ([[1, 3]]); add it to labels",
+        ),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:

@@ -139,7 +139,7 @@ class StructureTask(ImageTask):
             one_for_each_class("labels", self.labels, self.num_classes)
         if self.class_names is not None:
             one_for_each_class("class_names", self.class_names, self.num_classes, different=True)
-        check_reachable(self.structures, self.mask_values)
+        self.check_coding(self.structures, self.mask_values)
         if self.ignore is not None and self.ignore in set().union(*self.structures):
             raise ValueError(f"ignore must be a label of no structure, got {self.ignore}: labels are {self.structures}")
         if self.ignore is not None and self.mask_values is not None and self.ignore not in self.mask_values.values():
@@ -311,25 +311,43 @@ class StructureTask(ImageTask):
         if own.mask_values is None:
             return self.mask_values
         with setting_of(site):
-            check_reachable(
+            self.check_coding(
                 self.known(self.structures),
                 own.mask_values,
                 "; a site that did not annotate it says so with 'structures'",
             )
         return own.mask_values
 
+    def check_coding(
+        self, structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None, remedy: str = ""
+    ) -> None:
+        """Raise ``ValueError`` for a structure that no mask value stands for, or a value that stands for no structure.
+
+        The first would be empty in every mask; the second would be learnt as background.
+        """
+        if mask_values is None:
+            return
+        for structure in structures:
+            if not set(structure) & set(mask_values.values()):
+                raise ValueError(
+                    f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}{remedy}"
+                )
+        lost = {
+            value: label
+            for value, label in mask_values.items()
+            if label not in {0, self.ignore}.union(*self.structures)
+        }
+        if lost:
+            more = (
+                f"learn it too (--set num_classes={max(lost.values())})" if self.labels is None else "add it to labels"
+            )
+            raise ValueError(
+                f"mask_values reads {', '.join(f'{value} as {label}' for value, label in lost.items())}, which is no "
+                f"structure of the task ({self.structures}); {more}, or read "
+                "it as background, 0"
+            )
+
     def drawn_as(self, own: SegmentationSite) -> tuple[int, float]:
         """Return the seed of a site's synthetic cases, and the factor on their number."""
         seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
         return seed, self.phantom_cases if own.phantom_cases is None else own.phantom_cases
-
-
-def check_reachable(
-    structures: Sequence[Sequence[int]], mask_values: Mapping[int, int] | None, remedy: str = ""
-) -> None:
-    """Raise ``ValueError`` for a structure whose labels no mask value stands for; it would be empty in every mask."""
-    for structure in structures:
-        if mask_values is not None and not set(structure) & set(mask_values.values()):
-            raise ValueError(
-                f"mask_values gives no value to the structure {structure}, got {dict(mask_values)}{remedy}"
-            )

@@ -72,7 +72,7 @@ lint: $(STAMP)
 	for python in python3.10 python3.12 python3.13 python3.14; do if $$python -c "" 2>/dev/null; then $$python -c "import ast, pathlib; \
 		[ast.parse(p.read_text(encoding='utf-8'), str(p)) for d in ('custom', 'tools', 'tests') for p in pathlib.Path(d).rglob('*.py')]" || exit 1; fi; done
 
-# All that is generated from the declarations: docs/methods.md, docs/privacy.md, jobs/. A test says it changes nothing.
+# The job folders, from the declarations. A test says it changes nothing.
 refresh: $(STAMP)
 	$(BIN)/python tools/refresh.py
 	$(BIN)/python tools/write_results.py

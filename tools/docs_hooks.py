@@ -1,4 +1,4 @@
-"""Convert links that lead out of ``docs/``, and Sphinx's notation in docstrings, for the documentation's site."""
+"""Add pages that are in no file, and convert links out of ``docs/`` and Sphinx's notation, for the documentation's site."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import re
 from pathlib import Path
 from typing import Any
 
+import made_pages  # beside this file
+from mkdocs.structure.files import File, Files
+
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the front page, the methods, the papers' settings, and what leaves a site."""
+    for name, text in made_pages.pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""Test ``docs/privacy.md``: it states what the declared fields say, and nothing else leaves a site."""
+"""Test ``fairflare privacy``: it prints what the declared fields say, and nothing else leaves a site."""
 
 from __future__ import annotations
 

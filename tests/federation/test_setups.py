@@ -1,7 +1,14 @@
-"""Test the papers' settings, and the same local training for several methods."""
+"""Test the papers' settings, and the same local training for several methods.
+
+``tests/papers.csv`` was entered from the papers, not from this repository's files. A line: presets of ``fairflare
+compare`` (``*`` at the end: all that begin so), rows (``*``: all; several by ``;``), setting, value as JSON, source: a
+place in the text, "code" (the authors' own), or "ours" (a choice that the paper leaves open). What the sites and the
+server of each row really get is compared with it.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +27,11 @@ from fairflare_lab.papers.presets import table_of, tables
 from ..unit.test_nnunet_task import plan as tiny_plan
 
 METHODS = list(all_methods())
-NUMBERS = Path(__file__).parents[1] / "papers.md"
+NUMBERS = Path(__file__).parents[1] / "papers.csv"
 
 
 class Line(NamedTuple):
-    """Hold a line of ``tests/papers.md``."""
+    """Hold a line of ``tests/papers.csv``."""
 
     presets: str
     rows: str
@@ -40,9 +47,8 @@ class Line(NamedTuple):
 
 
 def lines() -> list[Line]:
-    found = [[cell.strip() for cell in line.strip("| \n").split(" | ")] for line in NUMBERS.read_text().splitlines()]
-    rows = [cells for cells in found if len(cells) == 5 and cells[0] not in ("preset", "---")]
-    return [Line(*cells[:3], json.loads(cells[3]), cells[4]) for cells in rows]
+    with NUMBERS.open(encoding="utf-8", newline="") as file:
+        return [Line(*cells[:3], json.loads(cells[3]), cells[4]) for cells in list(csv.reader(file))[1:]]
 
 
 LINES = lines()

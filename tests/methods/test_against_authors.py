@@ -6,7 +6,7 @@ authors' form, that one is compared. FedMRL's map and QMIX: tests/unit/test_som.
 of Fed-LWR's similarity: test_fed_lwr.py.
 
 ``python -m tests.methods.test_against_authors > tests/methods/authors.csv`` writes the largest difference of each, and
-``make refresh`` the table of docs/methods.md from that file.
+``make docs`` a column of its table of methods from that file.
 """
 
 from __future__ import annotations
@@ -1146,7 +1146,7 @@ def test_rounds_are_those_of_the_authors(name: str) -> None:
 
 
 def test_the_stored_table_has_every_case_and_every_newer_method_a_case() -> None:
-    """Hold the table of docs/methods.md to the cases; each method that is no older one must be in it."""
+    """Hold the table of methods to the cases; each method that is no older one must be in it."""
     rows = told()
     assert {name: (row["method"], row["beside"]) for name, row in rows.items()} == {
         name: case[:2] for name, case in CASES.items()

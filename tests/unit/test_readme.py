@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fairflare.federation.plan.describe import overview
+from fairflare.federation.plan.papers import experiments
 from fairflare.federation.plan.task_files import TASKS_BY_KIND
 from fairflare.methods.base.catalog import GROUPS, all_methods
 
@@ -16,12 +17,16 @@ from ..loaded import loaded
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-METHODS = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
     return loaded("tools/refresh.py")
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    return loaded("tools/made_pages.py")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +36,7 @@ def fresh(tool: Any) -> dict[Path, bytes]:
 
 
 def test_refresh_changes_nothing(tool: Any, fresh: dict[Path, bytes]) -> None:
-    """Check table of methods, privacy page and job folders. If this fails: ``make refresh``."""
+    """Check the job folders. If this fails: ``make refresh``."""
     assert sorted(tool.generated()) == sorted(fresh)
     assert [str(path) for path, content in fresh.items() if (ROOT / path).read_bytes() != content] == []
 
@@ -48,13 +53,14 @@ def test_refresh_writes_what_differs_and_removes_what_is_left_over(
     assert capsys.readouterr().out == ""
     meta = Path("jobs/afl/meta.json")
     (tmp_path / meta).write_text("{}")
-    (tmp_path / "docs" / "privacy.md").unlink()
+    (tmp_path / "jobs/fed_avg/meta.json").unlink()
     (tmp_path / "jobs" / "gone" / "app").mkdir(parents=True)
     (tmp_path / "jobs" / "gone" / "meta.json").touch()
     (tmp_path / "jobs" / "afl" / "left.json").touch()
     assert tool.main() == 0
     assert capsys.readouterr().out.splitlines() == [
-        "removed jobs/afl/left.json", "removed jobs/gone/meta.json", "wrote docs/privacy.md", f"wrote {meta}",
+        "removed jobs/afl/left.json", "removed jobs/gone/meta.json", f"wrote {meta}",
+        "wrote jobs/fed_avg/meta.json",
     ]  # fmt: skip
     assert {path: (tmp_path / path).read_bytes() for path in tool.generated()} == fresh
     assert not (tmp_path / "jobs" / "gone").exists()
@@ -66,8 +72,8 @@ def test_what_other_packages_bring_is_not_written(tool: Any, monkeypatch: pytest
         tool.contents()
 
 
-def test_the_table_has_every_method_with_what_it_is(tool: Any) -> None:
-    table = tool.with_table(METHODS).partition(tool.BEGIN)[2].partition(tool.END)[0]
+def test_the_table_has_every_method_with_what_it_is(pages: Any) -> None:
+    table = pages.methods_page()
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines() if line.startswith("| `")
     ]
@@ -111,11 +117,13 @@ def test_every_method_says_what_it_does_and_where_it_is_from() -> None:
             assert (ROOT / "docs" / f"{method.page}.md").is_file(), f"{method.name}: write docs/{method.page}.md"
 
 
-def test_a_table_without_its_marks_is_not_written(tool: Any) -> None:
-    for text in ("", tool.BEGIN, f"{tool.END} {tool.BEGIN}", f"{tool.BEGIN}{tool.END}{tool.END}"):
-        with pytest.raises(ValueError, match="once each"):
-            tool.with_table(text)
-    assert tool.with_table(f"a {tool.BEGIN} old {tool.END} b").startswith(f"a {tool.BEGIN}\n### Weights between sites")
+def test_the_pages_that_are_in_no_file(pages: Any) -> None:
+    made = pages.pages()
+    assert sorted(made) == ["index.md", "methods.md", "papers.md", "what_leaves.md"]
+    front = pages.front_page("[a](docs/a.md#b) [c](poc/README.md) ![d](docs/d.png) [e](https://e) [f](#f)")
+    assert front == "[a](a.md#b) [c](../poc/README.md) ![d](d.png) [e](https://e) [f](#f)"
+    for paper in experiments():
+        assert f"## `--paper {paper}`" in made["papers.md"]
 
 
 def test_the_page_is_short() -> None:

@@ -1,7 +1,7 @@
 """Declare the aspects of a run: capabilities that concern several of its phases, such as secure sums.
 
 :data:`ASPECTS` is the one table of what each aspect has (settings, tasks, fields of messages, keys of a site's file,
-words for ``docs/privacy.md``) and of what it cannot be used with. Lists of these names elsewhere are made from it, and
+words for ``fairflare privacy``) and of what excludes it. Lists of these names elsewhere are made from it, and
 :func:`refusals` reads its rows before the first round, at the server and at a site under differential privacy. A new
 aspect is a setting and an entry here; ``tests/federation/test_combinations.py`` then tries it with every other one.
 """
@@ -48,9 +48,9 @@ class Aspect:
         copied: whether the setting of the run called ``on`` is not given but copied from the sites' training.
         tasks: names of the server's tasks of its own.
         phases: those of them that are further phases of each round, and measure something on the sites' images.
-        fields: fields of its own in the server's tasks, each with words for ``docs/privacy.md``.
+        fields: fields of its own in the server's tasks, each with words for ``fairflare privacy``.
         site_keys: names of its settings in a site's own file.
-        stays: what stays at the sites, for ``docs/privacy.md``, by the setting that does it.
+        stays: what stays at the sites, for ``fairflare privacy``, by the setting that does it.
         excludes: what it cannot be used with.
     """
 

@@ -32,7 +32,7 @@ class Metric:
 
     Args:
         name: key of the metric in the result of ``evaluate``; stored in the form that :func:`metric_name` gives.
-        doc: what the metric is, for ``docs/privacy.md``.
+        doc: what the metric is, for ``fairflare privacy``.
         reveals: what the metric's value reveals about a site's data.
         by_class: whether the metric measures one class, or reveals which classes a site has; a site may withhold it.
         family: name of all such metrics in the documentation (``recall_<class>``); default: ``name``.

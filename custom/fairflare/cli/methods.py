@@ -22,7 +22,7 @@ WIDEST_TITLE, WIDEST_SOURCE = 14, 36
 def list_methods(
     markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="The tables of docs/methods.md: also bytes, passes, secure sums, privacy."),
+        typer.Option("--markdown", help="Tables in Markdown: also bytes, passes, secure sums, privacy."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Write ``docs/privacy.md``, which lists all values that leave a site or are sent to it, from declared fields."""
+"""Write what ``fairflare privacy`` prints: all values that leave a site or are sent to it, from declared fields."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ TOLD = {
 
 
 def page() -> str:
-    """Return the page ``docs/privacy.md`` in Markdown: ``templates/privacy.md``, with declared values in its tables.
+    """Return the tables of all values in Markdown: ``templates/privacy.md``, with declared values in its tables.
 
     Raises:
         ValueError: a declared field has no ``doc``; the message names the field.

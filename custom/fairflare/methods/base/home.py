@@ -57,7 +57,7 @@ class Home:
         half: the method's site half, the part that runs at a site.
         named: function that returns the names of those tensors of a network that stay; ``None`` if the site half names
             none.
-        doc: description, in one phrase, of what stays at the site; for ``docs/privacy.md``.
+        doc: description, in one phrase, of what stays at the site; for ``fairflare privacy``.
         local_models: number of the last local models that the store holds.
     """
 

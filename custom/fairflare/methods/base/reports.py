@@ -63,7 +63,7 @@ class Field:
         infinite_ok: whether infinite values are legal too; they are read as NaN.
         same_length_as: name of another field; this vector or list of names must have as many entries as that field.
         required: whether a report without this value is refused.
-        doc: description of the value in one phrase; every declared field has one, and ``docs/privacy.md`` lists them.
+        doc: description of the value in one phrase; every declared field has one, and ``fairflare privacy`` lists them.
         reveals: what the value may reveal about the site's data; empty for nothing beyond ``doc``.
         keep: description of the setting with which the site withholds the value; empty if no setting withholds it.
         of: the splits from whose images the value is computed; empty if it is computed from no images. If one of

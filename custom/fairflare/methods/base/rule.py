@@ -147,7 +147,7 @@ class Rule(ABC):
     """
 
     report_fields: ClassVar[tuple[Field, ...]] = ()
-    #: Description of each of the :meth:`directives`, and what it reveals about other sites; for ``docs/privacy.md``.
+    #: Description of each of the :meth:`directives`, and what it reveals about other sites; for ``fairflare privacy``.
     directive_docs: ClassVar[dict[str, str]] = {}
     #: Reason why the weighted mean of the models cannot be replaced (by ``aggregate=median``); empty if it can be.
     only_mean: ClassVar[str] = ""
@@ -356,7 +356,7 @@ class SumOfKept(Rule):
 class SendsBeside(Rule):
     """Let a rule send all sites tensors of its own beside the model that they train."""
 
-    #: Description of these tensors, and what they reveal about other sites; for ``docs/privacy.md``.
+    #: Description of these tensors, and what they reveal about other sites; for ``fairflare privacy``.
     beside_doc: ClassVar[str]
     weighs: ClassVar[bool] = False  # the reports serve these tensors, not the weights
 

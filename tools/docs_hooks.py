@@ -1,4 +1,4 @@
-"""Add pages that are in no file, and convert links out of ``docs/`` and Sphinx's notation, for the documentation's site."""
+"""Add pages that are in no file, and convert links out of ``docs/`` and Sphinx's notation, for ``make docs``."""
 
 from __future__ import annotations
 

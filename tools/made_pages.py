@@ -21,7 +21,8 @@ from fairflare_lab.papers.presets import PaperTable, tables
 ROOT = Path(__file__).parents[1]
 METHODS_HEAD = """# Methods
 
-Every method is a job folder (`jobs/NAME`), a recipe (`fairflare.recipes`) and a name that `fairflare run`, `compare`, `describe` and `export` take.
+Every method is a job folder (`jobs/NAME`), a recipe (`fairflare.recipes`) and a name that `fairflare run`, `compare`,
+`describe` and `export` take.
 A method's page says what it does, what leaves a site, where paper and published code differ, and what it reached here.
 [Which method?](which_method.md) says what to try first.
 
@@ -32,8 +33,7 @@ A method's page says what it does, what leaves a site, where paper and published
   [differential privacy](differential_privacy.md).
 - *learns*: kinds of task that it can learn, its paper's first (`--task` chooses).
 - *measured*: difference of the worst site to FedAvg, by page of results (its first table; of a method with forms the
-  first one); `*` better, `!` worse, else it cannot be told. Of a method without an entry the page has a single quick run
-  at most.
+  first one); `*` better, `!` worse, else it cannot be told. No entry: not compared.
 - *beside*: the largest difference, over some rounds, to what tests compare the method with: the authors' code (at a
   commit), the paper's *text*, or numbers found by *hand*. The pages name deviations.
 """
@@ -42,8 +42,8 @@ PAPERS_HEAD = """# The papers' experiments
 `fairflare run METHOD --paper` takes the settings of the first paper on this page whose table has the method,
 `--paper NAME` those of the named paper. `fairflare compare --preset TABLE` runs the rows of a paper's table and prints
 the table's columns, in a quick job's size, or with `--paper` in the paper's size. The values stand in
-`custom/fairflare/papers/*.yaml`, each with its source: a place in the text, the authors' code, or "ours" with the reason.
-A test compares them with `tests/papers.csv`, which was entered from the papers once more.
+`custom/fairflare/papers/*.yaml`, each with its source: a place in the text, the authors' code, or "ours" with the
+reason. A test compares them with `tests/papers.csv`, which was entered from the papers once more.
 """
 Setting = tuple[str, str]  # method and name
 Value = tuple[str, str]  # value as JSON, and its source

@@ -1,7 +1,7 @@
 """Model a round's cost with many hospitals, and the effect of relays that add up, by a formula and a simulation.
 
     python benchmarks/arrivals.py [--sites 1000] [--relays 0 10 32] [--model-mb 30] [--rounds 200]
-    python benchmarks/arrivals.py --check              # beside rounds that were measured (docs/scale.md)
+    python benchmarks/arrivals.py --check              # beside rounds that were measured (docs/performance.md)
 
 A round of one phase: the server hands the model out over its line, each site fetches it over its own, trains, and
 sends an update of the same size back; the server takes each in (check, keep) and sums. Sites differ: speed of training

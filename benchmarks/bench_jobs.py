@@ -4,7 +4,7 @@
     python benchmarks/bench_jobs.py fed_prox fed_bn --task segmentation
     python benchmarks/bench_jobs.py fed_mrl --set 'image_size=[40,40]'
     python benchmarks/bench_jobs.py fed_lf --seeds 3                  # seeds 0, 1 and 2
-    python benchmarks/bench_jobs.py --store docs/results/data/quality.csv
+    python benchmarks/bench_jobs.py --store quality.csv
 
 The figure is the mean over the sites of the primary metric in the run's final test; seconds are processor time, in one
 process and thread. A method that reaches less than 0.9 of FedAvg's is marked, and ``WHY`` says where that is no fault;
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds")
-    parser.add_argument("--store", type=Path, help="put the figures into this CSV (docs/results/data/quality.csv)")
+    parser.add_argument("--store", type=Path, help="put the figures into this CSV, begun with the head of another")
     given = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)

@@ -8,7 +8,7 @@ on the sites' test splits, and the figure is the mean over the sites. A method t
     python benchmarks/bench_quality.py                       # every method, on the phantoms
     python benchmarks/bench_quality.py q_fed_avg fed_avg
     python benchmarks/bench_quality.py segmentation --data data/nuclei/fairflare.json --set in_channels=3
-    python benchmarks/bench_quality.py --store docs/results/data/quality.csv
+    python benchmarks/bench_quality.py --store quality.csv
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--store", type=Path, help="put the figures into this CSV (docs/results/data/quality.csv)")
+    parser.add_argument("--store", type=Path, help="put the figures into this CSV, begun with the head of another")
     parser.add_argument("--table", default="", help="of --store: a table of this name (default: the methods' tasks)")
     options = parser.parse_args()
     local = json.loads(options.data.read_text(encoding="utf-8")) if options.data else {}
@@ -240,7 +240,7 @@ def store(
         name: the method.
         metric: what the figures are of.
         values: the figures by column.
-        path: ``docs/results/data/quality.csv``.
+        path: the CSV.
         table: name on the page.
         told: ``seed``, ``rounds``, ``command``, ``commit``, ``data``, and what else is known of code and machine.
     """

@@ -176,20 +176,22 @@ def written(text: str) -> str:
 def _made(what: str) -> str:
     """Return what belongs between two marks."""
     place, *view = shlex.split(what)
-    if place == "measured":
-        return _lines_of_methods(view)
     page, _, table = place.partition("/")
     stored = load(page)
     match view:
         case ["origin"]:
-            return _origin({**stored.origin, **(stored.about(table) if table else {})})
-        case ["measures"]:
-            return _measures(stored, table)
+            return _origin(stored)
+        case ["measures", *rows]:
+            return _measures(stored, table, rows)
+        case ["worst", *rows]:
+            return _worst(stored, table, rows)
         case ["sites"]:
             return _sites(stored, table)
         case ["ranks"]:
             return _ranks(stored, table.split("+"))
-    raise ValueError(f"<!-- table: {what} -->: PAGE/TABLE measures or sites; PAGE/TABLE+TABLE ranks; PAGE origin")
+    raise ValueError(
+        f"<!-- table: {what} -->: PAGE/TABLE measures, worst or sites; PAGE/TABLE+TABLE ranks; PAGE origin"
+    )
 
 
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -198,10 +200,10 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
-def _measures(stored: Stored, table: str) -> str:
+def _measures(stored: Stored, table: str, only: Sequence[str]) -> str:
     about = stored.about(table)
     rows = []
-    for row in stored.rows(table):
+    for row in only or stored.rows(table):
         values = [stored.find(table, row, measure).text() for measure in MEASURES]
         if row == about["reference"]:
             rows.append([row, *values, "", "", ""])
@@ -209,6 +211,15 @@ def _measures(stored: Stored, table: str) -> str:
             rows.append([row, *values, *(stored.find(table, row, m, about["reference"]).text() for m in MEASURES)])
     head = ["method", *MEASURES, *(f"d {measure}" for measure in MEASURES)]
     return _markdown(head, rows) + "\n\n" + _legend(stored, table, about["reference"])
+
+
+def _worst(stored: Stored, table: str, only: Sequence[str]) -> str:
+    """Return average and worst site of these rows, and what the worst site gains over the reference."""
+    reference, rows = stored.about(table)["reference"], []
+    for row in only or stored.rows(table):
+        gain = "" if row == reference else stored.find(table, row, "worst", reference).text().removesuffix(" ?")
+        rows.append([row, *(f"{stored.find(table, row, measure).mean:.3f}" for measure in ("average", "worst")), gain])
+    return _markdown(["method", "average", "worst site", f"worst site less {reference}'s [95 %]"], rows)
 
 
 def _ranks(stored: Stored, tables: Sequence[str]) -> str:
@@ -313,46 +324,13 @@ def holm_keeps(figures: Sequence[Figure]) -> list[Figure]:
     return [figure for figure, p in zip(figures, holm(found), strict=True) if p < 1 - LEVEL]
 
 
-def _origin(origin: Mapping[str, Any]) -> str:
-    """Return commands, and the record of code, data, processor and versions."""
-    versions = ", ".join(f"{name} {version}" for name, version in (origin.get("versions") or {}).items())
-    lines = ["```bash", *origin["commands"], "```", "", origin["ran"], ""]
-    lines += [
-        f"- versions: {versions or UNKNOWN}",
-        f"- commit: {origin.get('commit') or UNKNOWN}",
-        f"- date: {origin.get('date') or UNKNOWN}",
-        f"- processor: {origin.get('processor') or UNKNOWN}",
-    ]
-    data = origin.get("data") or UNKNOWN
-    if isinstance(data, str):
-        return "\n".join([*lines, f"- data: {data}"])
-    of = [
-        f"{site} {told.get('files', 0)} files `{str(told.get('sha256', UNKNOWN))[:16]}`" for site, told in data.items()
-    ]
-    return "\n".join([*lines, f"- data (sha256): {', '.join(of)}"])
-
-
-def _lines_of_methods(methods: Sequence[str]) -> str:
-    """Return a line for each stored row of these methods, against its table's reference."""
-    rows = []
-    for stored in every():
-        for table, about in stored.origin["tables"].items():
-            reference = about.get("reference", "")
-            for row in stored.rows(table):
-                if (
-                    stored.origin["methods"].get(row) not in methods
-                    or row == reference
-                    or not about.get("summary", True)
-                ):
-                    continue
-                found = [stored.find(table, row, m, reference) for m in ("average", "worst")]
-                where = f"[{about['title']}](results/{stored.page}.md), {about['metric']}"
-                rows.append([where, row, reference, *(figure.text() for figure in found)])
-    if not rows:
-        raise ValueError(f"no stored table has a row of {', '.join(methods)}")
-    head = ["data", "row", "against", "d average", "d worst"]
-    note = "Differences; `*` better, `!` worse ([how to read them](results/README.md))."
-    return _markdown(head, rows, words=3) + "\n\n" + note
+def _origin(stored: Stored) -> str:
+    """Return commands, and which code made the figures, when."""
+    origin = stored.origin
+    version = (origin.get("versions") or {}).get("fairflare", UNKNOWN)
+    lines = ["```bash", *origin["commands"], "```", "", origin["ran"]]
+    lines.append(f"Version {version}, commit {origin.get('commit') or UNKNOWN}, {origin.get('date') or UNKNOWN}.")
+    return "\n".join([*lines, f"Other versions, processor and checksums of the data: `data/{stored.page}.json`."])
 
 
 def every() -> list[Stored]:

@@ -24,6 +24,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from nvflare.app_opt.pt.scaffold import PTScaffoldHelper
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
@@ -170,7 +171,11 @@ def term_of_its_authors() -> float:
 
 
 def server_optimizer(rule: Rule, form: str) -> float:
-    """Algorithm 2 of Reddi et al. with Adam, Yogi or Adagrad; FedAvgM: the momentum of Hsu et al."""
+    """Algorithm 2 of Reddi et al. with Adam, Yogi or Adagrad; FedAvgM: the momentum of Hsu et al.
+
+    m, v and the step are those of flwr 1.42's FedYogi and FedAdagrad, with v begun at tau^2; its FedAdam corrects
+    Adam's bias too, which the paper does not.
+    """
     m, v, beta1 = np.zeros(17), np.full(17, 0.01**2), 0.0 if form == "adagrad" else 0.9
 
     def authors(r: int, w: np.ndarray, deltas: Vectors, said: Any) -> np.ndarray:
@@ -578,26 +583,45 @@ def fed_nova(momentum: float, mu: float) -> float:
     return trained(half, FedNova(effective_steps="steps" if mu else "norms"), authors)
 
 
-def scaffold() -> float:
-    """Algorithm 1 with option II, as printed: each site sends c_k+ - c_k, and not the sum of its rates."""
+def scaffold(by_flare: bool = False) -> float:
+    """Algorithm 1 with option II: as printed, where each site sends c_k+ - c_k, or FLARE's own helper at each site."""
     common = {n: torch.zeros_like(t) for n, t in started(Tiny()).items()}
     own = {s: dict(common) for s in SITES}
+    helpers, nets = {s: PTScaffoldHelper() for s in SITES}, {s: Tiny().build_model() for s in SITES}
+    for s in SITES:
+        helpers[s].init(nets[s])
+
+    def printed(s: str, x: State) -> tuple[State, State]:
+        y, steps = dict(x), 0
+        for _ in range(2):
+            for inputs, targets in DATA[s].batches("training", batch_size=8):
+                g = gradient(plain_loss, y, inputs, targets)
+                y = {n: y[n] - 0.1 * (g[n] - own[s][n] + common[n]) for n in y}
+                steps += 1
+        new = {n: own[s][n] - common[n] + (x[n] - y[n]) / (steps * 0.1) for n in x}
+        change, own[s] = {n: new[n] - own[s][n] for n in x}, new
+        return y, change
+
+    def helped(s: str, x: State) -> tuple[State, State]:
+        net, received, helper = nets[s], Tiny().build_model(), helpers[s]
+        net.load_state_dict(x)
+        received.load_state_dict(x)
+        helper.load_global_controls(common)
+        controls = helper.get_params()
+        for _ in range(2):
+            for inputs, targets in DATA[s].batches("training", batch_size=8):
+                g = gradient(plain_loss, {n: t.detach() for n, t in net.state_dict().items()}, inputs, targets)
+                net.load_state_dict({n: t - 0.1 * g[n] for n, t in net.state_dict().items()})
+                helper.model_update(net, 0.1, *controls)
+        helper.terms_update(net, 0.1, *controls, received)
+        change = {n: torch.as_tensor(t) for n, t in helper.get_delta_controls().items()}
+        return {n: t.detach().clone() for n, t in net.state_dict().items()}, change
 
     def authors(r: int, x: State) -> State:
         nonlocal common
-        models, moved = {}, {n: torch.zeros_like(t) for n, t in x.items()}
-        for s in SITES:
-            y, steps = dict(x), 0
-            for _ in range(2):
-                for inputs, targets in DATA[s].batches("training", batch_size=8):
-                    g = gradient(plain_loss, y, inputs, targets)
-                    y = {n: y[n] - 0.1 * (g[n] - own[s][n] + common[n]) for n in y}
-                    steps += 1
-            new = {n: own[s][n] - common[n] + (x[n] - y[n]) / (steps * 0.1) for n in x}
-            moved = {n: moved[n] + new[n] - own[s][n] for n in x}
-            models[s], own[s] = y, new
-        common = {n: common[n] + moved[n] / len(SITES) for n in x}
-        return mean(models, dict.fromkeys(SITES, 1.0))
+        answers = {s: (helped if by_flare else printed)(s, x) for s in SITES}
+        common = {n: common[n] + sum(change[n] for _, change in answers.values()) / len(SITES) for n in x}
+        return mean({s: y for s, (y, _) in answers.items()}, dict.fromkeys(SITES, 1.0))
 
     return trained(ControlledTraining(**PLAIN, local_epochs=2), Scaffold(), authors)
 
@@ -1068,10 +1092,13 @@ CASES: dict[str, tuple[str, str, Callable[[], float], float]] = {
     "FedNova, proximal": ("fed_nova", "JYWa/FedNova", lambda: fed_nova(0.0, 0.5), 1e-12),
     "FedBN": ("fed_bn", "text", fed_bn, 1e-12),
     "SCAFFOLD": ("scaffold", "text", scaffold, 1e-12),
+    "SCAFFOLD, FLARE's": ("scaffold", "NVIDIA/NVFlare", lambda: scaffold(by_flare=True), 1e-12),
     "FedDyn": ("fed_dyn", "alpemreacar/FedDyn@48a19fa", fed_dyn, 1e-12),
     "FedAdam": ("fed_opt", "text", lambda: server_optimizer(FedOpt(**FED_OPT), "adam"), 1e-12),
-    "FedYogi": ("fed_opt", "text", lambda: server_optimizer(FedOpt(form="yogi", **FED_OPT), "yogi"), 1e-12),
-    "FedAdagrad": ("fed_opt", "text", lambda: server_optimizer(FedOpt(form="adagrad", **FED_OPT), "adagrad"), 1e-12),
+    "FedYogi": ("fed_opt", "adap/flower", lambda: server_optimizer(FedOpt(form="yogi", **FED_OPT), "yogi"), 1e-12),
+    "FedAdagrad": (
+        "fed_opt", "adap/flower", lambda: server_optimizer(FedOpt(form="adagrad", **FED_OPT), "adagrad"), 1e-12,
+    ),
     "FedAvgM": ("fed_avg_m", "text", lambda: server_optimizer(FedAvgM(), "momentum"), 1e-12),
     "FedRDN": ("fed_rdn", "hand", fed_rdn, 1e-6),
     "FedMGDA+": ("fed_mgda", FAIR_FL, fed_mgda, 1e-9),

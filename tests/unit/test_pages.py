@@ -14,7 +14,7 @@ MADE = ["index.md", "methods.md", "papers.md", "what_leaves.md"]  # `make docs` 
 MARKED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 CODE = re.compile(r"^( *)(```+).*?^\1\2 *$\n?", re.DOTALL | re.MULTILINE)
 LINES, WIDTH = 150, 120
-WORDS = 105_000
+WORDS = 83_000
 
 
 def prose(text: str) -> list[str]:
@@ -54,6 +54,18 @@ def test_the_menu_has_every_page_once() -> None:
     assert sorted(menu) == sorted(
         [*MADE, *(page for page in PAGES if not page.startswith(("examples/", "results/data/")))]
     )
+
+
+RIVALS = [page for page in PAGES if "/" not in page and "## Deviations\n" in (DOCS / page).read_text(encoding="utf-8")]
+
+
+def test_a_rivals_page_has_the_template_and_few_words() -> None:
+    assert len(RIVALS) == 30
+    for page in RIVALS:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        headings = ["Formula", "Deviations", "What leaves a site", "Measured"]
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == headings, page
+        assert len(text.split()) <= 250, page
 
 
 def anchors(path: Path) -> set[str]:

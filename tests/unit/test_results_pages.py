@@ -49,8 +49,8 @@ def test_a_results_page_has_its_origin_and_no_table_of_its_own(page: str) -> Non
     outside = tool.TABLE.sub("", text)
     assert not [line for line in outside.splitlines() if line.startswith("|")], "a table that nothing checks"
     assert f"({page}.md)" in (RESULTS / "README.md").read_text(encoding="utf-8")
-    for known in ("versions", "commit", "date", "processor", "data"):
-        assert re.search(rf"^- {known}( \(.*\))?: \S", text, re.MULTILINE), f"{known}: a value, or 'not recorded'"
+    made_by = rf"^Version [\d.]+, commit [0-9a-f]{{40}}, \d{{4}}-\d\d-\d\d\.\nOther .* `data/{page}.json`\.$"
+    assert re.search(made_by, text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -86,15 +86,19 @@ def test_stored_figures_agree_with_each_other(page: str) -> None:
             assert average == pytest.approx(sum(sites) / len(sites), abs=1.1e-4)
 
 
-S = 'FedISM+ (S) raises the worst site by 0.05, {} seed noise. <!-- claim: fed_ism "FedISM+ (S)" worst=+0.05{} -->'
+LOSS = '<!-- claim: privacy_cost/reds "FedISM+ (L), no noise" worst{} -->'
+S = (
+    "Fed-LWR lowers the worst site by 0.03, {} seed noise. "
+    '<!-- claim: privacy_cost/reds "Fed-LWR, no noise" worst=-0.03{} -->'
+)
 
 
 @pytest.mark.parametrize(
     "text",
     [
         S.format("within", "~"),
-        'The worst site gains 0.096, beyond\nseed noise. <!-- claim: fed_ism "FedISM+ (L)" worst=+0.096* -->',
-        'Lost, beyond noise. <!-- claim: fed_mas "BSM-FL + cRT"\naverage! --> Other words.',
+        "The worst site loses 0.083, beyond\nseed noise. " + LOSS.format("=-0.083!"),
+        'Gained, beyond noise. <!-- claim: unseen/white_cells "FedGA, adapted"\nvs "FedGA" average* --> Other words.',
         "Beyond noise means what it means. <!-- claim: none -->",
         'Adapted is above FedGA, beyond noise. <!-- claim: unseen/white_cells "FedGA, adapted" vs "FedGA" average* -->',
         "| beyond repair | no noise |",
@@ -107,21 +111,26 @@ def test_what_is_backed(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (S.format("beyond", "*"), "has +0.0462 [-0.003, +0.096] (within noise)"),
+        (S.format("beyond", "!"), "has -0.0334 [-0.103, +0.037] (within noise)"),
         (S.format("beyond", "~"), "no stored figure is beyond seed noise"),
         (S.format("within", "~").replace("seed ", ""), "no stored figure is within noise"),
-        (S.format("within", "~").replace("0.05", "0.06"), "claims worst=+0.06~, but fed_ism"),
-        (S.format("within", "~").replace("by 0.05", "by a little"), "the sentence does not say 0.05"),
-        (S.format("within", "~").replace("+0.05~", "-0.05~"), "claims worst=-0.05~, but fed_ism"),
-        (S.format("within", "~").replace("(S)", "(T)"), "has no worst of 'FedISM+ (T)' against 'FedAvg'; rows: "),
+        (S.format("within", "~").replace("0.03", "0.06"), "claims worst=-0.06~, but privacy_cost/reds"),
+        (S.format("within", "~").replace("by 0.03", "by a little"), "the sentence does not say 0.03"),
+        (S.format("within", "~").replace("-0.03~", "+0.03~"), "claims worst=+0.03~, but privacy_cost/reds"),
+        (
+            S.format("within", "~").replace('"Fed-LWR', '"FedX'),
+            "has no worst of 'FedX, no noise' against 'FedAvg, no noise'; rows: ",
+        ),
         ("FedX wins, beyond noise.", "no claim names the stored figure"),
         ("FedX wins, beyond noise. Then more. <!-- claim: none -->", "no claim names the stored figure"),
         ("FedX wins, beyond the luck of three seeds.", "say 'beyond noise' or 'within noise'"),
         ("FedX is significantly better.", "say 'beyond noise' or 'within noise'"),
-        ('(L) wins. <!-- claim: fed_ism "FedISM+ (L)" worst* -->', "the sentence does not say so"),
+        ("(L) loses. " + LOSS.format("!"), "the sentence does not say so"),
         ('Beyond noise. <!-- claim: nowhere "FedAvg" worst* -->', "no stored tables of 'nowhere'"),
-        ('Beyond seed noise.\n<!-- claim: fed_ism "FedISM+ (L)" worst* --> More.', "a claim begins a line"),
-        ('Within seed noise. <!-- claim: fed_ism/chosen "FairFed" worst~ -->', "(not recorded)"),
+        (
+            'Beyond seed noise.\n<!-- claim: privacy_cost/reds "FedISM+ (L), no noise" worst! --> More.',
+            "a claim begins a line",
+        ),
     ],
 )
 def test_what_is_not_backed(text: str, why: str) -> None:
@@ -129,14 +138,20 @@ def test_what_is_not_backed(text: str, why: str) -> None:
 
 
 def test_tables_in_marks_are_not_edited_by_hand(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    text = (RESULTS / "fed_ism.md").read_text(encoding="utf-8")
-    edited = text.replace("+0.0462 [-0.003, +0.096] |", "+0.0462 [+0.003, +0.096] * |")
+    text = (RESULTS / "privacy_cost.md").read_text(encoding="utf-8")
+    edited = text.replace("-0.0170 [-0.059, +0.025] |", "-0.0170 [-0.059, -0.025] ! |")
     assert edited != text
     assert tool.written(edited) == text
     with pytest.raises(ValueError, match="lacks its"):
         tool.written(text.replace("<!-- end of table -->", "", 1))
     with pytest.raises(ValueError, match="says nothing of a table 'mian'"):
-        tool.written(text.replace("fed_ism/main measures", "fed_ism/mian measures"))
+        tool.written(text.replace("privacy_cost/xray measures", "privacy_cost/mian measures"))
+
+
+def test_the_worst_sites_of_some_rows() -> None:
+    table = tool._worst(tool.load("all_methods"), "cells", ["FedAvg", "FedRDN"]).splitlines()
+    assert table[2] == "| FedAvg | 0.619 | 0.569 |  |"
+    assert table[3] == "| FedRDN | 0.720 | 0.645 | +0.0759 [-0.146, +0.298] |"
 
 
 def test_holm_by_hand() -> None:
@@ -171,14 +186,6 @@ def test_ranks_are_those_that_the_intervals_leave() -> None:
     ranks = [("b", "1 (1-2)"), ("r", "2 (2-4)"), ("c", "3 (1-4)"), ("a", "4 (2-4)"), ("d", "5 (5-5)")]
     assert [(row[0], row[1]) for row in cells] == ranks
     assert "Ranks are by the worst site" in made
-
-
-def test_every_method_page_with_rows_shows_them() -> None:
-    for page, method in (("solo", "solo"), ("crt", "crt"), ("q_fed_avg", "q_fed_avg"), ("logit_adjustment", "fed_lc")):
-        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-        assert f"<!-- table: measured {method} -->" in text
-    for path in (ROOT / "docs").glob("*.md"):
-        assert not re.search(r"omparisons[^.]*still to be (measured|made)", path.read_text(encoding="utf-8")), path
 
 
 # ------------------------------------------------------------------------------------------------ a new page
@@ -235,9 +242,10 @@ def test_a_page_from_a_comparison(elsewhere: Any, comparison: Path, tmp_path: Pa
     assert "| FedAvg | 0.6100 ± 0.0082 | 0.1000 ± 0.0000 | 0.5100 ± 0.0082 |  |  |  |" in text
     assert "| own | 0.6605 ± 0.0086 | 0.0495 ± 0.0004 | 0.6110 ± 0.0090 | +0.0505 [" in text
     assert re.search(r"\+0\.1010 \[\+0\.\d{3}, \+0\.\d{3}\] \*", text)
-    for line in ("- commit: c0ffee", "- date: 2026-01-02", "- processor: a processor", "- versions: torch 2"):
-        assert line in text
-    assert "a 3 files `5e5e5e5e5e5e5e5e`" in text
+    assert "Version not recorded, commit c0ffee, 2026-01-02.\nOther versions, processor and checksums" in text
+    origin = json.loads((tmp_path / "data" / "mine.json").read_text())
+    assert (origin["processor"], origin["versions"]["torch"]) == ("a processor", "2")
+    assert origin["data"]["a"]["sha256"] == "5e" * 32
     assert "fairflare compare 'a b'" in text
     assert "seeds and test cases" in text
     assert 'With each site\'s own model: "own".' in text

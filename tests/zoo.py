@@ -23,6 +23,7 @@ from monai.data import MetaTensor
 from monai.utils import set_determinism
 from PIL import Image
 
+from fairflare.cli.data.doctor import sealing
 from fairflare.tasks.bundles.bundle_config import PLACES, Bundle
 from fairflare.tasks.bundles.bundle_parts import BundleParts
 from fairflare.tasks.bundles.sealed import shipped_classes
@@ -263,7 +264,18 @@ def row(zoo: Path, name: str) -> str:
     values = " ".join(f"{float.fromhex(loss):.6g}" for loss in own)
     changed = ", ".join(f"{key.rpartition('#')[2]} {_short(value)}" for key, value in case.overrides.items())
     says = "equal" if own == monai else f"DIFFER from {monai}"
-    return f"{name} | yes | 3 losses {says} | {case.images} images a step{changed and f', with {changed}'} | {values}"
+    listed = "not tried" if "torchvision" in case.needs else by_doctor(folder, case)
+    batches = f"{case.images} images a step{changed and f', with {changed}'}"
+    return f"{name} | yes | 3 losses {says} | {batches} | a step from a datalist: {listed} | {values}"
+
+
+def by_doctor(folder: Path, case: Case) -> str:
+    """Return what doctor says of a step from a datalist of made-up images."""
+    (tried,) = (one for one in sealing(folder, {"bundle_overrides": case.overrides}) if one.what == "sealed")
+    no = "no: its parts can be made, but an image cannot be prepared from its file"
+    return (
+        tried.text.rpartition("tried on ")[2] if tried.state == "ok" else no if "prepared" in tried.text else tried.text
+    )
 
 
 def _short(value: Any) -> str:
@@ -280,6 +292,7 @@ if __name__ == "__main__":
     found = [row(Path(sys.argv[1]), name) for name in rows(Path(sys.argv[1]))]
     head = f"# MONAI's model zoo at {COMMIT}, by python -m tests.zoo FOLDER: sealed, or the keys that are refused"
     columns = (
-        "# bundle | sealed | losses against MONAI's parser, to the bit | batches, values changed for both | losses"
+        "# bundle | sealed | losses against MONAI's parser, to the bit | batches, values changed for both | "
+        "doctor's step | losses"
     )
     TABLE.write_text("\n".join([head, columns, *found, ""]), encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,60 @@ def test_a_class_number_is_the_label_where_the_bundle_loads_none(tmp_path: Path)
     with pytest.raises(DataError, match="'label' of entry 0 of 'training' must be the number of a class"):
         task.open_site("a", settings)
     assert "a class's number" in next(f.text for f in sealing(tmp_path / "b", {}) if f.what == "data it wants")
+
+
+def on_channels(number: int) -> dict[str, Any]:
+    config = train_config()
+    config["network_def"]["in_channels"] = number
+    return config
+
+
+def crooked() -> dict[str, Any]:
+    config = train_config()
+    config["network_def"]["in_channels"] = 2
+    config["train"]["deterministic_transforms"].append({"_target_": "SqueezeDimd", "keys": "image", "dim": 0})
+    return config
+
+
+@pytest.mark.parametrize(
+    ("config", "state", "text"),
+    [
+        (on_channels(1), "ok", "yes: it trains at sites that permit no code (export --preinstalled); tried on 96 x 96 x "
+         "96, 1 channel(s), a file as the label"),
+        (on_channels(2), "ok", "tried on 96 x 96 x 96, 2 channel(s), a file as the label"),
+        (classifier(), "ok", "tried on 96 x 96, 1 channel(s), the number of a class as the label"),
+        (crooked(), "problem", "no: its parts can be made, but site 'trial': image '"),
+    ],
+)  # fmt: skip
+def test_a_bundle_is_called_sealed_after_a_step_from_a_datalist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], state: str, text: str
+) -> None:
+    """Check what is said, that the optimizer took one step, and that nothing is left behind."""
+    steps: list[int] = []
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(MonaiBundleTask, "make_optimizer", counting(MonaiBundleTask.make_optimizer, steps))
+    (said,) = (one for one in sealing(write_bundle(tmp_path / "b", config), {}) if one.what == "sealed")
+    assert said.state == state
+    assert text in said.text
+    assert steps == [1] * (state == "ok")
+    assert not [*(tmp_path / "t").iterdir()]
+
+
+def counting(make: Any, steps: list[int]) -> Any:
+    def made(task: MonaiBundleTask, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        before = [p.detach().clone() for p in parameters]
+        optimizer = make(task, parameters)
+        step = optimizer.step
+
+        def counted() -> None:
+            step()
+            steps.append(int(not all(map(torch.equal, before, parameters))))
+
+        optimizer.step = counted
+        return optimizer  # type: ignore[no-any-return]
+
+    return made
 
 
 def test_an_image_may_be_a_list_of_files_a_channel_each(tmp_path: Path) -> None:

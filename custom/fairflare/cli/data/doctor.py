@@ -12,17 +12,21 @@ from datetime import datetime, timezone
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
+from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.machine.memory import cores
 from fairflare.base.own_errors import EXTRAS as IMPORTED
 from fairflare.base.own_errors import in_one_line
 from fairflare.cli.options import MonaiBundle, parse_settings
 from fairflare.cli.screen import AsJson, console, one_document, user_errors
+
+if TYPE_CHECKING:
+    from fairflare.tasks.bundle import MonaiBundleTask
 
 State = Literal["ok", "warning", "problem"]
 PREFIX = "fairflare"
@@ -100,7 +104,7 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
         folder: the bundle's folder; none of its code is run.
         settings: settings of the task; only those that say which files, keys and values are read are used.
     """
-    from fairflare.base.disk.bundle_files import BundleError
+    from fairflare.tasks.bundle import MonaiBundleTask, sealed_settings
     from fairflare.tasks.bundles.bundle_config import Bundle, first_cause
     from fairflare.tasks.bundles.bundle_data import takes_class_numbers
     from fairflare.tasks.bundles.bundle_parts import BundleParts
@@ -110,13 +114,16 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     configs, overrides = settings.get("bundle_configs") or ["train"], settings.get("bundle_overrides")
     bundle = Bundle(folder, configs, overrides, sealed=shipped_classes())
     parts = BundleParts(bundle)
-    problems = list(parts.problems(optimizer="optimizer" not in settings))
-    yes = "yes: it trains at sites that permit no code (export --preinstalled)"
-    no = f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
-    yield Finding("sealed", "warning" if problems else "ok", no if problems else yes)
-    for problem in problems:
+    for problem in (problems := list(parts.problems(optimizer="optimizer" not in settings))):
         code = isinstance(first_cause(problem), Refused)  # else it fails even where code may run
         yield Finding("not sealed", "warning" if code else "problem", str(problem))
+    if problems:
+        no = (
+            f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
+        )
+        yield Finding("sealed", "warning", no)
+    else:
+        yield _tried(MonaiBundleTask(**{**settings, **sealed_settings(folder, configs)}))
     if own := bundle.own_code():
         yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(own)}")
     told = bundle.get("_meta_#network_data_format#inputs")
@@ -127,6 +134,20 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
             label = "a class's number as its label"
     case = f"an image (a file, or a list of files, a channel each) and {label} a case"
     yield Finding("data it wants", "ok", f"{case}; {wanted:.600}")
+
+
+def _tried(task: MonaiBundleTask) -> Finding:
+    """Return the finding on whether a sealed bundle, all of whose parts can be made, trains from a datalist."""
+    from fairflare.data.datalist import DataError
+    from fairflare.tasks.bundles.trial import train_once
+
+    try:
+        images = train_once(task)
+    except (BundleError, DataError) as error:
+        return Finding("sealed", "problem", f"no: its parts can be made, but {error}; images of its own kind may do")
+    return Finding(
+        "sealed", "ok", f"yes: it trains at sites that permit no code (export --preinstalled); tried on {images}"
+    )
 
 
 def packages() -> Iterator[Finding]:

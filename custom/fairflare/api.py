@@ -250,8 +250,8 @@ def compare(methods: Sequence[str], *, seeds: int | Sequence[int] = 3, **options
         ValueError: a row cannot be run, or the package that compares (``fairflare_lab``) is not installed.
         RuntimeError: a run failed (names run, reason and log).
     """
-    found: Comparison = _from_lab("compare")(methods, seeds=seeds, **options)
-    return found
+    comparison: Comparison = _from_lab("compare")(methods, seeds=seeds, **options)
+    return comparison
 
 
 def list_methods() -> list[Listed]:
@@ -283,9 +283,9 @@ def _from_lab(name: str) -> Any:
     Raises:
         ValueError: no package has it.
     """
-    if (found := plugged(PYTHON).get(name)) is None:
+    if (function := plugged(PYTHON).get(name)) is None:
         raise ValueError(f"fairflare.{name} comes with the package fairflare_lab, which is not installed here")
-    return found
+    return function
 
 
 @contextmanager
@@ -299,8 +299,8 @@ def quietly(log: Path, before: io.StringIO) -> Iterator[Console]:
 class Bar(Listener):
     """Draw one line with a bar of what is done, in a terminal or a notebook; as a listener, of a run's rounds."""
 
-    def __init__(self, stream: TextIO, total: int, of: str = "rounds") -> None:
-        self.stream, self.total, self.of, self.since = stream, total, of, time.monotonic()
+    def __init__(self, stream: TextIO, total: int, unit: str = "rounds") -> None:
+        self.stream, self.total, self.of, self.since = stream, total, unit, time.monotonic()
         self.shown = stream.isatty() or "ipykernel" in sys.modules
         self.draw(0)
 

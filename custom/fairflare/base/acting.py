@@ -52,11 +52,11 @@ def only_with(other: str, *values: Any, when: Sequence[Any] = (), fact: bool = F
 
 def needs_of(cls: type) -> dict[str, OnlyWith | None]:
     """Return, by setting, what a class's settings need (:class:`OnlyWith`); the class overrides its base classes."""
-    found: dict[str, OnlyWith | None] = {}
+    needs: dict[str, OnlyWith | None] = {}
     for base in cls.__mro__:
         for name, need in vars(base).get("acts", {}).items():
-            found.setdefault(name, need)
-    return found
+            needs.setdefault(name, need)
+    return needs
 
 
 def never_acting(cls: type) -> set[str]:

@@ -46,13 +46,15 @@ def number(
     Raises:
         ValueError: the value is no such number; the message says what is wanted and what was found.
     """
-    found: float = value if type(value) in _PLAIN else _plain(value)
-    ok = is_number(found) and (isinstance(found, int) or not whole)
+    plain_number: float = value if type(value) in _PLAIN else _plain(value)
+    ok = is_number(plain_number) and (isinstance(plain_number, int) or not whole)
     if ok:
-        ok = (found >= low if above is None else found > above) and (found <= high if below is None else found < below)
+        ok = (plain_number >= low if above is None else plain_number > above) and (
+            plain_number <= high if below is None else plain_number < below
+        )
     if not ok:
-        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {found!r:.80}")
-    return found
+        raise ValueError(f"{name} must be {in_words(low, high, above, below, whole)}, got {plain_number!r:.80}")
+    return plain_number
 
 
 def is_number(value: Any) -> bool:
@@ -241,10 +243,10 @@ def printable(text: str, most: int = MAX_REASON) -> str:
 
 def gathered(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     """Return each key once, in the order of the pairs, with all values that it came with."""
-    found: dict[K, list[V]] = {}
+    by_key: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        by_key.setdefault(key, []).append(value)
+    return by_key
 
 
 def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
@@ -253,10 +255,10 @@ def different(name: str, names: Collection[Any]) -> tuple[str, ...]:
     Raises:
         ValueError: there is no name, or a name comes twice; the message lists the names.
     """
-    found = tuple(str(entry) for entry in names)
-    if not found or len(set(found)) != len(found):
-        raise ValueError(f"{name} must be one or more different names, got {list(found)}")
-    return found
+    texts = tuple(str(entry) for entry in names)
+    if not texts or len(set(texts)) != len(texts):
+        raise ValueError(f"{name} must be one or more different names, got {list(texts)}")
+    return texts
 
 
 def site_names(names: Collection[Any]) -> tuple[str, ...]:
@@ -270,13 +272,13 @@ def site_names(names: Collection[Any]) -> tuple[str, ...]:
     return different("sites", names)
 
 
-def same_settings(what: str, stored: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def same_settings(what: str, stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Check that a stored state belongs to an object with these settings.
 
     Raises:
         ValueError: a setting differs; the message names the first such setting, with both values.
     """
-    for name, value in own.items():
+    for name, value in current.items():
         if stored.get(name) != value:
             raise ValueError(f"state is of {what} with {name} {stored.get(name)!r}, this one has {value!r}")
 
@@ -296,15 +298,15 @@ def shape(name: str, value: Any, *dims: str | int) -> None:
     Raises:
         ValueError: the value has another shape.
     """
-    found = tuple(value.shape)
-    fits = len(found) == len(dims) and all(isinstance(d, str) or d == n for d, n in zip(dims, found, strict=True))
-    if fits and not (dims and isinstance(dims[0], str) and found[0] == 0):
+    sizes = tuple(value.shape)
+    fits = len(sizes) == len(dims) and all(isinstance(d, str) or d == n for d, n in zip(dims, sizes, strict=True))
+    if fits and not (dims and isinstance(dims[0], str) and sizes[0] == 0):
         return
     if not dims:
-        raise ValueError(f"{name} must be a scalar, got shape {found}")
+        raise ValueError(f"{name} must be a scalar, got shape {sizes}")
     wanted = f"({', '.join(map(str, dims))}{',' if len(dims) == 1 else ''})"
     some = f" with {dims[0]} >= 1" if isinstance(dims[0], str) else ""
-    raise ValueError(f"{name} must have shape {wanted}{some}, got {found}")
+    raise ValueError(f"{name} must have shape {wanted}{some}, got {sizes}")
 
 
 def same_shape(name: str, value: Any, other: str, like: Any) -> None:

@@ -36,25 +36,27 @@ class Setting:
 
 def described(cls: type, prefix: str = "") -> list[Setting]:
     """List the settings of a class that can act, each part followed by its own; one of several kinds is listed once."""
-    found: list[Setting] = []
+    described_settings: list[Setting] = []
     texts, vain = meanings(cls), never_acting(cls)
     for field in (field for field in dataclasses.fields(cls) if field.name not in vain):
         name, default, kinds = prefix + field.name, default_of(cls, field.name), parts_of(cls, field.name)
         wanted = f"one of {listed(kinds)}" if kinds else in_words(hints_of(cls)[field.name])
         shown = None if default is REQUIRED else type(default).kind if kinds else default
-        found.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
+        described_settings.append(Setting(name, wanted, shown, default is REQUIRED, texts.get(field.name, "")))
         owners: dict[str, tuple[Setting, list[str]]] = {}
         for kind, part in kinds.items():
             for inner in described(part, f"{name}."):
                 owners.setdefault(repr(inner), (inner, []))[1].append(kind)
-        found += [dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()]
-    return found
+        described_settings += [
+            dataclasses.replace(s, only=f"{name}={', '.join(having)}") for s, having in owners.values()
+        ]
+    return described_settings
 
 
-def markdown(found: Sequence[Setting]) -> str:
+def markdown(described_settings: Sequence[Setting]) -> str:
     """Return settings (name, type, default, meaning) as a Markdown table for the docs."""
     rows = ["| setting | wanted | default | meaning |", "| --- | --- | --- | --- |"]
-    for s in found:
+    for s in described_settings:
         default = "required" if s.required else "" if s.default in (None, "") else f"`{typed(s.default)}`"
         cells = [f"`{s.name}`", s.wanted, default, f"{s.meaning} (`{s.only}`)" if s.only else s.meaning]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -68,12 +70,12 @@ def typed(value: Any) -> str:
 
 def meanings(cls: type) -> dict[str, str]:
     """Return ``{setting: text}`` from the ``Args:`` of a class and its bases; the class's own texts override theirs."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for base in cls.__mro__:
         text = inspect.cleandoc(vars(base).get("__doc__") or "")
         block = re.search(r"^Args:\n((?:(?: {4}.*)?\n?)*)", text, re.MULTILINE)
         entries = block[1] if block else ""
         for names, meaning in re.findall(r"^ {4}(\w[^:\n]*):((?:.*\n?(?: {8}.*\n?|\n)*))", entries, re.MULTILINE):
             plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", meaning.replace("``", "`"))
-            found = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **found}
-    return found
+            texts = {**dict.fromkeys(re.split(", *", names), " ".join(plain.split())), **texts}
+    return texts

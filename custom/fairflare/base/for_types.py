@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 else:
     Unpack = Any
 
-    def dataclass_transform(**told: Any) -> Callable[[Any], Any]:
+    def dataclass_transform(**options: Any) -> Callable[[Any], Any]:
         """Return a function that changes nothing at run time; only type checkers read ``dataclass_transform``."""
         return lambda decorator: decorator

@@ -22,8 +22,8 @@ def metric_name(text: str) -> str:
     ('recall_bone_loss', 'recall_cafe_1_', 'recall__.69810a')
     """
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
-    found = re.sub(r"[^A-Za-z0-9_/.-]+", "_", plain)
-    return found if plain.isascii() and found else f"{found}.{hashlib.sha256(text.encode()).hexdigest()[:6]}"
+    name = re.sub(r"[^A-Za-z0-9_/.-]+", "_", plain)
+    return name if plain.isascii() and name else f"{name}.{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True, kw_only=True)

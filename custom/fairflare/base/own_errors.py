@@ -50,8 +50,8 @@ def in_one_line(error: BaseException) -> str:
     """
     text = " ".join(str(error).split())
     text = text if len(text) <= MOST else text[: MOST - 3] + "..."
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _installed(frame.filename)]
-    where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
+    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _installed(frame.filename)]
+    where = f" ({Path(user_frames[-1].filename).name}:{user_frames[-1].lineno})" if user_frames else ""
     return f"{type(error).__name__}{': ' if text else ''}{text}{where}"
 
 

@@ -88,8 +88,8 @@ def settings(cls: C) -> C:
             is one line with the setting's name.
     """
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True)
-    made: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(cls)
-    check = made.__init__
+    declared: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(cls)
+    check = declared.__init__
 
     def __init__(self: Any, **arguments: Any) -> None:
         try:
@@ -98,22 +98,24 @@ def settings(cls: C) -> C:
             raise ValueError(_in_one_line(type(self), error)) from None
 
     def __init_subclass__(below: type[Any], /, **options: Any) -> None:
-        super(made, below).__init_subclass__(**options)
+        super(declared, below).__init_subclass__(**options)
         _name_what_is_passed_on(below)
 
     # FLARE's exporter and builder look at the signature of __init__.
-    fields = dataclasses.fields(made)
-    named = [inspect.Parameter(f.name, KEYWORD, default=default_of(made, f.name), annotation=f.type) for f in fields]
+    fields = dataclasses.fields(declared)
+    named = [
+        inspect.Parameter(f.name, KEYWORD, default=default_of(declared, f.name), annotation=f.type) for f in fields
+    ]
     itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     __init__.__signature__ = inspect.Signature([itself, *named])  # type: ignore[attr-defined]
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
-    made.__init__ = __init__
-    made.__init_subclass__ = classmethod(__init_subclass__)
-    made.__get_pydantic_core_schema__ = classmethod(_schema)
-    made._complete = True
+    declared.__init__ = __init__
+    declared.__init_subclass__ = classmethod(__init_subclass__)
+    declared.__get_pydantic_core_schema__ = classmethod(_schema)
+    declared._complete = True
     # FLARE's exporter omits values that equal the default. Users edit the job folder, so it must show every setting.
-    made._always_serialize_args = property(_shown)
-    return cast(C, made)
+    declared._always_serialize_args = property(_shown)
+    return cast(C, declared)
 
 
 def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -123,8 +125,8 @@ def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema
 
 def _name_what_is_passed_on(cls: type) -> None:
     """Give a subclass's own ``__init__(..., **more)`` a signature with all arguments, since FLARE's export reads it."""
-    own: Any = vars(cls).get("__init__")
-    signature = inspect.signature(own) if own is not None else None
+    constructor: Any = vars(cls).get("__init__")
+    signature = inspect.signature(constructor) if constructor is not None else None
     if signature is None or all(p.kind is not VARIOUS for p in signature.parameters.values()):
         return
     parent: Any = cls.__mro__[1]
@@ -132,7 +134,7 @@ def _name_what_is_passed_on(cls: type) -> None:
     known = {p.name for p in named}
     passed_on = [p for p in inspect.signature(parent.__init__).parameters.values() if p.name not in known]
     more = [p.replace(kind=KEYWORD) for p in passed_on if p.kind in BY_NAME]
-    own.__signature__ = signature.replace(parameters=[*named, *more])
+    constructor.__signature__ = signature.replace(parameters=[*named, *more])
 
 
 def _shown(component: Any) -> list[str]:
@@ -259,14 +261,14 @@ def _in_one_line(cls: type, error: ValidationError) -> str:
 
 def field_names(cls: type) -> list[str]:
     """List the names of a class's settings; those of its bases too if its own ``__init__`` takes ``**``."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):
             parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-            found |= dict.fromkeys(p.name for p in parameters if p.kind in BY_NAME)
+            names |= dict.fromkeys(p.name for p in parameters if p.kind in BY_NAME)
             if all(p.kind is not VARIOUS for p in parameters):
                 break
-    return list(found)
+    return list(names)
 
 
 def values_of(component: Any) -> dict[str, Any]:
@@ -274,9 +276,9 @@ def values_of(component: Any) -> dict[str, Any]:
 
     For a class without :func:`settings`: the arguments of its ``__init__`` that are attributes of the same names.
     """
-    kept = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
+    values = {name: getattr(component, name) for name in field_names(type(component)) if hasattr(component, name)}
     path = f"{type(component).__module__}.{type(component).__name__}"
-    return {"path": path, "args": {name: _plain(value) for name, value in kept.items()}}
+    return {"path": path, "args": {name: _plain(value) for name, value in values.items()}}
 
 
 def _plain(value: Any) -> Any:
@@ -290,11 +292,11 @@ def _plain(value: Any) -> Any:
 
 def choices(base: type) -> dict[str, type]:
     """Return the classes that a setting of class ``base`` may have, by their ``kind``: ``base`` and its subclasses."""
-    found = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
+    classes = {vars(base)["kind"]: base} if isinstance(vars(base).get("kind"), str) else {}
     below: list[type] = type.__subclasses__(base)
     for cls in below:
-        found |= choices(cls)
-    return found
+        classes |= choices(cls)
+    return classes
 
 
 def parts_of(cls: type, name: str) -> dict[str, type]:
@@ -341,7 +343,7 @@ def by_name(value: Any, name: str = "") -> dict[str, Any]:
     """Return nested values of :func:`values_of` as a flat dict such as ``{"rule.q": 2.0}``, with the users' names."""
     if not isinstance(value, Mapping):
         return {name: value}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, entry in value.items():
-        found.update(by_name(entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")))
-    return found
+        values.update(by_name(entry, name if key == "args" and "path" in value else f"{name}.{key}".strip(".")))
+    return values

@@ -89,8 +89,8 @@ class Task(ABC):
 
     def of_user(self, *names: str) -> bool:
         """Return whether a class outside this package defines one of the named methods."""
-        own = (getattr(type(self), name, None) for name in names)
-        return any(not method.__module__.startswith("fairflare.") for method in own if method is not None)
+        methods = (getattr(type(self), name, None) for name in names)
+        return any(not method.__module__.startswith("fairflare.") for method in methods if method is not None)
 
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training that the task prescribes.
@@ -272,8 +272,8 @@ class Task(ABC):
     @property
     def primary(self) -> Metric:
         """Return the declaration (:class:`Metric`) of the task's primary metric."""
-        own = {metric.name: metric for metric in self.declared_metrics()}
-        return own.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
+        metrics = {metric.name: metric for metric in self.declared_metrics()}
+        return metrics.get(self.primary_metric) or Metric(name=self.primary_metric, doc="the primary metric")
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         """Return every metric that :meth:`evaluate` gives, with direction and range; a metric not listed is refused.
@@ -290,13 +290,13 @@ class Task(ABC):
             ValueError: the primary metric is not declared, or a metric has no direction; the message says where to
                 declare it.
         """
-        found = {LOSS.name: LOSS, **{metric.name: metric for metric in self.declared_metrics()}}
-        lacking = [name for name, metric in found.items() if metric.higher_is_better is None]
-        if self.primary_metric not in found:
+        metrics = {LOSS.name: LOSS, **{metric.name: metric for metric in self.declared_metrics()}}
+        lacking = [name for name, metric in metrics.items() if metric.higher_is_better is None]
+        if self.primary_metric not in metrics:
             lacking.append(self.primary_metric)
         if lacking:
             raise ValueError(self.asks_for(lacking[0]))
-        return found
+        return metrics
 
     def asks_for(self, metric: str) -> str:
         """Return the text that asks a task's author to declare a metric's direction and range."""

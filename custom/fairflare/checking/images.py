@@ -123,7 +123,7 @@ class DataReport:
     @property
     def usable(self) -> int:
         """Return the number of usable images, summed over all sites and splits."""
-        return sum(sum(found.values()) for site in self.sites for found in site.counts.values())
+        return sum(sum(counts.values()) for site in self.sites for counts in site.counts.values())
 
 
 @dataclass
@@ -172,7 +172,7 @@ def check_sites(
     opened = list(_opened(task, sites, problems))
     names = next((listed.class_names for _, listed in opened if listed.class_names is not None), None)
     called = names if names and not task.findings and len(names) == len(task.structures) else task.names()
-    lookers = [_Looker(task, own, listed, called) for own, listed in opened]
+    lookers = [_Looker(task, settings, listed, called) for settings, listed in opened]
     total = sum(len(looker.listed) for looker in lookers)
     looked = chain.from_iterable(looker.look() for looker in lookers)
     for number, _ in enumerate(counted(looked, total, "images looked at"), 1):
@@ -180,8 +180,10 @@ def check_sites(
     reports = [looker.report() for looker in lookers]
     problems += [problem for looker in lookers for problem in looker.problems.values()]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
-    told = contradictions({one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers})
-    problems += [Problem("", question_of_values(told))] if told else []
+    contradicting = contradictions(
+        {one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers}
+    )
+    problems += [Problem("", question_of_values(contradicting))] if contradicting else []
     problems += [
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
         *_names(opened, task.findings is not None), *_codes(reports), *_same_images(frame), *_people(frame),
@@ -189,15 +191,17 @@ def check_sites(
     ]  # fmt: skip
     problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
-    images = {one.list.site: [(shown(of.path), of.channels) for of in one.good if of.channels] for one in lookers}
+    images = {
+        one.list.site: [(shown(look.path), look.channels) for look in one.good if look.channels] for one in lookers
+    }
     problems += [Problem(site, line, grave=False) for site, line in odd_images(images)]
     drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
     problems += [Problem(site, text, grave=False) for site, text in apart(drawn)]
     meanings = dict(enumerate(called if task.class_labels else ["background", *called]))
     if task.findings:
         meanings = {
-            of: " and ".join(name for k, name in enumerate(called) if of >> k & 1) or "no finding"
-            for of, _ in Counter(
+            bits: " and ".join(name for k, name in enumerate(called) if bits >> k & 1) or "no finding"
+            for bits, _ in Counter(
                 number for looker in lookers for look in looker.good for _, number in look.features
             ).most_common(COMBINED)
         }
@@ -217,24 +221,35 @@ def _opened(
     note.
     """
     for site, settings in sites.items():
-        found: list[DataError | SiteError] = []
+        listed_problems: list[DataError | SiteError] = []
         try:
-            own = read_settings(task.site_settings, site, settings)
-            if own.data_root is None:
+            site_settings = read_settings(task.site_settings, site, settings)
+            if site_settings.data_root is None:
                 problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
                 continue
-            same: Any = {"class_labels": task.class_labels, "linked_roots": own.linked_roots, "problems": found}
-            yield own, (listed := load_datalist(own.data_root, own.datalist or "datalist.json", site=site, **same))
+            same: Any = {
+                "class_labels": task.class_labels,
+                "linked_roots": site_settings.linked_roots,
+                "problems": listed_problems,
+            }
+            yield (
+                site_settings,
+                (
+                    listed := load_datalist(
+                        site_settings.data_root, site_settings.datalist or "datalist.json", site=site, **same
+                    )
+                ),
+            )
             if (private := Private.of(site, settings)) is not None:
                 problems += [
                     Problem(site, f"privacy: {text}", grave=False) for text, _ in budget_notes(private.own.epsilon)
                 ]
                 if listed.splits["training"]:
                     with suppress(DataError):  # an image that cannot be read is found below
-                        private.check_budget(task.open_listed(site, own, listed))
+                        private.check_budget(task.open_listed(site, site_settings, listed))
         except (DataError, SiteError) as error:
-            found.append(error)
-        problems += [Problem(site, _plain(site, error)) for error in found]
+            listed_problems.append(error)
+        problems += [Problem(site, _plain(site, error)) for error in listed_problems]
 
 
 def _plain(site: str, error: Exception) -> str:
@@ -262,8 +277,8 @@ class _Looker:
         first = [self.one(each) for each in self.listed[:1]]  # imports what the task needs, before the threads begin
         pairs = ((s.files, s.label if isinstance(s.label, Path) else None) for _, s in self.listed)
         with ThreadPool(workers(reading_takes(pairs, CHECKED))) as threads:
-            for found in chain(first, threads.imap(self.one, self.listed[1:])):
-                self.looks.append(found)
+            for look in chain(first, threads.imap(self.one, self.listed[1:])):
+                self.looks.append(look)
                 yield
 
     def one(self, listed: tuple[str, Sample]) -> _Look:
@@ -271,71 +286,71 @@ class _Looker:
         split, sample = listed
         site, task = self.list.site, self.task
         number = "" if sample.slice is None else f" slice {sample.slice}"
-        found = _Look(site, split, sample.image, f"'{sample.image}'{number} ({site}, {split})", sample.patient)
+        look = _Look(site, split, sample.image, f"'{sample.image}'{number} ({site}, {split})", sample.patient)
         if task.spatial_dims == 3 and isinstance(sample.label, Path):
-            return self._masked(found, sample)
+            return self._masked(look, sample)
         try:
             image = task.stored(sample, site, split, self.own.max_image_bytes)
-            found.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
+            look.size = image.shape[:2] if image.shape[2] in (1, 3) else image.shape
             if (image != image.flat[0]).any():
-                found.content = [_hash(np.asarray(image.shape), image)]
+                look.content = [_hash(np.asarray(image.shape), image)]
         except DataError as error:
-            found.errors.append(error)
+            look.errors.append(error)
         try:
             data: Any = task.open_listed(site, self.own, replace(self.list, splits={split: (sample,)}))
-            found.mask_labels = data.mask_labels
+            look.mask_labels = data.mask_labels
             image, target = (one[0].numpy() for one in data.read(split, [0]))
             has = data.channels or ()
-            found.channels = described([data.task.channels[k] for k in has], image[[*has]])
+            look.channels = described([data.task.channels[k] for k in has], image[[*has]])
             if sample.label is None:
-                return found
+                return look
             picture, seen = _flat_pair(image, target)
             structures = target.reshape(len(target) if target.ndim else 1, -1)  # -1: does not count
             marked = (structures > 0).any(axis=1)
-            found.number = None if target.ndim else int(target)
-            found.labelled = np.flatnonzero(marked).tolist() if target.ndim else [int(target)]
-            found.open = np.flatnonzero(target < 0).tolist() if target.ndim == 1 else []
-            found.target = _hash(seen)
+            look.number = None if target.ndim else int(target)
+            look.labelled = np.flatnonzero(marked).tolist() if target.ndim else [int(target)]
+            look.open = np.flatnonzero(target < 0).tolist() if target.ndim == 1 else []
+            look.target = _hash(seen)
             # Each combination of structures or findings gets a different number.
             codes = np.tensordot(2.0 ** np.arange(len(target)), target > 0, 1) if target.ndim else target
             if target.ndim > 1:
-                found.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
-                found.odd = [EMPTY] if not marked.any() else [
+                look.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
+                look.odd = [EMPTY] if not marked.any() else [
                     what for what, so in (
                         (FULL, (structures != 0).any(axis=0).all()),
                         (LINES, not any(binary_erosion(one > 0).any() for one in target)),
                     ) if so
                 ]  # fmt: skip
-                found.shapes = shapes_of(seen)
-                found.features = [(features, number) for number, features in regions_of(seen).items()]
+                look.shapes = shapes_of(seen)
+                look.features = [(features, number) for number, features in regions_of(seen).items()]
                 # The mask is described within the box without padding; there is no box if no pixel counts.
-                found.drawn = [
+                look.drawn = [
                     drawn_of(shown(sample.image), image.mean(0)[box], codes[box])
                     for box in find_objects((target >= 0).any(axis=0).view(np.int8))
                 ]
             elif (target >= 0).all():
-                found.features = [(features_of(picture), int(codes))]
-            found.notes = notes_on(sample, getattr(data, "reading", PLAIN))
+                look.features = [(features_of(picture), int(codes))]
+            look.notes = notes_on(sample, getattr(data, "reading", PLAIN))
             self._values.add(sample)
         except DataError as error:
-            found.errors.append(error)
-        if found.errors and isinstance(sample.label, Path) and sample.slice is None and task.spatial_dims == 2:
+            look.errors.append(error)
+        if look.errors and isinstance(sample.label, Path) and sample.slice is None and task.spatial_dims == 2:
             odd = odd_pair(sample.image, sample.label)
-            found.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else found.errors
-        return found
+            look.errors = [DataError(f"image '{sample.image}' of '{split}': {odd}")] if odd else look.errors
+        return look
 
-    def _masked(self, found: _Look, sample: Sample) -> _Look:
+    def _masked(self, look: _Look, sample: Sample) -> _Look:
         """Read a volume and its mask once, and add the results to those of the image."""
         try:
-            data: Any = self.task.open_listed(found.site, self.own, replace(self.list, splits={found.split: (sample,)}))
-            found.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
-            found = replace(found, **look_at_masked(data, sample, found.split))
+            data: Any = self.task.open_listed(look.site, self.own, replace(self.list, splits={look.split: (sample,)}))
+            look.colours = image_file(sample.label).names() if isinstance(sample.label, Path) else {}
+            look = replace(look, **look_at_masked(data, sample, look.split))
         except DataError as error:
-            found.errors.append(error)
-            return found
-        found.notes = notes_on(sample, data.reading)
+            look.errors.append(error)
+            return look
+        look.notes = notes_on(sample, data.reading)
         self._values.add(sample)
-        return found
+        return look
 
     def report(self) -> SiteReport:
         """Return the site's numbers of images, and add the problems that were found to ``problems``."""
@@ -365,10 +380,13 @@ class _Looker:
         ):  # fmt: skip
             self.say(text, grave=False)
         masks = [look for look in good if look.drawn]
-        for first, second, at in exchanged([{number: of for of, number in look.features} for look in masks]):
+        for first, second, places in exchanged(
+            [{number: features for features, number in look.features} for look in masks]
+        ):
             self.say(
-                f"{len(at)} of {len(masks)} masks look as if {self.names[first - 1]} and {self.names[second - 1]} were "
-                f"exchanged in them: {named([shown(masks[n].path) for n in at])}; have all masks one list of codes?",
+                f"{len(places)} of {len(masks)} masks look as if {self.names[first - 1]} and {self.names[second - 1]} "
+                f"were exchanged in them: {named([shown(masks[n].path) for n in places])}; have all masks "
+                "one list of codes?",
                 grave=False,
             )
         annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
@@ -384,13 +402,13 @@ class _Looker:
         If the site's file says nothing, the findings that have a known label in any image count as annotated. The
         result is still ``None`` if these are all findings, or if one of them occurs in no image.
         """
-        told = None
+        declared = None
         try:
-            told = self.task.annotated_in(self.list.site, self.own)
+            declared = self.task.annotated_in(self.list.site, self.own)
         except DataError as error:
             self.say(_plain(self.list.site, error))
         if not self.task.findings:
-            return told
+            return declared
         seen = {
             name
             for _, sample in self.listed
@@ -398,30 +416,34 @@ class _Looker:
             for name, value in zip(self.list.class_names or (), sample.label, strict=False)
             if value >= 0
         }
-        if told is not None:
-            if silent := [self.names[k] for k in told if self.names[k] not in seen]:
+        if declared is not None:
+            if silent := [self.names[k] for k in declared if self.names[k] not in seen]:
                 self.say(
                     f"'classes' in the site's fairflare.json says that these were looked for: {', '.join(silent)}; but "
                     "all their labels are null: write 0 where a finding was absent, or list only the others",
                     grave=False,
                 )  # fmt: skip
-            return told
-        known, marked = ([k for k, name in enumerate(self.names) if of[name]] for of in (Counter(seen), labelled))
+            return declared
+        known, marked = (
+            [k for k, name in enumerate(self.names) if counts[name]] for counts in (Counter(seen), labelled)
+        )
         return annotated_by_labels(known, marked, len(self.names))
 
     def _judge(self, split: str) -> None:
         """Add problems on a split's odd masks, and on labels far more or less frequent in it than in 'training'."""
-        looks, trained = ([look for look in self.good if look.split == of] for of in (split, "training"))
+        looks, trained = (
+            [look for look in self.good if look.split == wanted_split] for wanted_split in (split, "training")
+        )
         for what, count in Counter(what for look in looks for what in look.odd).items():
             if what != LINES or count > max(FEWER, len(looks) / 2):
                 self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
-        own, known = (Counter(name for look in of for name in look.labelled) for of in (looks, trained))
-        for k in () if split in ("training", SPLIT_GLOBAL, UNLABELLED) else sorted({*own, *known}):
-            total, before = (sum(k not in look.open for look in of) for of in (looks, trained))
-            pairs = [(own[k], total - own[k]), (known[k], before - known[k])]
+        here, known = (Counter(name for look in group for name in look.labelled) for group in (looks, trained))
+        for k in () if split in ("training", SPLIT_GLOBAL, UNLABELLED) else sorted({*here, *known}):
+            total, before = (sum(k not in look.open for look in group) for group in (looks, trained))
+            pairs = [(here[k], total - here[k]), (known[k], before - known[k])]
             if not known[k] or not total or fisher_exact(pairs)[1] < CHANCE:
                 self.say(
-                    f"{self.names[k]} is in {own[k]} of {total} {'known ' * (total < len(looks))}labels of '{split}', "
+                    f"{self.names[k]} is in {here[k]} of {total} {'known ' * (total < len(looks))}labels of '{split}', "
                     f"and in {known[k]} of {before} of 'training': was it looked for in both?", grave=False,
                 )  # fmt: skip
 
@@ -447,10 +469,13 @@ def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
     """Return the number of listed images of each declared group, ``unknown`` included, by attribute and split."""
     return {
         name: {
-            split: {**dict.fromkeys(of.groups, 0), **Counter(of.groups[sample.groups[name]] for sample in samples)}
+            split: {
+                **dict.fromkeys(attribute.groups, 0),
+                **Counter(attribute.groups[sample.groups[name]] for sample in samples),
+            }
             for split, samples in listed.splits.items()
         }
-        for name, of in listed.attributes.items()
+        for name, attribute in listed.attributes.items()
     }
 
 
@@ -471,12 +496,15 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
         ("groups of classes", "class_groups", True),
         ("groups of people", "attributes", False),
     ):
-        told = {listed.site: value for _, listed in opened if (value := getattr(listed, key))}
-        by_value = {repr(value): [site for site, own in told.items() if own == value] for value in told.values()}
+        by_site = {listed.site: value for _, listed in opened if (value := getattr(listed, key))}
+        by_value = {
+            repr(value): [site for site, value_of_site in by_site.items() if value_of_site == value]
+            for value in by_site.values()
+        }
         if len(by_value) > 1:
             values = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
             order = " (the same ones in another order)" * (
-                key == "class_names" and len({tuple(sorted(value)) for value in told.values()}) == 1
+                key == "class_names" and len({tuple(sorted(value)) for value in by_site.values()}) == 1
             )
             yield Problem("", f"the datalists have different {what}{order} ('{key}'): {values:.600}", grave)
 
@@ -484,33 +512,38 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
 def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
     codes_of = gathered(
-        (name, (one.site, {group for of in splits.values() for group, n in of.items() if n and group.isdecimal()}))
+        (
+            name,
+            (one.site, {group for counts in splits.values() for group, n in counts.items() if n and group.isdecimal()}),
+        )
         for one in reports
         for name, splits in one.groups.items()
     )
-    for name, own in codes_of.items():
-        if any(first - second and second - first for (_, first), (_, second) in combinations(own, 2)):
-            told = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in own)
-            yield Problem("", f"attribute '{name}' has other numbers at each site ({told}): write words", grave=False)
+    for name, site_codes in codes_of.items():
+        if any(first - second and second - first for (_, first), (_, second) in combinations(site_codes, 2)):
+            in_words = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in site_codes)
+            yield Problem(
+                "", f"attribute '{name}' has other numbers at each site ({in_words}): write words", grave=False
+            )
 
 
 def _silent(
     reports: Sequence[SiteReport], classes: bool, numbers: Mapping[str, Sequence[int]], file: str
 ) -> Iterator[Problem]:
     """Yield a question for each site without a label that others have, unless its file says what is annotated."""
-    told = {
+    marked = {
         report.site: [name for name, count in report.labelled.items() if count]
         for report in reports
         if any(numbers.total() for split, numbers in report.counts.items() if split != UNLABELLED)
     }
-    for site, lacking in unexplained(told, [one.site for one in reports if one.annotated is not None]).items():
+    for site, lacking in unexplained(marked, [one.site for one in reports if one.annotated is not None]).items():
         yield Problem(site, question({site: lacking}, classes, numbers, file))
 
 
 def _seldom(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each structure that a site marks in clearly fewer masks than all other sites do."""
     totals = {
-        one.site: sum(found.total() for split, found in one.counts.items() if split not in (UNLABELLED, SPLIT_GLOBAL))
+        one.site: sum(counts.total() for split, counts in one.counts.items() if split not in (UNLABELLED, SPLIT_GLOBAL))
         for one in reports
     }
     for site, name, count in (
@@ -577,9 +610,11 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
     """
     unknown = []
     for _, listed in opened:
-        if listed.synthetic or any(s.patient is not None for own in listed.splits.values() for s in own):
+        if listed.synthetic or any(s.patient is not None for samples in listed.splits.values() for s in samples):
             continue
-        lists = {k: ["/".join(s.image.parts[-2:]) for s in own] for k, own in listed.splits.items() if k in SPLITS}
+        lists = {
+            k: ["/".join(s.image.parts[-2:]) for s in samples] for k, samples in listed.splits.items() if k in SPLITS
+        }
         if (split_up := on_both_sides(lists)) is not None:
             expression, both, number = split_up
             shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")

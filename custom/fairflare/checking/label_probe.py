@@ -26,21 +26,21 @@ def compared(
         names: names of the classes, of combinations of findings, or of background and structures.
         drawn: numbers of the structures, from 0, that each site drew; empty for classes and findings.
     """
-    every = {number for own in drawn.values() for number in own}
-    part = [site for site, own in drawn.items() if own and {*own} != every]
+    every = {number for numbers in drawn.values() for number in numbers}
+    part = [site for site, numbers in drawn.items() if numbers and {*numbers} != every]
     given = {
-        site: [pair for look in own for pair in look.features if pair[1] in names]
-        for site, own in looks.items()
+        site: [pair for look in site_looks for pair in look.features if pair[1] in names]
+        for site, site_looks in looks.items()
         if site not in part
     }
-    labels = {site: np.array([label for _, label in own]) for site, own in given.items() if own}
-    features = {site: np.stack([vector for vector, _ in own]) for site, own in given.items() if own}
-    found = judged(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
+    labels = {site: np.array([label for _, label in pairs]) for site, pairs in given.items() if pairs}
+    features = {site: np.stack([vector for vector, _ in pairs]) for site, pairs in given.items() if pairs}
+    verdicts = judged(features, labels) if len({v.shape[1] for v in features.values()}) == 1 else {}
     clashes: list[tuple[str, str, bool]] = []
     chance = 1 / max(2, len(names))
-    which = "" if len(found) > 2 else ", or those of the other site: with two nobody can say which"
-    for site, one in found.items():
-        usual = float(np.median([other.agreement for name, other in found.items() if name != site]))
+    which = "" if len(verdicts) > 2 else ", or those of the other site: with two nobody can say which"
+    for site, one in verdicts.items():
+        usual = float(np.median([other.agreement for name, other in verdicts.items() if name != site]))
         if one.certain or usual - one.agreement > 2 * CLEAR:
             how = f"look {in_words(one.looks_like, names)}{which}" if one.certain else "are unlike those of other sites"
             clashes.append((
@@ -52,30 +52,30 @@ def compared(
             ))  # fmt: skip
     shapes = {
         site: {
-            number: np.array([look.shapes[number] for look in own if number in look.shapes])
+            number: np.array([look.shapes[number] for look in site_looks if number in look.shapes])
             for number in (*([] if site in part else [0]), *(k + 1 for k in drawn.get(site, ())))
         }
-        for site, own in looks.items()
+        for site, site_looks in looks.items()
         if part and site not in {wrong for wrong, *_ in clashes}
     }
-    for site, looks_like in mistaken(shapes, part if len(found) > 1 else shapes).items():
+    for site, looks_like in mistaken(shapes, part if len(verdicts) > 1 else shapes).items():
         clashes.append((
             site,
             f"its labels look {in_words(looks_like, names)} of other sites, by their shapes; compare the numbers of "
             "structures, and look at some images",
             0 in looks_like.values(),
         ))  # fmt: skip
-    if len(found) < 2:
+    if len(verdicts) < 2:
         return "", clashes
-    short = [site for site, one in found.items() if not one.enough]
+    short = [site for site, one in verdicts.items() if not one.enough]
     verdict = first_of({
         "see above": any(text.startswith("its labels look" if short else "its labels ") for _, text, _ in clashes),
         f"too few images at {', '.join(short)} to tell swapped or shifted labels": bool(short),
         "too little to tell whether the labels mean the same everywhere":
-            float(np.median([one.agreement for one in found.values()])) < chance + CLEAR,
+            float(np.median([one.agreement for one in verdicts.values()])) < chance + CLEAR,
         "the labels seem to mean the same": True,
     })  # fmt: skip
     return (
         "labels across sites: a simple probe of the others' images agrees at "
-        f"{', '.join(f'{site} {one.agreement:.0%}' for site, one in found.items())} (chance {chance:.0%}): {verdict}"
+        f"{', '.join(f'{site} {one.agreement:.0%}' for site, one in verdicts.items())} (chance {chance:.0%}): {verdict}"
     ), clashes

@@ -54,16 +54,19 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     # One voxel, to refuse a file whose header lacks what the task needs.
     data.task.regrid(mask[None, :1, :1, :1], affine, sample.image.name, data.site, nearest=True)
     image, codes = (oriented(array, affine, data.task.orientation)[0] for array in (volumes[0], mask))
-    inside = {value: meant for value, meant in meaning.items() if any(meant in own for own in structured.labels)}
+    inside = {
+        value: meant for value, meant in meaning.items() if any(meant in structure for structure in structured.labels)
+    }
     marks: npt.NDArray[np.uint8] = np.zeros(codes.shape, np.uint8)  # 1, 2, ... for the values that mark structures
     for number, value in enumerate(inside, 1):
         marks[codes == value] = min(number, 255)
-    place = max(range(codes.shape[-1]), key=lambda at: int(np.count_nonzero(marks[..., at])))
+    place = max(range(codes.shape[-1]), key=lambda index: int(np.count_nonzero(marks[..., index])))
     seen = structured.inside(np.ascontiguousarray(codes[..., place]), meaning).numpy()
     background = sum(n for value, n in counts.items() if value not in inside and meaning[value] != structured.ignore)
     labelled = [k for k, labels in enumerate(structured.labels) if {*labels} & {*inside.values()}]
     lines = not any(
-        _has_inner(codes, [value for value, meant in inside.items() if meant in own]) for own in structured.labels
+        _has_inner(codes, [value for value, meant in inside.items() if meant in structure])
+        for structure in structured.labels
     )
     return {
         "size": mask.shape, "labelled": labelled,
@@ -80,7 +83,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
 def shapes_of(seen: npt.NDArray[Any]) -> dict[int, npt.NDArray[np.floating]]:
     """Return the shapes of the background (0) and of each structure (from 1) of a picture's or a slice's targets."""
     small = seen[:, :: (step := max(1, max(seen.shape[1:]) // SIDE)), ::step] > 0
-    return {number: shape_of(of) for number, of in enumerate([~small.any(0), *small]) if of.any()}
+    return {number: shape_of(region) for number, region in enumerate([~small.any(0), *small]) if region.any()}
 
 
 def _has_inner(mask: npt.NDArray[Any], values: list[int]) -> bool:

@@ -100,8 +100,8 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        said = system_error(error) if isinstance(error, OSError) else lacking_package(error)
-        if said is None:
+        text = system_error(error) if isinstance(error, OSError) else lacking_package(error)
+        if text is None:
             raise
-        say(said, mark="[red]error[/red]: ")
+        say(text, mark="[red]error[/red]: ")
         raise SystemExit(2) from error

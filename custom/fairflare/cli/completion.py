@@ -41,5 +41,5 @@ def settings(ctx: typer.Context, incomplete: str) -> list[str]:
 def runs(incomplete: str) -> list[str]:
     """Return the folders that may hold a run and begin with ``incomplete``; without it the folders in ``runs``."""
     folder = Path(incomplete if incomplete.endswith("/") else Path(incomplete).parent) if incomplete else Path("runs")
-    found = (path for path in sorted(folder.iterdir()) if path.is_dir()) if folder.is_dir() else ()
-    return [str(path) for path in found if str(path).startswith(incomplete)]
+    folders = (path for path in sorted(folder.iterdir()) if path.is_dir()) if folder.is_dir() else ()
+    return [str(path) for path in folders if str(path).startswith(incomplete)]

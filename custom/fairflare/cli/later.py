@@ -48,11 +48,11 @@ class ModulesOfLater:
         if (module := sys.modules.get(spec.name)) is not None:
             spec.loader_state = (module.__spec__, True)
             return module
-        found = PathFinder.find_spec(spec.name, spec.loader_state)
-        if found is None:
+        spec_of_file = PathFinder.find_spec(spec.name, spec.loader_state)
+        if spec_of_file is None:
             raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
-        spec.loader_state = (found, False)
-        return module_from_spec(found)
+        spec.loader_state = (spec_of_file, False)
+        return module_from_spec(spec_of_file)
 
     def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own spec, and execute the module unless it is loaded already."""

@@ -87,9 +87,11 @@ def describe(
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
         owner, form = owner_of(method) or (method, "")
-        found = in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
+        groups_in_use = in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
         if as_json:
-            groups = [{"title": title, "settings": list(map(_as_json, group))} for title, group in found.items()]
+            groups = [
+                {"title": title, "settings": list(map(_as_json, group))} for title, group in groups_in_use.items()
+            ]
             put(method=method, groups=groups, quick_job=quick_job(method, kind))
             return
     if markdown:
@@ -97,7 +99,7 @@ def describe(
         return
     if form:
         console.print(f"{form} is {method} with --set form={form}\n", highlight=False)
-    for title, group in found.items():
+    for title, group in groups_in_use.items():
         table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
         table.columns[0].overflow = "fold"
         for used in group:
@@ -110,10 +112,10 @@ def describe(
 
 def _as_json(used: InUse) -> dict[str, Any]:
     """Return a setting with its value in a run as plain values; ``paper``: the value with ``--paper`` if it differs."""
-    of = used.setting
+    declared = used.setting
     return {
-        "name": of.name, "wanted": of.wanted, "value": of.default, "paper": used.paper,
-        "meaning": of.meaning.replace("`", ""), "only": of.only, "needs": used.needs,
+        "name": declared.name, "wanted": declared.wanted, "value": declared.default, "paper": used.paper,
+        "meaning": declared.meaning.replace("`", ""), "only": declared.only, "needs": used.needs,
     }  # fmt: skip
 
 

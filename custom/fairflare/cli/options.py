@@ -81,10 +81,10 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # class of typer's own copy of
 
 def option_of(setting: str) -> Any:
     """Return the command-line option that a setting of the run declares, see :class:`ByOption`."""
-    of = BY_OPTION[setting]
+    option = BY_OPTION[setting]
     return typer.Option(
-        *of.flags, min=of.low, metavar=of.metavar, help=of.help, rich_help_panel=of.panel,
-        show_default=of.metavar is not None,
+        *option.flags, min=option.low, metavar=option.metavar, help=option.help, rich_help_panel=option.panel,
+        show_default=option.metavar is not None,
     )  # fmt: skip
 
 
@@ -181,13 +181,13 @@ class Command(TyperCommand):
         super().format_help(ctx, formatter)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        found = super().get_params(ctx)
-        if any(map(_panel, found)):
+        parameters = super().get_params(ctx)
+        if any(map(_panel, parameters)):
             every: Any = copy(self.get_help_option(ctx))
             every.name, every.opts, every.callback = "all", [HELP_ALL], _print_all
             every.help = "Show further options too."
-            found.append(every)
-        return sorted((p for p in found if not (ctx.meta.get(SHORT) and _panel(p))), key=_place_in_help)
+            parameters.append(every)
+        return sorted((p for p in parameters if not (ctx.meta.get(SHORT) and _panel(p))), key=_place_in_help)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = [
@@ -244,9 +244,9 @@ def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str])
                 form = form.replace("{}", shlex.quote(value) if value else "VALUE")
                 if form[0] == " ":
                     return f".{form}"
-                at = front if has[0] in names else len(line)  # a command's first argument comes first
-                line.insert(at, form)
-                front += at == front
+                place = front if has[0] in names else len(line)  # a command's first argument comes first
+                line.insert(place, form)
+                front += place == front
                 command, answered = other or command, answered or option.startswith(wrong)
                 break
         else:
@@ -382,20 +382,20 @@ def plan_options(
 
 def run_options(command: str) -> list[inspect.Parameter]:
     """Return the parameters of a command for settings of the run that have an option, see :class:`ByOption`."""
-    usual, hints, found = RunSettings(), get_type_hints(RunSettings), []
-    for name, of in BY_OPTION.items():
-        if of.help and of.only in ("", command):
-            default = getattr(usual, name) if of.default is SAME else of.default
+    usual, hints, parameters = RunSettings(), get_type_hints(RunSettings), []
+    for name, option in BY_OPTION.items():
+        if option.help and option.only in ("", command):
+            default = getattr(usual, name) if option.default is SAME else option.default
             kind: Any = Annotated[hints[name] | None if default is None else hints[name], option_of(name)]
-            found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
-    return found
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind))
+    return parameters
 
 
 def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that describe a run to a command, which gets them as the argument ``request``."""
     of_run = run_options(command.__name__)
     shared = [p for p in inspect.signature(plan_options).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "request"]
+    own_parameters = [p for p in inspect.signature(command).parameters.values() if p.name != "request"]
     first = {p.name for p in (*shared, *of_run)}
 
     @wraps(command)
@@ -405,7 +405,10 @@ def takes_plan(command: Callable[..., None]) -> Callable[..., None]:
         command(request=request, **given)
 
     hints = get_type_hints(command, include_extras=True) | get_type_hints(plan_options, include_extras=True)
-    parameters = [*[p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own)], *of_run]
+    parameters = [
+        *[p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*shared, *own_parameters)],
+        *of_run,
+    ]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
@@ -425,13 +428,13 @@ def parse_settings(items: Sequence[str] | None) -> dict[str, Any]:
     Raises:
         ValueError: an item has no ``=``, or a key is given twice.
     """
-    found: dict[str, Any] = {}
+    parsed: dict[str, Any] = {}
     for item in items or ():
         key, equals, text = item.partition("=")
         key = key.strip()
         if not equals or not key:
             raise ValueError(f"--set wants KEY=VALUE, got {item!r}")
-        if key in found:
+        if key in parsed:
             raise ValueError(f"--set gives {key!r} twice; give it once")
-        found[key] = value_of(text)
-    return found
+        parsed[key] = value_of(text)
+    return parsed

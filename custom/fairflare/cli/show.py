@@ -34,16 +34,16 @@ def show(
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown, csv=csv)
         style: Any = "markdown" if markdown else "csv" if csv else "text"
-        found = [read_results(find_results(path)) for path in runs]
-        if len(found) > 1:
+        documents = [read_results(find_results(path)) for path in runs]
+        if len(documents) > 1:
             several = plugged(COMMANDS).get("show")
             if several is None:
                 raise ValueError("several runs are compared by the package fairflare_lab, which is not installed here")
-            several(found, metric, sites=sites, style=style, put=put if as_json else None)
+            several(documents, metric, sites=sites, style=style, put=put if as_json else None)
         elif as_json:
-            put(run=_as_json(found[0], metric), comparison=None)
+            put(run=_as_json(documents[0], metric), comparison=None)
         else:
-            typer.echo(fairness_table(found[0], metric=metric, style=style, width=console.width))
+            typer.echo(fairness_table(documents[0], metric=metric, style=style, width=console.width))
 
 
 def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
@@ -60,7 +60,10 @@ def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
     if site_columns(results):
         names = metrics_of(results) if metric is None else [known_metric(results, metric)]
     over = {name: summary_of(results, name).as_dict() for name in names}
-    metrics = {name: {"sites": by_site_of(results, name), "average": of.pop("mean"), **of} for name, of in over.items()}
+    metrics = {
+        name: {"sites": by_site_of(results, name), "average": figures.pop("mean"), **figures}
+        for name, figures in over.items()
+    }
     return {
         "label": label_of(results), "seed": results.info.seed, "status": results.status, "reason": results.reason,
         "rounds": len(results.rounds), "findings": [asdict(one) for one in run_findings(results, metric)],

@@ -79,13 +79,13 @@ class Vector:
 
 def pivot(cells: Iterable[Cell], *keys: str) -> dict[str, Any]:
     """Return cells as dicts within each other, by the columns ``keys`` in this order; of equal keys the last counts."""
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     for cell in cells:
-        place = found
+        place = table
         for key in keys[:-1]:
             place = place.setdefault(getattr(cell, key), {})
         place[getattr(cell, keys[-1])] = cell
-    return found
+    return table
 
 
 def value_of(cells: Mapping[str, Cell], name: str) -> float | None:

@@ -281,17 +281,17 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         0.05000000074505806
     """
     mu = checks.number("mu", mu, low=0)
-    own = _named(params, trainable=True)
-    first = next(iter(own.values()), torch.zeros(()))
-    if mu == 0 or not own:
+    trained = _named(params, trainable=True)
+    first = next(iter(trained.values()), torch.zeros(()))
+    if mu == 0 or not trained:
         return torch.zeros((), dtype=first.dtype, device=first.device)
     received = _named(reference, trainable=False)
     if not isinstance(reference, torch.nn.Module | Mapping):
-        if len(received) != len(own):
-            raise ValueError(f"reference has {len(received)} tensors, params {len(own)}")
-        received = dict(zip(own, received.values(), strict=True))
+        if len(received) != len(trained):
+            raise ValueError(f"reference has {len(received)} tensors, params {len(trained)}")
+        received = dict(zip(trained, received.values(), strict=True))
     pulled_to = []
-    for name, w in own.items():
+    for name, w in trained.items():
         if name not in received:
             raise ValueError(f"reference has no parameter {name!r}")
         w_r = received[name].detach()
@@ -299,7 +299,7 @@ def proximal_term(params: Params, reference: Params, mu: float) -> Tensor:
         pulled_to.append(w_r.to(w))
     from fairflare.core.objectives.squared_distance import SquaredDistance
 
-    squared: Tensor = SquaredDistance.apply(*own.values(), *pulled_to)  # type: ignore[no-untyped-call]
+    squared: Tensor = SquaredDistance.apply(*trained.values(), *pulled_to)  # type: ignore[no-untyped-call]
     return 0.5 * mu * squared.to(first)
 
 

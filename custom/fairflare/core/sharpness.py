@@ -187,8 +187,8 @@ def _losses(
             if total and losses.requires_grad:
                 wide = torch.promote_types(losses.dtype, torch.float32)
                 gradients = torch.autograd.grad(losses.sum(dtype=wide), params, allow_unused=True)
-                found = [(t, g) for t, g in zip(total, gradients, strict=True) if g is not None]
+                pairs = [(t, g) for t, g in zip(total, gradients, strict=True) if g is not None]
                 with torch.no_grad():
-                    tensors.add([t for t, _ in found], [g for _, g in found], 1.0)
+                    tensors.add([t for t, _ in pairs], [g for _, g in pairs], 1.0)
             collected.append(losses.detach().cpu().double())
     return torch.cat(collected)

@@ -233,10 +233,10 @@ class SelfOrganizingMap(MapSettings):
             neurons[:, :num_sites] += mixed
         return neurons
 
-    def _add_up(self, models: Mapping[str, State], received: State, kept: State | None) -> _Sums:
+    def _add_up(self, models: Mapping[str, State], received: State, before: State | None) -> _Sums:
         """Return the inner products of all local models and neurons' starts, from one pass over the models."""
         sums = _Sums(len(models), len(self._sq_steps))
-        for _, _, blocks in self._read(models, received, kept):
+        for _, _, blocks in self._read(models, received, before):
             for block in blocks:
                 sums.add(block)
         if not sums.count:
@@ -246,33 +246,33 @@ class SelfOrganizingMap(MapSettings):
         return sums
 
     def _read(
-        self, models: Mapping[str, State], received: State, kept: State | None
+        self, models: Mapping[str, State], received: State, before: State | None
     ) -> Iterator[tuple[str, torch.Size, Iterator[_Block]]]:
         """Yield name, shape and blocks of every tensor of all models.
 
         Each block comes with the same block of the neurons' starts.
         """
         for t, (name, base, local) in enumerate(_side_by_side(models, received)):
-            yield name, base.shape, self._blocks(t, base, local, self._checked(kept, name, base.shape))
+            yield name, base.shape, self._blocks(t, base, local, self._checked(before, name, base.shape))
 
-    def _blocks(self, t: int, received: Tensor, local: list[Tensor], kept: Tensor | None) -> Iterator[_Block]:
+    def _blocks(self, t: int, received: Tensor, local: list[Tensor], before: Tensor | None) -> Iterator[_Block]:
         flat = [tensor.reshape(-1) for tensor in local]
         for b, part in enumerate(received.reshape(-1).split(_BLOCK)):
             here, base = slice(b * _BLOCK, b * _BLOCK + len(part)), part.double()
             models = torch.stack([vector[here].double() for vector in flat])
             # Points are offsets from the nearby received model: subtracting it first keeps the digits of distances.
-            if kept is not None:
-                start = kept[:, here].double() - base
+            if before is not None:
+                start = before[:, here].double() - base
             else:
                 start = self._random(t, b, len(part)) - (base if self.init == "uniform" else 0.0)
             yield _Block(base, models, torch.cat([models - base, start]))
 
-    def _checked(self, kept: State | None, name: str, shape: torch.Size) -> Tensor | None:
-        if kept is None:
+    def _checked(self, before: State | None, name: str, shape: torch.Size) -> Tensor | None:
+        if before is None:
             return None
-        if name not in kept:
+        if name not in before:
             raise ValueError(f"'kept' has no neurons for tensor {name!r}; pass all that the last round gave to 'keep'")
-        neurons = kept[name].detach().cpu()
+        neurons = before[name].detach().cpu()
         checks.shape(f"kept neurons of tensor {name!r}", neurons, len(self._sq_steps), *shape)
         if not bool(torch.isfinite(neurons).all()):
             raise ValueError(f"kept neurons of tensor {name!r} are not finite")

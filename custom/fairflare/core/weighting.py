@@ -272,8 +272,8 @@ def blended_weights(
         >>> blended_weights({"A": 0.5, "B": 0.5}, [(0.5, {"A": 3.0, "B": 1.0}), (0.5, {"A": -1.0, "B": 0.0})])
         {'A': 0.625, 'B': 0.375}
     """
-    found = [(part, normalise(values, shares, non_finite="mean")) for part, values in parts]
-    return {site: math.fsum(part * of[site] for part, of in found) for site in sorted(shares)}
+    parts_by_site = [(part, normalise(values, shares, non_finite="mean")) for part, values in parts]
+    return {site: math.fsum(part * share_of[site] for part, share_of in parts_by_site) for site in sorted(shares)}
 
 
 def moving_average(weights: Mapping[str, float], previous: Mapping[str, float] | None, beta: float) -> dict[str, float]:
@@ -406,19 +406,19 @@ def capped_weights(weights: Mapping[str, float], bound: float | Mapping[str, flo
     bounds = {site: feasible[bound[site]] for site in given}
     if all(weight <= bounds[site] + CAP_TOLERANCE for site, weight in given.items()):
         return given
-    found, capped = dict(given), set[str]()
+    capped_by_site, capped = dict(given), set[str]()
     while len(capped) < len(given):
         free = {site: weight for site, weight in given.items() if site not in capped}
         rest, total = max(1.0 - math.fsum(bounds[site] for site in capped), 0.0), math.fsum(free.values())
         for site, weight in free.items():
             # Divide before multiplying, since the sum may be as small as the smallest floating-point number.
-            found[site] = weight / total * rest if total > 0 else rest / len(free)
-        above = {site for site in free if found[site] > bounds[site]}
+            capped_by_site[site] = weight / total * rest if total > 0 else rest / len(free)
+        above = {site for site in free if capped_by_site[site] > bounds[site]}
         if not above:
             break
-        found.update({site: bounds[site] for site in above})
+        capped_by_site.update({site: bounds[site] for site in above})
         capped |= above
-    return found
+    return capped_by_site
 
 
 def excess_of(weights: Mapping[str, float]) -> float:
@@ -453,11 +453,11 @@ def tempered_weights(weights: Mapping[str, float], excess: float) -> dict[str, f
         {'A': 0.5, 'B': 0.16666666666666669, 'C': 0.16666666666666669, 'D': 0.16666666666666669}
     """
     given = checks.shares(weights)
-    most, found = float(checks.number("excess", excess, above=0, high=1)), excess_of(given)
-    if found <= most + CAP_TOLERANCE:
+    most, exceeding = float(checks.number("excess", excess, above=0, high=1)), excess_of(given)
+    if exceeding <= most + CAP_TOLERANCE:
         return given
     equal = 1.0 / len(given)
-    return {site: equal + most / found * (weight - equal) for site, weight in given.items()}
+    return {site: equal + most / exceeding * (weight - equal) for site, weight in given.items()}
 
 
 def mixed(weights: Mapping[str, float], share: float) -> dict[str, float]:

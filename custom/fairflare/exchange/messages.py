@@ -124,8 +124,8 @@ class SiteTask:
         """Return this task with tensors that travelled, in place of its own: the model, and those beside it."""
         return replace(
             self,
-            state={name: of for name, of in tensors.items() if not name.startswith(BESIDE)},
-            beside={name.removeprefix(BESIDE): of for name, of in tensors.items() if name.startswith(BESIDE)},
+            state={name: tensor for name, tensor in tensors.items() if not name.startswith(BESIDE)},
+            beside={name.removeprefix(BESIDE): tensor for name, tensor in tensors.items() if name.startswith(BESIDE)},
         )
 
 
@@ -212,11 +212,11 @@ def decode_task(name: str, message: Message, site: str) -> SiteTask:
             f"site {site!r} has fairflare {__version__}, the server {server_version}; install the same version"
         )
 
-    def told(field: str, of: Callable[[Any], Any], usual: Any = None, all_of: Mapping[str, Any] = meta) -> Any:
-        """Return a field of the message converted by ``of``; an empty field counts as ``usual``."""
+    def told(field: str, convert: Callable[[Any], Any], usual: Any = None, all_of: Mapping[str, Any] = meta) -> Any:
+        """Return a field of the message converted by ``convert``; an empty field counts as ``usual``."""
         value = all_of.get(field)
         try:
-            return of(value if value or usual is None else usual)
+            return convert(value if value or usual is None else usual)
         except (AttributeError, OverflowError, TypeError, ValueError) as error:
             raise VersionError(
                 f"site {site!r}: field {field!r} of the server's task {name!r} cannot be used: {value!r:.80}; use the "

@@ -81,8 +81,8 @@ class SentTensors:
                 f"exchange={exchange!r}: nothing would be trained, {which} of the task's network is frozen "
                 "(requires_grad=False); unfreeze some in the task's build_model, or choose another exchange"
             )
-        made = [name for name in every if name.startswith(tuple(makes))]
-        chosen = self.changing.union(made, () if exchange == TRAINABLE else matched)
+        by_server = [name for name in every if name.startswith(tuple(makes))]
+        chosen = self.changing.union(by_server, () if exchange == TRAINABLE else matched)
         self.names = [name for name in every if exchange == ALL or name in chosen]
         self._sent = frozenset(self.names)
 
@@ -169,11 +169,11 @@ def rebuilt(
         return network_of(task), dict(sent)
     model: torch.nn.Module = seeded(lambda: with_weights(task, checkpoint), int(note["seed"]))
     rest = {name: tensor for name, tensor in model.state_dict().items() if name not in sent}
-    if (found := fingerprint(rest)) != note["fingerprint"]:
+    if (digest := fingerprint(rest)) != note["fingerprint"]:
         raise ValueError(
             f"the file holds {len(sent)} of the model's {note['tensors']} tensors, those that the run exchanged "
             f"({note['setting']}); the others are built by the task, and here they are not those of the run (sha256 "
-            f"{found[:12]}, needed is {str(note['fingerprint'])[:12]}): give the task the same encoder file, and the "
+            f"{digest[:12]}, needed is {str(note['fingerprint'])[:12]}): give the task the same encoder file, and the "
             "same versions"
         )
     return model, {**rest, **sent}
@@ -184,7 +184,7 @@ def _changing_buffers(model: torch.nn.Module) -> frozenset[str]:
     model.train()
     vectors = [n for n in model.state_dict() if "parametrizations." in n and n.rpartition(".")[2] in (LEFT, RIGHT)]
     names: Iterable[str] = [*running_statistics(model), *vectors]
-    found = frozenset(name for name in names if model.get_submodule(name.rpartition(".")[0]).training)
+    changing = frozenset(name for name in names if model.get_submodule(name.rpartition(".")[0]).training)
     for module, mode in modes.items():
         module.training = mode
-    return found
+    return changing

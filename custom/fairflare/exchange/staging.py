@@ -76,9 +76,9 @@ class Staging:
         path, layout = self._path(site), _layout(site, state)
         try:
             if self.fits(layout, site):
-                made = state.made if isinstance(state, LazyState) else {}
+                ready = state.made if isinstance(state, LazyState) else {}
                 form: dict[str, Any] = {"copy": True, "memory_format": torch.contiguous_format}
-                held = {n: made[n] if n in made else state[n].detach().to("cpu", **form) for n in layout}
+                held = {n: ready[n] if n in ready else state[n].detach().to("cpu", **form) for n in layout}
                 path.unlink(missing_ok=True)
                 self._held[site] = held
                 return _num_bytes(layout)
@@ -161,7 +161,8 @@ class _StagedState(LazyState):
                 self._stamp = _stamp(file.fileno())
             self._entries = {name: header[name] for name in json.loads(metadata["names"])}
             self.names = self.layout = {
-                name: (getattr(torch, DTYPES[of["dtype"]]), tuple(of["shape"])) for name, of in self._entries.items()
+                name: (getattr(torch, DTYPES[entry["dtype"]]), tuple(entry["shape"]))
+                for name, entry in self._entries.items()
             }
             if metadata["site"] != site or len(self._entries) != len(header) - 1:  # the metadata is one entry
                 raise StagingError("its header names another site")

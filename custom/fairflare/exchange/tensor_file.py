@@ -80,8 +80,8 @@ def write_tensors(
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             tensor = tensors[name].detach()
-            if (found := (tensor.dtype, tuple(tensor.shape))) != layout[name]:
-                raise ValueError(f"tensor {name!r} is {found[0]} {found[1]}, announced was {layout[name]}")
+            if (form := (tensor.dtype, tuple(tensor.shape))) != layout[name]:
+                raise ValueError(f"tensor {name!r} is {form[0]} {form[1]}, announced was {layout[name]}")
             file.write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 

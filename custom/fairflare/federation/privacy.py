@@ -222,12 +222,12 @@ def _directives() -> list[Row]:
         for m in all_methods().values()
         if issubclass(m.rule, SendsBeside)
     ]
-    own = "each site fine-tunes a model of its own, and tests it"
+    fine_tuned = "each site fine-tunes a model of its own, and tests it"
     return [
         *rows,
         *(("any, instead of its own", f"`{name}`", doc) for name, doc in WithoutReports.directive_docs.items()),
         *(("any, with `crt_rounds`", f"`{name}`", doc) for name, doc in ClassifierAverage.directive_docs.items()),
-        ("any, with `personalise=finetune`", f"`{DIRECTIVE}`", own),
+        ("any, with `personalise=finetune`", f"`{DIRECTIVE}`", fine_tuned),
     ]
 
 

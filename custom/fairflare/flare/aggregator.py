@@ -117,10 +117,10 @@ class AsSent:
 
     def check(self, state: State) -> None:
         """Raise ``ValueError`` if a value of a site's model does not fit the dtype of its tensor at most sites."""
-        own = layout_of(state)
+        layout = layout_of(state)
         conformed = self.collected(state)
         for name, (dtype, _) in self.common.items():
-            if name in own and own[name][0] != dtype:
+            if name in layout and layout[name][0] != dtype:
                 _ = conformed[name]
 
     def collected(self, state: State) -> State:
@@ -215,11 +215,11 @@ class FairAggregator(Bounds, ModelAggregator):
         except OSError as error:  # the server's own fault; if raised here, FLARE would only drop the site
             self._fault = error
         except Exception as error:
-            found = f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}"
+            reason = f"site {site!r}: {printable(f'{type(error).__name__}: {error}')}"
             silent = " report" in str(error) and META_KEY not in (model.meta or {})
             needs = ", ".join(field.name for field in self.rule.report_fields)
             hint = f"; {type(self.rule).__name__} reads {needs}: client.with_report(model, {{...}})" if silent else ""
-            self._refuse(site, f"{error}{hint}" if isinstance(error, ReportError) else found)
+            self._refuse(site, f"{error}{hint}" if isinstance(error, ReportError) else reason)
 
     def aggregate_model(self) -> FLModel:
         """Return the aggregated model, or the aggregated update if the sites sent updates.
@@ -261,16 +261,16 @@ class FairAggregator(Bounds, ModelAggregator):
         """Return the number that each accepted site is weighed by, as in FLARE's own FedAvg, with warnings."""
         given = {site: self._counts[site] for site in self.accepted}
         samples = {site: float(number) for site, (number, _) in given.items() if number is not None}
-        steps = {site: number for site, (_, said) in given.items() if (number := _positive(said)) is not None}
+        steps = {site: number for site, (_, value) in given.items() if (number := _positive(value)) is not None}
         if samples and len(samples) >= len(steps):
             odd = dict.fromkeys(given.keys() - samples.keys(), UNTOLD)
             return Counts({site: samples.get(site, 1.0) for site in given}, odd)
         odd = {}
-        for site, (_, said) in given.items():
+        for site, (_, steps_of_site) in given.items():
             number = steps.get(site)
             first, last = self._steps_before.get(site, (0.0, 0.0))
             if number is None:
-                what = f"no {NUM_STEPS}" if said is None else f"{NUM_STEPS}={said!r:.40}"
+                what = f"no {NUM_STEPS}" if steps_of_site is None else f"{NUM_STEPS}={steps_of_site!r:.40}"
                 odd[site] = f"it says {what}, and weighs as one step (as with FLARE's own FedAvg)"
             elif last and number == first + last:
                 odd[site] = f"it says {number:g} steps after {last:g}; is {NUM_STEPS} of all rounds so far, not of one?"
@@ -283,13 +283,13 @@ class FairAggregator(Bounds, ModelAggregator):
         if not signatures:
             return
         common, _ = Counter(signatures.values()).most_common(1)[0]
-        for site, found in signatures.items():
-            if _fits(found, common):
-                absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in found[2]})
+        for site, signature in signatures.items():
+            if _fits(signature, common):
+                absent = sorted({name for name, *_ in common[2]} - {name for name, *_ in signature[2]})
                 if absent:
                     log.info("site %r: %s did not come and count as unchanged", site, in_words(absent))
             else:
-                self._collector.drop(site, f"site {site!r} sent {_difference(found, common)}")
+                self._collector.drop(site, f"site {site!r} sent {_difference(signature, common)}")
                 log.warning("left out: %s", self.rejected[site])
         self._shape.agree(common)
         for site in self.accepted:
@@ -316,10 +316,10 @@ class FairAggregator(Bounds, ModelAggregator):
         return message
 
 
-def _positive(said: Any) -> float | None:
+def _positive(value: Any) -> float | None:
     """Return a reported number of steps as FLARE's own FedAvg reads it, or ``None`` if FedAvg uses 1 in its place."""
     try:
-        number = 0.0 if said is None or isinstance(said, bool) else float(said)
+        number = 0.0 if value is None or isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if 0 < number <= MAX_SAMPLES else None
@@ -336,27 +336,29 @@ def _kind(value: Any) -> type:
     return np.ndarray if array else float if plain else torch.Tensor
 
 
-def _fits(found: Signature, common: Signature) -> bool:
+def _fits(signature: Signature, common: Signature) -> bool:
     """Return whether a model's signature equals the common one, apart from changes that a FLARE filter makes.
 
     A filter may exclude tensors of an update, and turn integers into floating-point numbers.
     """
     kinds = {(name, shape): floating for name, shape, floating in common[2]}
-    whole = found[0] or len(found[2]) == len(common[2])
+    whole = signature[0] or len(signature[2]) == len(common[2])
     return (
-        found[:2] == common[:2]
+        signature[:2] == common[:2]
         and whole
-        and all((name, shape) in kinds and (floating or not kinds[name, shape]) for name, shape, floating in found[2])
+        and all(
+            (name, shape) in kinds and (floating or not kinds[name, shape]) for name, shape, floating in signature[2]
+        )
     )
 
 
-def _difference(found: Signature, common: Signature) -> str:
-    if found[0] != common[0]:
+def _difference(signature: Signature, common: Signature) -> str:
+    if signature[0] != common[0]:
         kinds = {True: ParamsType.DIFF.value, False: ParamsType.FULL.value}
-        return f"params of type {kinds[found[0]]}, most sites {kinds[common[0]]}"
-    if found[1] != common[1]:
-        return f"a result of round {found[1]}, most sites of round {common[1]}"
-    odd = sorted(set(found[2]) ^ set(common[2]))[0]
+        return f"params of type {kinds[signature[0]]}, most sites {kinds[common[0]]}"
+    if signature[1] != common[1]:
+        return f"a result of round {signature[1]}, most sites of round {common[1]}"
+    odd = sorted(set(signature[2]) ^ set(common[2]))[0]
     return f"another model than most sites: tensor {odd[0]!r} differs"
 
 

@@ -104,13 +104,13 @@ class Site:
         folder: str | Path | None = None,
     ) -> None:
         self.name = site_name()
-        own = prior if isinstance(prior, torch.nn.Module) else None
+        own_prior = prior if isinstance(prior, torch.nn.Module) else None
         self._model = model
         self.annotated = annotated
         criterion = loss if annotated is None else lambda outputs, masks: loss(self.known(outputs), self.known(masks))
         try:
             data = ScriptData({"training": train, "validation": validation, "test": test}, classes)
-            self._task = LoopTask(model, criterion, data, metrics, prior=own)
+            self._task = LoopTask(model, criterion, data, metrics, prior=own_prior)
         except Exception as error:
             # The server learns why this site takes no part. A script that ended now would take its answer with it.
             while flare.is_running():
@@ -119,7 +119,7 @@ class Site:
             raise
         self._named = primary_metric
         self._settings: dict[str, Any] = {METRICS_BY_CLASS: metrics_by_class, MIN_CASES: min_cases}
-        if prior is not None and own is None:
+        if prior is not None and own_prior is None:
             self._settings["prior"] = str(prior)
         self._folder = _state_folder() if folder is None else Path(folder).expanduser()
         self._told: Any = None
@@ -194,16 +194,16 @@ class Site:
             raise RuntimeError("no training is in progress; call site.receive() or site.epochs(number) first")
         return self._site
 
-    def _at(self, request: SiteTask, told: Any) -> ScriptSite:
-        if self._site is None or told != self._told:
+    def _at(self, request: SiteTask, description: Any) -> ScriptSite:
+        if self._site is None or description != self._told:
             folder = self._folder
             if request.experiment:
                 folder = folder / safe_name(request.experiment) / safe_name(self.name)
-            training = built_training(told)
-            self._task.told = told.get("metrics") or {}
-            vars(self._task)["primary_metric"] = str(self._named or told.get("primary", "accuracy"))
+            training = built_training(description)
+            self._task.told = description.get("metrics") or {}
+            vars(self._task)["primary_metric"] = str(self._named or description.get("primary", "accuracy"))
             self._site = ScriptSite(self.name, self._task, self._model, training, self._settings, folder)
-            self._told = told
+            self._told = description
         return self._site
 
     def _answer(self, reply: SiteReply, current_round: int | None) -> None:
@@ -260,5 +260,5 @@ def sharpness_report(
     Returns:
         ``sharpness`` and ``perturbed_loss``.
     """
-    found = sharpness(model, loss_fn, batches, rho)
-    return {"sharpness": found.sharpness, "perturbed_loss": found.perturbed_loss}
+    measured = sharpness(model, loss_fn, batches, rho)
+    return {"sharpness": measured.sharpness, "perturbed_loss": measured.perturbed_loss}

@@ -109,14 +109,14 @@ class RoundsController(RunSettings, ModelController):
 
     def _place(self) -> Place:
         workspace = self.engine.get_workspace()
-        own = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), "server")
-        self.task.heed(own)
-        root = own.get("checkpoint_root") or Path(workspace.get_root_dir()) / "fairflare_checkpoints"
+        settings = read_site_file(Path(workspace.get_file_path_in_site_config(SITE_FILE)), "server")
+        self.task.heed(settings)
+        root = settings.get("checkpoint_root") or Path(workspace.get_root_dir()) / "fairflare_checkpoints"
         return Place(
             run_dir=Path(self.get_run_dir()),
             experiments=Path(root),
             job_id=self.fl_ctx.get_job_id(),
-            settings=own,
+            settings=settings,
             site_half=self._site_half(),
             carried=Path(self.get_app_dir()) / "custom",
             apart=True,
@@ -147,8 +147,8 @@ class RoundsController(RunSettings, ModelController):
     def ask(self, question: Question) -> None:
         task = question.task
         if self.training is not None:  # the sites' scripts train, and need the method's site half with each task
-            told = clean_meta(told_training(self.training, self.task))
-            task = replace(task, meta={**task.meta, TRAINING_KEY: told})
+            description = clean_meta(told_training(self.training, self.task))
+            task = replace(task, meta={**task.meta, TRAINING_KEY: description})
         self._task = task
         self.send_model(
             task_name=question.name,
@@ -246,10 +246,10 @@ def _add_own(task: Message, fl_ctx: FLContext) -> None:
     """
     data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
     whole = from_shareable(data)
-    own = for_site(task, fl_ctx.get_peer_context().get_identity_name())
-    whole.meta = {**whole.meta, META_KEY: dict(own.meta)}
-    if task.each is not None and own.params is not None:  # the payload for all sites has no tensors
-        whole.data_kind, whole.data = DataKind.WEIGHTS, own.params
+    addressed = for_site(task, fl_ctx.get_peer_context().get_identity_name())
+    whole.meta = {**whole.meta, META_KEY: dict(addressed.meta)}
+    if task.each is not None and addressed.params is not None:  # the payload for all sites has no tensors
+        whole.data_kind, whole.data = DataKind.WEIGHTS, addressed.params
     whole.update_shareable(data)
 
 

@@ -35,8 +35,8 @@ class EvaluationController(RoundsController):
         carried = Path(self.get_app_dir()) / MODELS
         for model in self.models:
             run = WithoutTraining(**{**shared, "label": model, "initial_ckpt": f"{model}.safetensors"})
-            own = replace(place, run_dir=place.run_dir / RESULTS / model, carried=carried)
-            Rounds(self.task, self.rule, run, self, own, listeners).run()
+            place_of_model = replace(place, run_dir=place.run_dir / RESULTS / model, carried=carried)
+            Rounds(self.task, self.rule, run, self, place_of_model, listeners).run()
 
 
 @settings

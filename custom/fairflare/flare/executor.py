@@ -101,8 +101,8 @@ class SiteExecutor(Executor):
         if abort_signal.triggered:
             return make_reply(ReturnCode.TASK_ABORTED)
         ok = reply.status == STATUS_OK
-        said = _brief(reply) if ok else f"{reply.status}: {reply.reason}"
-        (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {said}")
+        text = _brief(reply) if ok else f"{reply.status}: {reply.reason}"
+        (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {text}")
         return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
 
     def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:

@@ -73,8 +73,8 @@ class ImageStatistics(Intensities, Statistics):
         self._sums: SiteSums | None = None
         self._site, self._own = "", dict[str, Any]()
 
-    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        return Reading(self.orientation, self.intensity, self.window, kept)
+    def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
+        return Reading(self.orientation, self.intensity, self.window, decoded)
 
     def initialize(self, fl_ctx: FLContext) -> None:
         """Read the site's private file; FLARE calls this at the start."""
@@ -100,8 +100,8 @@ class ImageStatistics(Intensities, Statistics):
                     f"site {self._site!r}: sums over its images are not counted under its {PRIVACY!r}, so it sends none"
                 )
             least = max(self.min_cases, setting(self._site, self._own, MIN_CASES, 1, PositiveInt))
-            own = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
-            self._sums = measure(self._site, own, self.task or kind_of_labels(own), self.reading(), least)
+            settings = {key: value for key, value in self._own.items() if key not in SHELL_SETTINGS}
+            self._sums = measure(self._site, settings, self.task or kind_of_labels(settings), self.reading(), least)
         return self._sums
 
     def features(self) -> dict[str, list[Feature]]:
@@ -119,9 +119,9 @@ class ImageStatistics(Intensities, Statistics):
 
         The ends of bins are those declared in ``AXES``, whatever number of bins and range FLARE requests.
         """
-        _, told = self.sums.bins().get(feature_name, (0, {}))
+        _, counts = self.sums.bins().get(feature_name, (0, {}))
         width = AXES[feature_name].width if feature_name in AXES else 0
-        bins = [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in told.items()]
+        bins = [Bin(round(k * width, DECIMALS), round((k + 1) * width, DECIMALS), n) for k, n in counts.items()]
         return Histogram(HistogramType.STANDARD, bins)
 
 
@@ -140,13 +140,13 @@ class SiteStatistics(StatisticsController):
             if abort_signal.triggered:
                 return
         try:
-            told = self.told()
+            document = self.told()
         except ValueError as error:
             self.system_panic(str(error), fl_ctx)
             return
         page = fl_ctx.get_engine().get_component(self.writer_id)
         page.left_out = dict(self.left_out)
-        page.save(told, overwrite_existing=True, fl_ctx=fl_ctx)
+        page.save(document, overwrite_existing=True, fl_ctx=fl_ctx)
 
     def reset(self) -> None:
         """Forget all answers of the sites, as before the server's first request for statistics."""
@@ -166,23 +166,23 @@ class SiteStatistics(StatisticsController):
                 raise ValueError(f"its task failed ({code!s:.40}); the site's log says why")
             self.take(site, phase, fobs.loads(from_shareable(result).data[phase]))
         except Exception as error:  # a site may send any value, and FLARE's decoder may raise any error
-            told = str(error) if type(error) is ValueError else f"its answer cannot be read ({type(error).__name__})"
-            self.left_out.setdefault(site, named(site, printable(told)))
+            reason = str(error) if type(error) is ValueError else f"its answer cannot be read ({type(error).__name__})"
+            self.left_out.setdefault(site, named(site, printable(reason)))
             self.log_warning(fl_ctx, f"left out: {self.left_out[site]}")
 
-    def take(self, site: str, phase: str, told: Any) -> None:
+    def take(self, site: str, phase: str, answer: Any) -> None:
         """Check every value of a site's answer to a question, and store the answer.
 
         Args:
             site: name of the site.
             phase: the question, one of ``PHASES``.
-            told: the decoded answer.
+            answer: the decoded answer.
 
         Raises:
             ValueError: a figure is not declared, or is out of range.
         """
         if phase == StatisticsConstants.STATS_1st_STATISTICS:
-            counts = _of_features(told, StatisticsConstants.STATS_COUNT)
+            counts = _of_features(answer, StatisticsConstants.STATS_COUNT)
             self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
             # FLARE asks only for histograms of features whose smallest and largest value it knows.
             for statistic, end in (("min", 0), ("max", 1)):
@@ -191,9 +191,10 @@ class SiteStatistics(StatisticsController):
             return
         records = self._counts[site]
         axes = {axis: figures.Histogram(records=records[axis], bins=[]) for axis in AXES if axis in records}
-        for name, histogram in _of_features(told, StatisticsConstants.STATS_HISTOGRAM).items():
+        for name, histogram in _of_features(answer, StatisticsConstants.STATS_HISTOGRAM).items():
             bins = [
-                figures.Bin(low=float(of[0]), high=float(of[1]), count=_whole(name, of[2])) for of in histogram.bins
+                figures.Bin(low=float(interval[0]), high=float(interval[1]), count=_whole(name, interval[2]))
+                for interval in histogram.bins
             ]
             if name not in records or (bins and name not in axes):
                 raise ValueError(f"{name} has a histogram's bins but not its number of records")
@@ -211,24 +212,28 @@ class SiteStatistics(StatisticsController):
         """
         for site in {*self._counts} - {*self._measured}:
             self.left_out.setdefault(site, f"site {site!r}: no answer to the second question")
-        good = {site: of for site, of in self._measured.items() if site not in self.left_out}
+        good = {site: measured for site, measured in self._measured.items() if site not in self.left_out}
         if not good:
             raise ValueError(f"no site sent usable figures: {reasons(self.left_out.items()) or 'none answered'}")
         return good
 
 
-def _of_features(told: Any, statistic: str) -> Mapping[str, Any]:
+def _of_features(answer: Any, statistic: str) -> Mapping[str, Any]:
     """Return a statistic of each feature from a site's answer.
 
     Raises:
         ValueError: the answer has another form, or features that are not declared.
     """
-    of = told.get(statistic, {}) if isinstance(told, Mapping) else None
-    if not isinstance(of, Mapping) or not {*of} <= {DATASET} or not isinstance(found := of.get(DATASET, {}), Mapping):
+    by_data_set = answer.get(statistic, {}) if isinstance(answer, Mapping) else None
+    if (
+        not isinstance(by_data_set, Mapping)
+        or not {*by_data_set} <= {DATASET}
+        or not isinstance(by_feature := by_data_set.get(DATASET, {}), Mapping)
+    ):
         raise ValueError(f"{statistic} must be numbers of {DATASET!r} by name")
-    if unknown := sorted(map(str, {*found} - {*AXES, *COUNTS})):
+    if unknown := sorted(map(str, {*by_feature} - {*AXES, *COUNTS})):
         raise ValueError(f"it sent figures that are not declared: {listed(unknown)}")
-    return found
+    return by_feature
 
 
 def _whole(name: str, value: Any) -> int:
@@ -261,12 +266,12 @@ class StatisticsPage(StatisticsWriter):
             self.log_info(fl_ctx, line)
 
 
-def kind_of_labels(own: Mapping[str, Any]) -> Kind:
+def kind_of_labels(settings: Mapping[str, Any]) -> Kind:
     """Return ``"classification"`` if a label in the site's datalist is a number or a list, else ``"segmentation"``.
 
     Errors in the datalist are ignored here; they are reported when the images are read.
     """
-    return "classification" if any(type(label) in (int, list) for label in labels_in(own)[0]) else "segmentation"
+    return "classification" if any(type(label) in (int, list) for label in labels_in(settings)[0]) else "segmentation"
 
 
 def configs() -> dict[str, Any]:
@@ -309,18 +314,18 @@ def statistics_here(
     controller = SiteStatistics(configs(), WRITER, precision=DECIMALS)
     controller.reset()
     handler = StatisticsTaskHandler(WRITER, precision=DECIMALS)
-    at = {site: copy(generator) for site in sites}
-    for site, own in sites.items():
-        at[site].open(site, own)
+    generators = {site: copy(generator) for site in sites}
+    for site, in_file in sites.items():
+        generators[site].open(site, in_file)
     for phase in PHASES:
         question = controller._prepare_inputs(phase)
         for site in sites:
-            handler.stats_generator = at[site]
+            handler.stats_generator = generators[site]
             answer = handler.execute_task(StatisticsConstants.FED_STATS_TASK, question, FLContext(), Signal())
-            told = fobs.loads(answer[phase])
+            answers = fobs.loads(answer[phase])
             for cleanser in cleansers(generator.min_cases).values():
-                told, _ = cleanser.apply(told, site)
-            controller.take(site, phase, told)
+                answers, _ = cleanser.apply(answers, site)
+            controller.take(site, phase, answers)
         controller.global_statistics = get_global_stats(
             controller.global_statistics, controller.client_statistics, phase, controller.statistic_configs, DECIMALS
         )

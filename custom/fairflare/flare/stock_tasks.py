@@ -94,15 +94,15 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
     Raises:
         NotServed: the model could not be tested, or its ``primary`` metric is withheld or not finite.
     """
-    found = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
+    metrics = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
     held, odd = primary in suppressed_in({SUPPRESSED: None, **reply.stats}), ReturnCode.EXECUTION_RESULT_ERROR
     _refuse_if(
         (reply.status == STATUS_SKIPPED, ReturnCode.TASK_ABORTED, reply.reason),
         (reply.status != STATUS_OK, ReturnCode.EXECUTION_EXCEPTION, reply.reason),
         (held, odd, f"{primary} is {SUPPRESSED}: {TOO_FEW}"),
-        (primary not in found, odd, f"{primary} is {reply.metrics.get(primary)}, no number"),
+        (primary not in metrics, odd, f"{primary} is {reply.metrics.get(primary)}, no number"),
     )
-    return DXO(DataKind.METRICS, data=found)
+    return DXO(DataKind.METRICS, data=metrics)
 
 
 def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask | None = None) -> None:
@@ -113,7 +113,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
             the model or parts of it at the site.
     """
     allowed, name = worker.settings.get(SUBMITS, False), shareable.get_header(AppConstants.SUBMIT_MODEL_NAME)
-    no, own = ReturnCode.TASK_UNSUPPORTED, isinstance(worker.training.home, OwnModel)
+    no, keeps_model = ReturnCode.TASK_UNSUPPORTED, isinstance(worker.training.home, OwnModel)
     known = name in (ModelName.BEST_MODEL, ModelName.FINAL_MODEL)
     _refuse_if(
         (not isinstance(allowed, bool), no, f"setting {SUBMITS!r} must be true or false, got {allowed!r:.80}"),
@@ -124,7 +124,7 @@ def check_submission(shareable: Shareable, worker: SiteWorker, asked: SiteTask |
             f'"{SUBMITS}": true in local/fairflare.json allows it',
         ),
         (not known, ReturnCode.MODEL_UNRECOGNIZED, f"there is no local model {name!r:.80}"),
-        (own, no, "the local model is not sent: by the job's method it is this site's alone"),
+        (keeps_model, no, "the local model is not sent: by the job's method it is this site's alone"),
     )
     # Checked last, because finding the tensors that stay at the site means building the network.
     if stays := worker.stays(asked):

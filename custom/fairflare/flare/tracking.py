@@ -77,12 +77,12 @@ class FlareEvents(Curves):
             FLModel(params=dict(state)),
         )
 
-    def best_model(self, state: Mapping[str, Any], made: int) -> None:
+    def best_model(self, state: Mapping[str, Any], number: int) -> None:
         """Fire FLARE's event of a new best model, for the components that handle it.
 
         The event's model is the one that was validated, not the current global model.
         """
         fl_ctx = self.controller.fl_ctx
-        model = make_model_learnable(dict(state), {"current_round": made})
+        model = make_model_learnable(dict(state), {"current_round": number})
         fl_ctx.set_prop(AppConstants.GLOBAL_MODEL, model, private=True, sticky=False)
         self.controller.event(AppEventType.GLOBAL_BEST_MODEL_AVAILABLE)

@@ -161,10 +161,10 @@ class CFFL(Downloads, Steps):
 
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
         total = sum(change[name].numel() for name in change)
-        found: dict[str, torch.Tensor] = {}
+        parts: dict[str, torch.Tensor] = {}
         for name, mask in largest_overall(change, math.floor(share * total)).items():
-            found |= packed(name, change[name], mask)
-        return found
+            parts |= packed(name, change[name], mask)
+        return parts
 
 
 METHODS = [

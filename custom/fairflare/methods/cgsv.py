@@ -108,11 +108,11 @@ class CGSV(Downloads):
         )
 
     def part(self, change: State, share: float) -> dict[str, torch.Tensor]:
-        found: dict[str, torch.Tensor] = {}
+        parts: dict[str, torch.Tensor] = {}
         for name in change:
             tensor = change[name]
-            found |= packed(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
-        return found
+            parts |= packed(name, tensor, largest(tensor, math.ceil(share * tensor.numel())))
+        return parts
 
 
 METHODS = [

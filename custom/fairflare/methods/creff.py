@@ -96,16 +96,16 @@ class CReFF(MakesTensors):
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         """Return the report with its gradients as one row per class; without a second classifier they are refused."""
-        found = report[REPORTED]
+        gradients = report[REPORTED]
         classes, width = self._classifier[0].shape if self._classifier is not None else (0, 0)
         row = 1 + classes * (width + 1)
-        if found is None or not len(found):
+        if gradients is None or not len(gradients):
             return {**report, REPORTED: None}
-        if len(found) % row or len(found) > row * classes:
+        if len(gradients) % row or len(gradients) > row * classes:
             raise ReportError(
-                f"site {site!r}: field {REPORTED!r} has {len(found)} numbers, must be 1 to {classes} times {row}"
+                f"site {site!r}: field {REPORTED!r} has {len(gradients)} numbers, must be 1 to {classes} times {row}"
             )
-        rows = found.reshape(-1, row)
+        rows = gradients.reshape(-1, row)
         labels = rows[:, 0].tolist()
         if sorted(set(labels)) != labels or not set(labels) <= set(range(classes)):
             raise ReportError(
@@ -126,15 +126,17 @@ class CReFF(MakesTensors):
             weighing.by_class = {str(label): self._shares(label, inputs) for label in range(len(bias))}
             weighing.means = {f"{label}.sum": torch.zeros(weight.numel() + len(bias)) for label in range(len(bias))}
         else:
-            weighing.means = {f"{label}.sum": of for label, of in self._mean_gradients(inputs, weight).items()}
+            weighing.means = {
+                f"{label}.sum": gradient for label, gradient in self._mean_gradients(inputs, weight).items()
+            }
             self.learn(weighing)
         return weighing
 
     def _shares(self, label: int, inputs: RoundInputs) -> dict[str, float]:
         """Return equal weights of the sites that have a class; all 0 if the run's bounds would change these weights."""
-        own = [site for site in inputs.sites if label in (inputs.reports[site][CLASSES] or ())]
-        shares = {site: 1 / len(own) if site in own else 0.0 for site in inputs.sites}
-        return shares if not own or inputs.bounded(shares) == shares else dict.fromkeys(shares, 0.0)
+        having = [site for site in inputs.sites if label in (inputs.reports[site][CLASSES] or ())]
+        shares = {site: 1 / len(having) if site in having else 0.0 for site in inputs.sites}
+        return shares if not having or inputs.bounded(shares) == shares else dict.fromkeys(shares, 0.0)
 
     def learn(self, weighing: Weighing) -> None:
         """Match the features to the mean gradients of the classes, and train the second classifier on them."""
@@ -149,7 +151,7 @@ class CReFF(MakesTensors):
         self.federated, before, after = matched_features(
             self.federated, wanted, weight, bias, steps=self.feature_steps, learning_rate=self.feature_rate
         )
-        made = retrained_classifier(
+        classifier = retrained_classifier(
             self.federated,
             epochs=self.classifier_epochs,
             learning_rate=self.classifier_rate,
@@ -158,7 +160,7 @@ class CReFF(MakesTensors):
         )
         self._made = {
             MADE + part: tensor.to(like.dtype)
-            for part, tensor, like in zip(("weight", "bias"), made, self._classifier, strict=True)
+            for part, tensor, like in zip(("weight", "bias"), classifier, self._classifier, strict=True)
         }
         weighing.values |= {"matching_before": before, "matching_after": after, "classes": float(len(wanted))}
 
@@ -169,30 +171,30 @@ class CReFF(MakesTensors):
         a class get no more weight in its mean than in a model. The remaining weight goes to the gradient of the class's
         present federated features.
         """
-        found: dict[int, dict[str, torch.Tensor]] = {}
+        by_label: dict[int, dict[str, torch.Tensor]] = {}
         for site in inputs.sites:
             rows = inputs.reports[site][REPORTED]
             for row in () if rows is None else rows:
                 gradient = torch.from_numpy(row[1:].astype(np.float64)).reshape(len(weight), -1)
-                found.setdefault(int(row[0]), {})[site] = gradient
+                by_label.setdefault(int(row[0]), {})[site] = gradient
         means: dict[int, torch.Tensor] = {}
-        for label, own in found.items():
-            lengths = {site: float(gradient.norm()) for site, gradient in own.items()}
+        for label, by_site in by_label.items():
+            lengths = {site: float(gradient.norm()) for site, gradient in by_site.items()}
             used = inputs.moderated(lengths, "")
-            for site in own:
+            for site in by_site:
                 if used[site] != lengths[site] != 0:
-                    own[site] = own[site] * (used[site] / lengths[site])
-            shares = {site: 1 / len(own) if site in own else 0.0 for site in inputs.sites}
+                    by_site[site] = by_site[site] * (used[site] / lengths[site])
+            shares = {site: 1 / len(by_site) if site in by_site else 0.0 for site in inputs.sites}
             bounded = inputs.bounded(shares)
-            mean = reduce(torch.add, own.values()) / len(own)
+            mean = reduce(torch.add, by_site.values()) / len(by_site)
             if bounded != shares:
                 assert self.federated is not None
                 assert self._classifier is not None
                 now = (tensor.double() for tensor in self._classifier)
-                kept = classifier_gradient(self.federated[label].double(), label, *now)
-                length = statistics.median(used.values()) * (1 - sum(bounded[site] for site in own))
-                weighted = reduce(torch.add, [bounded[site] * gradient for site, gradient in own.items()])
-                mean = weighted + length * kept / kept.norm().clamp_min(_SHORT)
+                direction = classifier_gradient(self.federated[label].double(), label, *now)
+                length = statistics.median(used.values()) * (1 - sum(bounded[site] for site in by_site))
+                weighted = reduce(torch.add, [bounded[site] * gradient for site, gradient in by_site.items()])
+                mean = weighted + length * direction / direction.norm().clamp_min(_SHORT)
             means[label] = mean.float()
         return {label: mean for label, mean in means.items() if bool(mean.any())}
 

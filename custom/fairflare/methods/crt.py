@@ -54,8 +54,8 @@ class ClassifierAverage(Rule):
         self.of_method = dict(of_layer if of_layer is not None else weighing.sites or {})
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        told = {"local_epochs": self.epochs, "mask_absent": self.mask_absent}
-        return {DIRECTIVE: {**told, "first": current_round == self.first_round, "seed": self.seed}}
+        settings = {"local_epochs": self.epochs, "mask_absent": self.mask_absent}
+        return {DIRECTIVE: {**settings, "first": current_round == self.first_round, "seed": self.seed}}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         details = {"crt_round": inputs.current_round - self.first_round}

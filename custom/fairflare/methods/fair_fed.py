@@ -47,8 +47,8 @@ class ReportAccuracy(ReportsScore, LocalTraining):
     fairfed_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        told = check_attribute(run, self.fairfed_attribute) if self.fairfed_attribute else {}
-        return {**super().check(run, model), **told}
+        facts = check_attribute(run, self.fairfed_attribute) if self.fairfed_attribute else {}
+        return {**super().check(run, model), **facts}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -144,16 +144,19 @@ class FairFed(Rule):
         if self.fairfed_attribute:
             counts = _alike({site: _counts(inputs.reports[site], site) for site in inputs.sites})
             names = sorted(set().union(*counts.values()))
-            factors = held(inputs, {site: _images(of) for site, of in counts.items()})
-            pools = {name: [(factors[site], of[name]) for site, of in counts.items() if name in of] for name in names}
+            factors = held(inputs, {site: _images(by_group) for site, by_group in counts.items()})
+            pools = {
+                name: [(factors[site], by_group[name]) for site, by_group in counts.items() if name in by_group]
+                for name in names
+            }
             whole = self._gap({
                 name: added([{CONFUSION: factor * sums[CONFUSION]} for factor, sums in pool])
                 for name, pool in pools.items()
             })  # fmt: skip
-            own = {site: self._gap(of) for site, of in counts.items()}
-            apart = {site: abs(whole - gap) for site, gap in own.items() if math.isfinite(whole - gap)}
+            gap_by_site = {site: self._gap(by_group) for site, by_group in counts.items()}
+            apart = {site: abs(whole - gap) for site, gap in gap_by_site.items() if math.isfinite(whole - gap)}
             gaps = {**gaps, **apart}
-            details |= {"group_gap": own, "group_gap_of_all": whole}
+            details |= {"group_gap": gap_by_site, "group_gap_of_all": whole}
         if plain or inputs.current_round > 0:
             before = fair_fed_weights(before, gaps, self.fairfed_beta)
         self._omega = inputs.remembered(normalise(before))
@@ -179,18 +182,20 @@ def _counts(report: Mapping[str, Any], site: str) -> dict[str, Sums]:
     Raises:
         ReportError: the number of counts does not fit the number of groups.
     """
-    told, groups = report["group_counts"], report["groups"]
-    if not told or groups is None or not math.isfinite(groups):
+    numbers, groups = report["group_counts"], report["groups"]
+    if not numbers or groups is None or not math.isfinite(groups):
         return {}
-    if groups % 1 or len(told) % (4 * int(groups)):
-        raise ReportError(f"site {site!r}: field 'group_counts' has {len(told)} entries, of {groups:g} groups; {ALIKE}")
-    rows = np.asarray(told).reshape(int(groups), -1, 4)
+    if groups % 1 or len(numbers) % (4 * int(groups)):
+        raise ReportError(
+            f"site {site!r}: field 'group_counts' has {len(numbers)} entries, of {groups:g} groups; {ALIKE}"
+        )
+    rows = np.asarray(numbers).reshape(int(groups), -1, 4)
     return {str(group): {CONFUSION: counts} for group, counts in enumerate(rows)}
 
 
 def _images(counts: Mapping[str, Sums]) -> float:
     """Return the number of images from which counts by group were made; each reported class counts every image once."""
-    return float(np.nansum([of[CONFUSION].sum(1) for of in counts.values()], 0).max()) if counts else 0.0
+    return float(np.nansum([group[CONFUSION].sum(1) for group in counts.values()], 0).max()) if counts else 0.0
 
 
 def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
@@ -198,9 +203,13 @@ def _alike(counts: Mapping[str, dict[str, Sums]]) -> dict[str, dict[str, Sums]]:
 
     Sites with empty counts are weighted by their accuracy.
     """
-    shapes = {site: (len(of), next(iter(of.values()))[CONFUSION].shape) for site, of in counts.items() if of}
+    shapes = {
+        site: (len(by_group), next(iter(by_group.values()))[CONFUSION].shape)
+        for site, by_group in counts.items()
+        if by_group
+    }
     most = Counter(shapes.values()).most_common(1)
-    return {site: of if most and shapes.get(site) == most[0][0] else {} for site, of in counts.items()}
+    return {site: by_group if most and shapes.get(site) == most[0][0] else {} for site, by_group in counts.items()}
 
 
 METHODS = [

@@ -61,21 +61,22 @@ class GroupAdapters(ByPeople, LocalTraining):
         from fairflare.core.features.group_adapter import adapters_of
 
         facts = check_attribute(run, self.fairlora_attribute)
-        told, made = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
-        if told != made:
+        num_groups, num_adapters = known_groups(run, self.fairlora_attribute), len(adapters_of(model)[0].fair_S)
+        if num_groups != num_adapters:
             raise SiteError(
-                f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {told} groups in its datalist, the job "
-                f"has adapters.groups={made}; set adapters.groups to the number that all datalists declare"
+                f"site {run.site!r}: attribute {self.fairlora_attribute!r} has {num_groups} groups in its datalist, "
+                f"the job has adapters.groups={num_adapters}; set adapters.groups to the number that all datalists "
+                "declare"
             )
         known_images(run.data.order("training", 0), run.site, "fair_lora")
         return {**super().check(run, model), **facts}
 
     def train(self, run: SiteRun, model: torch.nn.Module) -> Trained:
-        kept = self._kept(run, model)
-        before = [values.detach().clone() for values in kept]
+        stored = self._kept(run, model)
+        before = [values.detach().clone() for values in stored]
         trained = super().train(run, model)
         with torch.no_grad():
-            for values, start in zip(kept, before, strict=True):
+            for values, start in zip(stored, before, strict=True):
                 values.copy_(start)
         return trained
 
@@ -135,8 +136,8 @@ class FairLoRA(Rule):
         return ["fairlora_ema"] if self.fairlora_ema else []
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
-        told = report["group_images"] or []
-        return {"training": math.fsum(n for n in told if math.isfinite(n)), "groups": len(told)}
+        images = report["group_images"] or []
+        return {"training": math.fsum(n for n in images if math.isfinite(n)), "groups": len(images)}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         self._kept = self.fairlora_ema * inputs.current_round / max(inputs.num_rounds, 1)
@@ -148,7 +149,7 @@ class FairLoRA(Rule):
                 by_group[layer] = normalise(images) if sum(images.values()) > 0 else shares
         if not by_group:
             return Weighing(sites=shares, values={"kept": self._kept})
-        record = {layer: {site: {"weight": w} for site, w in of.items()} for layer, of in by_group.items()}
+        record = {layer: {site: {"weight": w} for site, w in by_site.items()} for layer, by_site in by_group.items()}
         layers = {**dict.fromkeys(inputs.owner.values(), shares), **by_group}
         return Weighing(layers=layers, record=record, values={"kept": self._kept})
 
@@ -162,20 +163,20 @@ class FairLoRA(Rule):
         step = 1 - self._kept
 
         def moved(name: str) -> torch.Tensor:
-            found = change[name]
+            values = change[name]
             match = VALUES.fullmatch(name)
             if match and match["layer"] in groups:
-                half = len(found) // 2
-                of_all = torch.stack([change[other][:half] for other in groups[match["layer"]]])
-                found = torch.cat([of_all.mean(0), found[half:]])
-            return found * step
+                middle = len(values) // 2
+                of_all = torch.stack([change[other][:middle] for other in groups[match["layer"]]])
+                values = torch.cat([of_all.mean(0), values[middle:]])
+            return values * step
 
         return Made(change, moved)
 
 
 def _images(report: Mapping[str, Any], group: int) -> float:
-    told = report["group_images"] or ()
-    return told[group] if group < len(told) and math.isfinite(told[group]) else 0.0
+    images = report["group_images"] or ()
+    return images[group] if group < len(images) and math.isfinite(images[group]) else 0.0
 
 
 METHODS = [

@@ -31,15 +31,19 @@ def misfit(scores: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
             Without it, or if w is 0, the second sum is left out.
     """
     sites = len(scores)
-    changes, own = gram[:sites, :sites], gram.diagonal()
+    changes, squared_lengths = gram[:sites, :sites], gram.diagonal()
     q = torch.softmax(scores, 0)
     mixed = changes @ q
-    squares = own[:sites] - 2 * mixed + q @ mixed
-    apart = squares > TINY * own[:sites].max()
+    squares = squared_lengths[:sites] - 2 * mixed + q @ mixed
+    apart = squares > TINY * squared_lengths[:sites].max()
     loss = (q * torch.where(apart, squares, 1.0).sqrt())[apart].sum()
-    if len(gram) > sites and own[-1] > 0:
-        along = own[-1] + gram[-1, :sites]
-        lengths = (own[-1] * (own[-1] + 2 * gram[-1, :sites] + own[:sites])).clamp_min(1e-300).sqrt()
+    if len(gram) > sites and squared_lengths[-1] > 0:
+        along = squared_lengths[-1] + gram[-1, :sites]
+        lengths = (
+            (squared_lengths[-1] * (squared_lengths[-1] + 2 * gram[-1, :sites] + squared_lengths[:sites]))
+            .clamp_min(1e-300)
+            .sqrt()
+        )
         loss = loss + (q * (1 - along / lengths)).sum()
     return loss
 
@@ -80,10 +84,10 @@ class FedAWA(Rule):
             adam.zero_grad()
             misfit(scores, gram).backward()
             adam.step()
-        found = dict(zip(inputs.sites, torch.softmax(scores.detach(), 0).tolist(), strict=True))
-        weights = inputs.remembered(found)
+        learned = dict(zip(inputs.sites, torch.softmax(scores.detach(), 0).tolist(), strict=True))
+        weights = inputs.remembered(learned)
         for site, score in zip(inputs.sites, scores.tolist(), strict=True):
-            self._scores[site] = score + math.log(max(weights[site], 1e-300) / found[site])
+            self._scores[site] = score + math.log(max(weights[site], 1e-300) / learned[site])
         return Weighing(sites=weights)
 
 

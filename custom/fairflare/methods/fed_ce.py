@@ -55,11 +55,11 @@ class MinusModel(ReportsScore, LocalTraining):
         return VALIDATION if self.preset == "original" else TRAINING
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        kept = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
-        total, count = (kept["total"], kept["count"]) if kept else (0.0, int(self.include_round0))
-        found = self._without_us(run, model)
-        if math.isfinite(found):
-            total, count = total + found, count + 1
+        stored = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
+        total, count = (stored["total"], stored["count"]) if stored else (0.0, int(self.include_round0))
+        score = self._without_us(run, model)
+        if math.isfinite(score):
+            total, count = total + score, count + 1
         run.store.save(SCORES, run.current_round, {"total": total, "count": count})
         run.own = {"minus_score": min(max(1.0 - total / count, 0.0), 1.0) if count else 1.0}
 
@@ -67,14 +67,14 @@ class MinusModel(ReportsScore, LocalTraining):
         coefficient = (run.directives.get("coefficient") or {}).get(run.site)
         if coefficient is None or run.current_round == 0 or not 0 <= coefficient <= 1 - LEAST_REST:
             return math.nan
-        own = run.store.load_at(OWN_MODEL, run.current_round - 1)
-        if own is None and self.stale_ok:
-            own = run.store.load_before(OWN_MODEL, run.current_round)
-        if own is None:
+        last_model = run.store.load_at(OWN_MODEL, run.current_round - 1)
+        if last_model is None and self.stale_ok:
+            last_model = run.store.load_before(OWN_MODEL, run.current_round)
+        if last_model is None:
             return math.nan
         received = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         try:
-            model.load_state_dict(minus_state(received, own, coefficient))
+            model.load_state_dict(minus_state(received, last_model, coefficient))
             if self.preset == "fedism":
                 return score(self, run, model, "training", balanced=True)
             return score(self, run, model, "validation")
@@ -82,8 +82,8 @@ class MinusModel(ReportsScore, LocalTraining):
             model.load_state_dict(received)
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        own = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-        run.store.save(OWN_MODEL, run.current_round, own)
+        trained = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+        run.store.save(OWN_MODEL, run.current_round, trained)
         return dict(run.own)
 
 
@@ -136,8 +136,12 @@ class FedCE(Rule):
         self._last: list[str] = []  # sites that took part in the previous round
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        told = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}
-        return {"coefficient": BySite({site: told[site] for site in sites if site in told})} if told else {}
+        coefficients = self._coefficients if self.stale_ok else {site: self._coefficients[site] for site in self._last}
+        return (
+            {"coefficient": BySite({site: coefficients[site] for site in sites if site in coefficients})}
+            if coefficients
+            else {}
+        )
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
         if inputs.received is None:
@@ -154,22 +158,22 @@ class FedCE(Rule):
             self._cosines[site] = [mean + (cosine - mean) / (count + 1), count + 1]
         directions = {site: max(1 - self._cosines[site][0], 0.0) for site in sites}
         fedism = self.preset == "fedism"
-        found = contributions(
+        measured = contributions(
             directions,
             finite_or_mean({site: inputs.reports[site]["minus_score"] for site in sites}),
             multiply=fedism if self.combine is None else self.combine == "multiply",
             floor=(0.0 if fedism else 1e-6) if self.floor is None else self.floor,
         )
-        weights = inputs.remembered(self._mean_over_rounds(found) if fedism else found)
+        weights = inputs.remembered(self._mean_over_rounds(measured) if fedism else measured)
         self._coefficients |= weights
         self._last = list(sites)
         return Weighing(sites=weights, details={"cosine": cosines, "direction": directions})
 
-    def _mean_over_rounds(self, found: Mapping[str, float]) -> dict[str, float]:
-        for site, coefficient in found.items():
+    def _mean_over_rounds(self, coefficients: Mapping[str, float]) -> dict[str, float]:
+        for site, coefficient in coefficients.items():
             total, count = self._sums.get(site, [0.0, 0])
             self._sums[site] = [total + coefficient, count + 1]
-        return normalise({site: self._sums[site][0] / self._sums[site][1] for site in found})
+        return normalise({site: self._sums[site][0] / self._sums[site][1] for site in coefficients})
 
 
 METHODS = [

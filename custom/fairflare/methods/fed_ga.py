@@ -34,8 +34,8 @@ class ReportGap(LossProbe):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         super().begin_round(run, model)
-        kept = run.store.load_at(LOCAL_LOSS, run.current_round - 1)
-        run.own = {"gap": math.nan if kept is None else run.own["probe_loss"] - kept["loss"]}
+        stored = run.store.load_at(LOCAL_LOSS, run.current_round - 1)
+        run.own = {"gap": math.nan if stored is None else run.own["probe_loss"] - stored["loss"]}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         loss = mean_loss(self, run, model, plain=self.probe_loss == "ce")

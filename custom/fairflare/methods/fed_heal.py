@@ -30,12 +30,12 @@ class ConsistentUpdates(Home):
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
         update = super().finish(run, model, start, local)
         trained = {n: update[n] for n, p in model.named_parameters() if p.requires_grad and n in update}
-        kept = last_kept(run, SIGNS, {ROUNDS: torch.tensor(0), **trained})
-        rounds = int(kept[ROUNDS]) if kept else 0
+        stored = last_kept(run, SIGNS, {ROUNDS: torch.tensor(0), **trained})
+        rounds = int(stored[ROUNDS]) if stored else 0
         history = {ROUNDS: torch.tensor(rounds + 1)}
         for name, change in trained.items():
             fell = change <= 0  # the paper's w^r - w_k >= 0
-            before = kept[name] if kept else torch.zeros_like(fell, dtype=torch.int16)
+            before = stored[name] if stored else torch.zeros_like(fell, dtype=torch.int16)
             agreed = torch.where(fell, before, rounds - before)
             if rounds:
                 update[name] = change * (agreed > self.half.heal_tau * rounds)

@@ -83,36 +83,40 @@ class SharpnessReport(LocalTraining):
         return super().follows_num_rounds() + ([] if self.tau is None else ["tau"])
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        told = run.directives.get("search_distance")
-        own = distance(run.current_round, run.num_rounds, self.rho, self.tau)
-        run.own = _Salt(own if told is None else float(told))
-        if told is not None and not run.private:  # the server weights sites by the report
+        announced = run.directives.get("search_distance")
+        computed = distance(run.current_round, run.num_rounds, self.rho, self.tau)
+        run.own = _Salt(computed if announced is None else float(announced))
+        if announced is not None and not run.private:  # the server weights sites by the report
             run.own.report = self._probe(run, model)
 
     def _probe(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         def losses(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            own = (
+            loss_of = (
                 run.task_on("training").sample_losses
                 if self.probe_loss == "ce"
                 else partial(criterion_losses, self, run)
             )
-            return own(outputs, targets.to(outputs.device))
+            return loss_of(outputs, targets.to(outputs.device))
 
         batches = run.data.batches("training", batch_size=self.batch_size)
         from fairflare.core.sharpness import sharpness
 
         with plainly(model):  # compute in plain float32, since a small difference of losses is measured
-            found = sharpness(model, losses, batches, run.own.distance)
+            measured = sharpness(model, losses, batches, run.own.distance)
         wanted = VARIANTS[run.directives.get("variant", "S")]
-        return {wanted: getattr(found, wanted)}
+        return {wanted: getattr(measured, wanted)}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own.report)
 
     def released(self, run: SiteRun) -> dict[str, tuple[float, ...]]:
         """Return the distances from the received model at which L_p or S needs losses; private sites add noise."""
-        told, wanted = run.directives.get("search_distance"), VARIANTS[run.directives.get("variant", "S")]
-        return {} if told is None else {wanted: (float(told), 0.0) if wanted == "sharpness" else (float(told),)}
+        announced, wanted = run.directives.get("search_distance"), VARIANTS[run.directives.get("variant", "S")]
+        return (
+            {}
+            if announced is None
+            else {wanted: (float(announced), 0.0) if wanted == "sharpness" else (float(announced),)}
+        )
 
 
 @settings
@@ -144,16 +148,16 @@ class SharpnessAwareTraining(SharpnessReport):
     ) -> torch.Tensor:
         if not self.salt:
             return super().step(run, model, optimizer, closure)
-        own: _Salt = run.own
-        if own.stepper is None:
+        memory: _Salt = run.own
+        if memory.stepper is None:
             from fairflare.core.sharpness import GSAM
 
-            own.stepper = GSAM(optimizer, rho=own.distance, alpha=self.gsam_alpha, model=model)
-        loss: torch.Tensor = own.stepper.step(closure)
-        if own.stepper.skipped_steps and bool(torch.isfinite(loss)):
+            memory.stepper = GSAM(optimizer, rho=memory.distance, alpha=self.gsam_alpha, model=model)
+        loss: torch.Tensor = memory.stepper.step(closure)
+        if memory.stepper.skipped_steps and bool(torch.isfinite(loss)):
             raise SiteError(
                 f"site {run.site!r}: the loss or its gradient is not finite at the search distance "
-                f"{own.distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
+                f"{memory.distance:g} in round {run.current_round}; lower rho or learning_rate, or set max_grad_norm"
             )
         return loss
 
@@ -228,8 +232,8 @@ class FedISM(Rule):
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         if not self.saga:
             return {}
-        told = distance(current_round, num_rounds, self.rho, self.tau)
-        return {"search_distance": told, "variant": self.variant}
+        search_distance = distance(current_round, num_rounds, self.rho, self.tau)
+        return {"search_distance": search_distance, "variant": self.variant}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         wanted = VARIANTS[self.variant]

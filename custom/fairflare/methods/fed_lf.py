@@ -47,21 +47,21 @@ class FedLF(Rule):
         self._direction: partial[torch.Tensor] | None = None
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        told = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
-        losses = inputs.moderated(told, "probe_loss")
+        reported = finite_or_mean({site: inputs.reports[site]["probe_loss"] for site in inputs.sites})
+        losses = inputs.moderated(reported, "probe_loss")
         fair = evening(torch.tensor([losses[site] for site in inputs.sites], dtype=torch.float64))
         layers = inputs.gram(self)
-        found = {layer: fair_factors(products, fair) for layer, products in layers.items()}
-        square = torch.stack([found[layer] @ layers[layer] @ found[layer] for layer in layers]).sum()
+        by_layer = {layer: fair_factors(products, fair) for layer, products in layers.items()}
+        square = torch.stack([by_layer[layer] @ layers[layer] @ by_layer[layer] for layer in layers]).sum()
         whole = torch.stack([*layers.values()]).sum(0)  # its mean is the squared length of the plain mean change
         scale = (whole.mean() / square).sqrt() if square > EQUAL**2 * whole.diagonal().max() else 1.0
-        factors = {layer: bounded(inputs, scale * of) for layer, of in found.items()}
+        factors = {layer: bounded(inputs, scale * factor) for layer, factor in by_layer.items()}
         self._direction = partial(direction, inputs, inputs.start(self), factors)
         return Weighing(sites=uniform_weights(inputs.sites), details={"factors": factors})
 
     def move(self, change: State) -> State:
-        found, self._direction = self._direction, None  # it refers to the sites' models, which may be in memory
-        return change if found is None else Made(change, found)
+        chosen, self._direction = self._direction, None  # it refers to the sites' models, which may be in memory
+        return change if chosen is None else Made(change, chosen)
 
 
 def bounded(inputs: RoundInputs, factors: torch.Tensor) -> SiteWeights:
@@ -75,8 +75,8 @@ def direction(inputs: RoundInputs, start: State | None, factors: Mapping[str, Si
     """Return the sum of the sites' changes of a tensor, with the factors of its layer."""
     total = torch.zeros((), dtype=torch.float64)
     for site, factor in factors[inputs.owner[name]].items():
-        own = inputs.states[site][name].double()
-        total = total + factor * (own if start is None else own - start[name].double())
+        local = inputs.states[site][name].double()
+        total = total + factor * (local if start is None else local - start[name].double())
     return total
 
 

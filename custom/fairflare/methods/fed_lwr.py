@@ -129,13 +129,13 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
 
     def _weights(self, scores: Scores) -> LayerWeights:
         """Return the layer weights of Eq. 5, mixed with the share ``mix`` of uniform weights."""
-        found = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
+        by_layer = dissimilarity_weights(scores, clip_min=self.setting("clip_min"), clip_max=self.setting("clip_max"))
         mix = self.setting("mix")
-        return {layer: mixed(by, mix) for layer, by in found.items()} if mix else found
+        return {layer: mixed(by, mix) for layer, by in by_layer.items()} if mix else by_layer
 
     def _record(self, inputs: RoundInputs, scores: Scores, weights: LayerWeights) -> dict[str, Any]:
         """Return the values to record by layer and site: the reported or filled-in scores, and the weights."""
-        told = {site: inputs.anchor_reports.get(site, {"cka": {}, "dissimilarity": {}}) for site in inputs.sites}
+        reports = {site: inputs.anchor_reports.get(site, {"cka": {}, "dissimilarity": {}}) for site in inputs.sites}
         return {
             layer: {
                 site: {
@@ -143,7 +143,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
                     "dissimilarity": report["dissimilarity"].get(layer, scores[site][layer]),
                     "weight": by[site],
                 }
-                for site, report in told.items()
+                for site, report in reports.items()
             }
             for layer, by in weights.items()
         }

@@ -102,59 +102,59 @@ class RescueTraining(LocalTraining):
         super().check_task(task)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        found = super().check(run, model)
-        return {**found, "prior": self._priors.network(run, model).fingerprint} if self.lambda_f > 0 else found
+        facts = super().check(run, model)
+        return {**facts, "prior": self._priors.network(run, model).fingerprint} if self.lambda_f > 0 else facts
 
     @all_records()  # prior features are cached by image number; only means by class are reported
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        own = run.own = _Rescue()
+        memory = run.own = _Rescue()
         weighed = bool(run.directives.get("rescue_factor"))
         if self.lambda_f > 0 or (weighed and self.rf_source == "prior"):
             # Cached prior features are of unaugmented images: cache none if no pass sees unaugmented images.
-            kept = self.cache_features and (weighed or not self.augment)
-            own.prior = self._priors.at_site(run, model, cached=kept)
+            cached = self.cache_features and (weighed or not self.augment)
+            memory.prior = self._priors.at_site(run, model, cached=cached)
         if weighed:
-            own.during = RunningClassMean(len(class_counts(self, run, "Fed-MAS measures by class and needs")))
-        if weighed or (own.prior is not None and own.prior.cache is not None):
+            memory.during = RunningClassMean(len(class_counts(self, run, "Fed-MAS measures by class and needs")))
+        if weighed or (memory.prior is not None and memory.prior.cache is not None):
             self._look_at_all(run, model)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        own: _Rescue = run.own
-        if own.prior is None and own.during is None:
+        memory: _Rescue = run.own
+        if memory.prior is None and memory.during is None:
             return super().loss(run, model, inputs, targets)
         features = model.embed(inputs)  # type: ignore[operator]
         outputs = model.head(features)  # type: ignore[operator]
         loss = criterion_loss(self, run, outputs, targets)
         distances = None
-        if own.prior is not None:
+        if memory.prior is not None:
             # With lambda_f=0 the projector is not trained and needs no gradient.
             with torch.set_grad_enabled(self.lambda_f > 0):
-                distances = own.prior.distances(run, model, features, inputs, changed=self.augment)
+                distances = memory.prior.distances(run, model, features, inputs, changed=self.augment)
             if self.lambda_f > 0:
                 loss = loss + self.lambda_f * distances.mean()
-        if own.during is not None and run.first_pass:
+        if memory.during is not None and run.first_pass:
             if self.rf_source == "supervised" or distances is None:
                 with torch.no_grad():
                     distances = criterion_losses(self, run, outputs, targets)
-            while own.open_epoch < run.epoch:
-                own.during.end_epoch()
-                own.open_epoch += 1
-            own.during.add(distances, targets)
+            while memory.open_epoch < run.epoch:
+                memory.during.end_epoch()
+                memory.open_epoch += 1
+            memory.during.add(distances, targets)
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        own: _Rescue = run.own
+        memory: _Rescue = run.own
         report: dict[str, Any] = {}
-        if own.prior is not None:
-            report["prior"] = own.prior.network.fingerprint
-        if own.during is not None and own.before is not None:
-            own.during.end_epoch()
+        if memory.prior is not None:
+            report["prior"] = memory.prior.network.fingerprint
+        if memory.during is not None and memory.before is not None:
+            memory.during.end_epoch()
             counts = class_counts(self, run)  # a class with too few cases counts 0
-            during = own.during.total(own.before) / (1 if self.local_steps is None else own.open_epoch + 1)
-            factor = rescue_factor(own.before, during, counts, self.rf_mode) if counts.any() else math.nan
+            during = memory.during.total(memory.before) / (1 if self.local_steps is None else memory.open_epoch + 1)
+            factor = rescue_factor(memory.before, during, counts, self.rf_mode) if counts.any() else math.nan
             report["rescue_factor"] = factor
-            kept = {"before": own.before, "during": during, "counts": counts, "rescue_factor": factor}
-            run.store.save("divergence", run.current_round, kept)
+            stored = {"before": memory.before, "during": during, "counts": counts, "rescue_factor": factor}
+            run.store.save("divergence", run.current_round, stored)
         return report
 
     def _look_at_all(self, run: SiteRun, model: torch.nn.Module) -> None:
@@ -165,28 +165,28 @@ class RescueTraining(LocalTraining):
         from fairflare.base.task import evaluating
 
         order = run.data.order("training")
-        own: _Rescue = run.own
-        measured = None if own.during is None else RunningClassMean(own.during.num_classes)
+        memory: _Rescue = run.own
+        measured = None if memory.during is None else RunningClassMean(memory.during.num_classes)
         seen = 0
         with evaluating(model):
             for inputs, targets in run.data.batches("training", batch_size=self.batch_size):
                 run.batch = None if order is None else order[seen : seen + len(inputs)]
                 seen += len(inputs)
-                if own.prior is not None:
-                    own.prior.look(run, inputs)
+                if memory.prior is not None:
+                    memory.prior.look(run, inputs)
                 if measured is None:
                     continue
                 inputs, targets = inputs.to(run.device), targets.to(run.device)
                 features = model.embed(inputs)  # type: ignore[operator]
-                if self.rf_source == "supervised" or own.prior is None:
+                if self.rf_source == "supervised" or memory.prior is None:
                     values = criterion_losses(self, run, model.head(features), targets)  # type: ignore[operator]
                 else:
-                    values = own.prior.distances(run, model, features, inputs)
+                    values = memory.prior.distances(run, model, features, inputs)
                 measured.add(values, targets)
         run.batch = None
-        if own.prior is not None and own.prior.cache is not None:
-            own.prior.cache.save(run)
-        own.before = None if measured is None else measured.means()
+        if memory.prior is not None and memory.prior.cache is not None:
+            memory.prior.cache.save(run)
+        memory.before = None if measured is None else measured.means()
 
 
 @settings

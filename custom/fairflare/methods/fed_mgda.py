@@ -58,8 +58,8 @@ class FedMGDA(Steps):
         self.step = float(scaled.sum())
 
         def by_site(values: torch.Tensor) -> dict[str, float]:
-            found = dict.fromkeys(inputs.sites, 0.0)
-            return normalise(found | {inputs.sites[k]: value for k, value in zip(moved, values.tolist(), strict=True)})
+            zeros = dict.fromkeys(inputs.sites, 0.0)
+            return normalise(zeros | {inputs.sites[k]: value for k, value in zip(moved, values.tolist(), strict=True)})
 
         return Weighing(
             sites=by_site(scaled), buffers=by_site(shares), values={"step": self.step},

@@ -125,13 +125,13 @@ class FedMRL(Rule):
         return ["mu_policy"] if self.mu_policy.follows_num_rounds else []
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        told: dict[str, Any] = {} if self._mean is None else {"mean_loss": self._mean}
+        sent: dict[str, Any] = {} if self._mean is None else {"mean_loss": self._mean}
         chosen = self.mu_policy.directives(sites)
-        return {**told, "mu": BySite(chosen)} if chosen else told
+        return {**sent, "mu": BySite(chosen)} if chosen else sent
 
     def counted(self, report: Mapping[str, Any]) -> Mapping[str, float]:
-        told = report["num_validation"]
-        return {"validation": told} if math.isfinite(told) else {}
+        count = report["num_validation"]
+        return {"validation": count} if math.isfinite(count) else {}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
         if refusal := self.mu_policy.accepts(site):
@@ -169,13 +169,13 @@ class FedMRL(Rule):
 
     def _mean_of(self, inputs: RoundInputs, warnings: list[str]) -> float | None:
         """Return F, the mean or sum of the sites' finite losses, or ``None`` if the next round has no fairness term."""
-        found = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
-        finite = {s: v for s, v in found.items() if math.isfinite(v)}
+        reported = {s: inputs.reports[s]["train_loss"] for s in inputs.sites}
+        finite = {s: v for s, v in reported.items() if math.isfinite(v)}
         if not finite:
             return None
         if self.fair_mean == "winsorised":
-            told, finite = finite, winsorised(finite)
-            moved = [f"{s!r} {told[s]:g} as {finite[s]:g}" for s in finite if finite[s] != told[s]]
+            before, finite = finite, winsorised(finite)
+            moved = [f"{s!r} {before[s]:g} as {finite[s]:g}" for s in finite if finite[s] != before[s]]
             if moved:
                 warnings.append(f"losses far from the median count in F only in part: {few(moved, SHOWN)}")
         if self.mean_loss == "sum":

@@ -75,22 +75,22 @@ class NovaTraining(ProximalTraining):
             for group in optimizer.param_groups:
                 group["nesterov"] = False
         loss = super().step(run, model, optimizer, closure)
-        own: _Counted = run.own
+        memory: _Counted = run.own
         if run.untold:
             return loss
         if isinstance(optimizer, torch.optim.SGD):
             group = optimizer.param_groups[0]
-            own.steps.add(momentum=group["momentum"], nesterov=group["nesterov"], pull=group["lr"] * own.mu)
+            memory.steps.add(momentum=group["momentum"], nesterov=group["nesterov"], pull=group["lr"] * memory.mu)
         else:
-            own.only_counted = type(optimizer).__name__
-            own.steps.add()
+            memory.only_counted = type(optimizer).__name__
+            memory.steps.add()
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        own: _Counted = run.own
-        if own.only_counted:
-            log.info("site %s: %s has no FedNova norm; its steps count 1 each", run.site, own.only_counted)
-        return {"step_norm": max(own.steps.total, 1.0) if own.steps.total else 0.0}
+        memory: _Counted = run.own
+        if memory.only_counted:
+            log.info("site %s: %s has no FedNova norm; its steps count 1 each", run.site, memory.only_counted)
+        return {"step_norm": max(memory.steps.total, 1.0) if memory.steps.total else 0.0}
 
 
 @settings
@@ -129,8 +129,8 @@ class FedNova(Steps):
         norms = inputs.moderated({site: inputs.reports[site]["step_norm"] for site in inputs.sites}, "step_norm")
         steps = None
         if self.effective_steps == "steps":
-            told = {site: inputs.reports[site]["num_steps"] or norms[site] for site in inputs.sites}
-            steps = inputs.moderated(told, "num_steps")
+            reported = {site: inputs.reports[site]["num_steps"] or norms[site] for site in inputs.sites}
+            steps = inputs.moderated(reported, "num_steps")
         weights, self.step = nova_weights(shares, norms, steps)
         return Weighing(sites=weights, buffers=shares, values={"step": self.step})
 

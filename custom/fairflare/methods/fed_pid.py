@@ -71,10 +71,10 @@ class FedPID(Rule):
     def weigh(self, inputs: RoundInputs) -> Weighing:
         shares, first = sample_weights(inputs), dict(self._first)
         before = {site: costs[-1] for site, costs in self._costs.items()}
-        told = {site: inputs.reports[site]["cost"] for site in inputs.sites}
-        known = {site: cost for site, cost in told.items() if math.isfinite(cost)}
+        costs = {site: inputs.reports[site]["cost"] for site in inputs.sites}
+        known = {site: cost for site, cost in costs.items() if math.isfinite(cost)}
         known = known and inputs.moderated(known, "cost")
-        now = {site: known.get(site, math.nan) for site in told}
+        now = {site: known.get(site, math.nan) for site in costs}
         for site, cost in known.items():
             self._first.setdefault(site, cost)
             self._costs[site] = [*self._costs.get(site, []), cost][-WINDOW:]

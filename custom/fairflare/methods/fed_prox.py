@@ -49,13 +49,13 @@ class ProximalTraining(LocalTraining):
 
     def pull(self, run: SiteRun, model: torch.nn.Module) -> Pull:
         """Return the strength and the centre of this round's proximal term."""
-        told = (run.directives.get("mu") or {}).get(run.site, self.mu)
-        mu = float(told) if math.isfinite(told) and told >= 0 else FALLBACK_MU
+        announced = (run.directives.get("mu") or {}).get(run.site, self.mu)
+        mu = float(announced) if math.isfinite(announced) and announced >= 0 else FALLBACK_MU
         return Pull(mu, {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        own = criterion_loss(self, run, model(inputs), targets)
-        return own + losses.proximal_term(model, run.own.received, run.own.mu)
+        objective = criterion_loss(self, run, model(inputs), targets)
+        return objective + losses.proximal_term(model, run.own.received, run.own.mu)
 
 
 # Settings of FedProx as a baseline in FedMRL's paper and code; the paper's text names SGD, its code uses Adam.

@@ -38,8 +38,8 @@ class OwnStatistics(Home):
         if f"{NORM}.running_mean" not in state:
             raise SiteError(f"site {run.site!r}: fed_rdn needs a network of FairFlare's tasks, with adapters=fed_rdn")
         if not int(state[f"{NORM}.num_batches_tracked"]):
-            found = pooled(run.data.batches("training", batch_size=self.half.batch_size))
-            for name, value in zip(("running_mean", "running_var"), found or (), strict=False):
+            statistics = pooled(run.data.batches("training", batch_size=self.half.batch_size))
+            for name, value in zip(("running_mean", "running_var"), statistics or (), strict=False):
                 state[f"{NORM}.{name}"] = value.to(state[f"{NORM}.{name}"])
             state[f"{NORM}.num_batches_tracked"] = torch.tensor(1)
         return state
@@ -77,8 +77,8 @@ class RandomStatistics(LocalTraining):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         norm: Any = model.get_submodule(NORM)
-        told = [site for site in run.directives.get(TOLD) or () if len(site[0]) == norm.num_features]
-        norm.sites = torch.tensor(told) if told else None
+        sites = [site for site in run.directives.get(TOLD) or () if len(site[0]) == norm.num_features]
+        norm.sites = torch.tensor(sites) if sites else None
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         norm: Any = model.get_submodule(NORM)
@@ -121,8 +121,8 @@ class FedRDN(FedAvg):
         return {TOLD: [self._statistics[site] for site in sorted(self._statistics)]}
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        told = {site: report["input_std"] for site, report in inputs.reports.items()}
-        known = {site: stds for site, stds in told.items() if stds and all(map(math.isfinite, stds))}
+        by_site = {site: report["input_std"] for site, report in inputs.reports.items()}
+        known = {site: stds for site, stds in by_site.items() if stds and all(map(math.isfinite, stds))}
         lengths = [len(stds) for stds in known.values()]
         channels = max(lengths, key=lengths.count, default=0)  # the number at most sites
         alike = {s: stds for s, stds in known.items() if len(stds) == channels}

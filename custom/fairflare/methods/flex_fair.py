@@ -73,8 +73,8 @@ class VariancePenalty(LocalTraining):
             raise ValueError(f"{over} needs flexfair_attribute, an attribute that the datalists declare")
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        told = check_attribute(run, self.flexfair_attribute) if self.flexfair_attribute else {}
-        return {**super().check(run, model), **told}
+        facts = check_attribute(run, self.flexfair_attribute) if self.flexfair_attribute else {}
+        return {**super().check(run, model), **facts}
 
     def check_task(self, task: Task) -> None:
         super().check_task(task)
@@ -82,20 +82,22 @@ class VariancePenalty(LocalTraining):
             raise ValueError(f"flexfair_measure={self.flexfair_measure!r} needs a task with classes")
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        told = losses_by_group(self, run, model, self.flexfair_attribute, self._classes(run))
-        run.own = {name: of.reshape(-1).tolist() for name, of in told.items()}
-        run.own["rows"] = float(len(told[GROUP_LOSSES.name]))
+        tables = losses_by_group(self, run, model, self.flexfair_attribute, self._classes(run))
+        run.own = {name: table.reshape(-1).tolist() for name, table in tables.items()}
+        run.own["rows"] = float(len(tables[GROUP_LOSSES.name]))
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        told = run.directives.get(SLOPES)
-        if isinstance(told, Mapping):
-            told = told.get(run.site)
-        if not told:
+        directive = run.directives.get(SLOPES)
+        if isinstance(directive, Mapping):
+            directive = directive.get(run.site)
+        if not directive:
             return super().loss(run, model, inputs, targets)
         classes = self._classes(run)
         rows = 1 + (known_groups(run, self.flexfair_attribute) if self.flexfair_attribute else 0)
-        check_told(run, told, rows * classes, "slopes of groups and classes")
-        slopes = torch.tensor([*told, *[0.0] * classes], dtype=torch.float32).reshape(-1, classes)  # last: no group
+        check_told(run, directive, rows * classes, "slopes of groups and classes")
+        slopes = torch.tensor([*directive, *[0.0] * classes], dtype=torch.float32).reshape(
+            -1, classes
+        )  # last: no group
         column = targets.cpu().long() if classes > 1 else torch.zeros(len(inputs), dtype=torch.long)
         factors = 1 + slopes[0, column]
         if self.flexfair_attribute:
@@ -163,12 +165,12 @@ class FlexFair(Rule):
         return {"training": max(whole, groups), "groups": float(len(images[1:]))}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        told, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
+        count, rows = len(report[GROUP_LOSSES.name] or ()), report["rows"]
         most = 1 if self.flexfair_measure == "equal_accuracy" else MOST_GROUPS  # largest number of columns (classes)
-        fits = not (rows % 1 or told % rows) and told <= most * rows and (rows == 1 or self.flexfair_over != "sites")
-        if told and not fits:
+        fits = not (rows % 1 or count % rows) and count <= most * rows and (rows == 1 or self.flexfair_over != "sites")
+        if count and not fits:
             raise ReportError(
-                f"site {site!r}: field 'group_losses' has {told} entries; expected is a multiple of "
+                f"site {site!r}: field 'group_losses' has {count} entries; expected is a multiple of "
                 f"'rows' = {rows:g} (one for all images, one for each group of people); {ALIKE}"
             )
         return report
@@ -181,8 +183,8 @@ class FlexFair(Rule):
         weight = self.flexfair_weight / max(len(inputs.sites), 1)
         wanted = positives(classes) if self.flexfair_measure == "equal_opportunity" else range(classes)
         for c in wanted if self.flexfair_over != "groups" else ():
-            of = {site: (float(losses[site][0, c]), float(images[site][0, c])) for site in losses}
-            for site, slope in _slopes(of, total, weight).items():
+            by_site = {site: (float(losses[site][0, c]), float(images[site][0, c])) for site in losses}
+            for site, slope in _slopes(by_site, total, weight).items():
                 self._sites.setdefault(site, [0.0] * classes)[c] = slope
         if self.flexfair_over != "sites" and losses:
             count = np.nansum([*images.values()], 0)[1:]
@@ -200,40 +202,46 @@ class FlexFair(Rule):
         """Return losses and numbers of images by row and class of each site whose report has most sites' shape."""
         names = (GROUP_LOSSES.name, GROUP_IMAGES.name)
         form = {s: (inputs.reports[s]["rows"], len(inputs.reports[s][names[0]] or ())) for s in inputs.sites}
-        most = Counter(of for of in form.values() if of[1] and not (of[0] % 1 or of[1] % of[0])).most_common(1)
+        most = Counter(
+            shape for shape in form.values() if shape[1] and not (shape[0] % 1 or shape[1] % shape[0])
+        ).most_common(1)
         if not most:
             return {}, {}
         rows, cells = most[0][0]
         alike = [site for site in inputs.sites if form[site] == (rows, cells)]
-        found = {s: {name: np.asarray(inputs.reports[s][name], float) for name in names} for s in alike}
-        every = {site: of[names[0]].copy() for site, of in found.items()}
+        reported = {s: {name: np.asarray(inputs.reports[s][name], float) for name in names} for s in alike}
+        every = {site: arrays[names[0]].copy() for site, arrays in reported.items()}
         for cell in range(cells):
-            known = {site: float(of[cell]) for site, of in every.items() if math.isfinite(of[cell])}
-            others = [loss for of in every.values() for loss in np.delete(of, cell).tolist() if math.isfinite(loss)]
+            known = {site: float(table[cell]) for site, table in every.items() if math.isfinite(table[cell])}
+            others = [
+                loss for table in every.values() for loss in np.delete(table, cell).tolist() if math.isfinite(loss)
+            ]
             for site, loss in inputs.moderated(known, names[0], others).items() if known else ():
-                found[site][names[0]][cell] = loss
-        losses, images = ({site: of[name].reshape(int(rows), -1) for site, of in found.items()} for name in names)
-        factors = held(inputs, {site: float(np.nansum(of[0])) for site, of in images.items()})
-        return losses, {site: of * factors[site] for site, of in images.items()}
+                reported[site][names[0]][cell] = loss
+        losses, images = (
+            {site: arrays[name].reshape(int(rows), -1) for site, arrays in reported.items()} for name in names
+        )
+        factors = held(inputs, {site: float(np.nansum(table[0])) for site, table in images.items()})
+        return losses, {site: table * factors[site] for site, table in images.items()}
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
         classes = len(next(iter([*self._sites.values(), *self._groups]), ()))
         if not classes:
             return {}
-        groups = [slope for of in self._groups for slope in of]
+        groups = [slope for group in self._groups for slope in group]
         return {SLOPES: BySite({site: [*self._sites.get(site, [0.0] * classes), *groups] for site in sites})}
 
 
-def _slopes(of: Mapping[Any, tuple[float, float]], total: float, weight: float) -> dict[Any, float]:
-    """Return slopes times ``weight`` by party, from each party's mean loss and number of images in ``of``."""
-    known = {key: both for key, both in of.items() if math.isfinite(sum(both)) and both[1] > 0}
-    found = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
-    return {key: weight * slope for key, slope in found.items()}
+def _slopes(pairs: Mapping[Any, tuple[float, float]], total: float, weight: float) -> dict[Any, float]:
+    """Return slopes times ``weight`` by party, from each party's mean loss and number of images in ``pairs``."""
+    known = {key: both for key, both in pairs.items() if math.isfinite(sum(both)) and both[1] > 0}
+    slopes = variance_slopes({k: v for k, (v, _) in known.items()}, {k: n for k, (_, n) in known.items()}, total)
+    return {key: weight * slope for key, slope in slopes.items()}
 
 
-def _rows(told: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
+def _rows(values: Sequence[float] | None, rows: float) -> np.ndarray[Any, Any]:
     """Return a report field's numbers as an array of ``rows`` rows; shape (1, 0) if the site does not report them."""
-    return np.asarray(told, float).reshape(int(rows), -1) if told else np.zeros((1, 0))
+    return np.asarray(values, float).reshape(int(rows), -1) if values else np.zeros((1, 0))
 
 
 METHODS = [

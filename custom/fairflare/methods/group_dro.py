@@ -51,13 +51,13 @@ class GroupWeighted(LocalTraining):
     dro_attribute: str = ""
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        told = check_attribute(run, self.dro_attribute) if self.dro_attribute else {}
-        return {**super().check(run, model), **told}
+        facts = check_attribute(run, self.dro_attribute) if self.dro_attribute else {}
+        return {**super().check(run, model), **facts}
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
-        told = losses_by_group(self, run, model, self.dro_attribute, 1)
+        tables = losses_by_group(self, run, model, self.dro_attribute, 1)
         rows = slice(1 if self.dro_attribute else 0, None)  # with groups, the first row (all images) is not reported
-        run.own = {name: of[rows, 0].tolist() for name, of in told.items()}
+        run.own = {name: table[rows, 0].tolist() for name, table in tables.items()}
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         weights = run.directives.get(WEIGHTS)
@@ -66,8 +66,8 @@ class GroupWeighted(LocalTraining):
         check_told(run, weights, known_groups(run, self.dro_attribute), "weights of groups")
         by_group = torch.tensor([*weights, 1.0], dtype=torch.float32).clamp(0, MOST)  # weight 1 for unknown groups
         images = known_images(run.batch, run.site, "group_dro")
-        of = by_group[numbers_of(run, self.dro_attribute, "training")[images]].to(run.device)
-        return (of * criterion_losses(self, run, model(inputs), targets)).mean()
+        weight_of_image = by_group[numbers_of(run, self.dro_attribute, "training")[images]].to(run.device)
+        return (weight_of_image * criterion_losses(self, run, model(inputs), targets)).mean()
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         return dict(run.own)
@@ -119,10 +119,10 @@ class GroupDRO(Rule):
         return {"training": float(np.nansum(report["group_images"] or [])), "groups": groups}
 
     def check_report(self, report: dict[str, Any], site: str, num_steps: int | None) -> dict[str, Any]:
-        told, most = len(report["group_losses"] or ()), MOST_GROUPS if self.dro_attribute else 1
-        if told > most:
+        count, most = len(report["group_losses"] or ()), MOST_GROUPS if self.dro_attribute else 1
+        if count > most:
             raise ReportError(
-                f"site {site!r}: field 'group_losses' has {told} entries, there are at most {most} groups"
+                f"site {site!r}: field 'group_losses' has {count} entries, there are at most {most} groups"
             )
         return report
 
@@ -152,22 +152,24 @@ class GroupDRO(Rule):
 
         A site whose number of groups differs from that of most sites is ignored.
         """
-        told = {site: inputs.reports[site]["group_losses"] or () for site in inputs.sites}
-        most = Counter(len(losses) for losses in told.values() if losses).most_common(1)
+        losses_by_site = {site: inputs.reports[site]["group_losses"] or () for site in inputs.sites}
+        most = Counter(len(losses) for losses in losses_by_site.values() if losses).most_common(1)
         groups = most[0][0] if most else 0
         counts = {
             site: {
                 group: n for group, n in enumerate(inputs.reports[site]["group_images"])
                 if math.isfinite(n) and n > 0 and math.isfinite(losses[group])
             }
-            for site, losses in told.items() if len(losses) == groups > 0
+            for site, losses in losses_by_site.items() if len(losses) == groups > 0
         }  # fmt: skip
-        factors = held(inputs, {site: math.fsum(of.values()) for site, of in counts.items()})
+        factors = held(inputs, {site: math.fsum(by_group.values()) for site, by_group in counts.items()})
         sums: dict[str, float] = {}
         images: dict[str, float] = {}
         for group in range(groups):
-            known = {site: told[site][group] for site, of in counts.items() if group in of}
-            others = [told[site][other] for site, of in counts.items() for other in of if other != group]
+            known = {site: losses_by_site[site][group] for site, by_group in counts.items() if group in by_group}
+            others = [
+                losses_by_site[site][other] for site, by_group in counts.items() for other in by_group if other != group
+            ]
             for site, loss in inputs.moderated(known, "group_losses", others).items() if known else ():
                 key, count = str(group) if self.dro_attribute else site, counts[site][group] * factors[site]
                 sums[key] = sums.get(key, 0.0) + count * loss

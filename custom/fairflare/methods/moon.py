@@ -84,22 +84,22 @@ class ContrastiveTraining(LocalTraining):
         if self.mu == 0:
             return
         check_parts(run, model, ("embed", "head"), NEEDED)
-        kept = run.store.load_before(LOCAL_MODEL, run.current_round)
-        previous = None if kept is None else _frozen(model)
-        if previous is not None and kept is not None:
-            previous.load_state_dict({**(run.sent.rest(previous.state_dict()) if run.sent else {}), **kept})
+        stored = run.store.load_before(LOCAL_MODEL, run.current_round)
+        previous = None if stored is None else _frozen(model)
+        if previous is not None and stored is not None:
+            previous.load_state_dict({**(run.sent.rest(previous.state_dict()) if run.sent else {}), **stored})
         run.own = _Contrast(_frozen(model), previous)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.mu == 0:
             return super().loss(run, model, inputs, targets)
-        own: _Contrast = run.own
+        memory: _Contrast = run.own
         z = model.embed(inputs)  # type: ignore[operator]
         supervised = criterion_loss(self, run, model.head(z), targets)  # type: ignore[operator]
-        if own.previous is None:
+        if memory.previous is None:
             return supervised + self.mu * math.log(2)
         with torch.no_grad():
-            z_global, z_previous = (m.embed(inputs) for m in (own.received, own.previous))  # type: ignore[operator]
+            z_global, z_previous = (m.embed(inputs) for m in (memory.received, memory.previous))  # type: ignore[operator]
         return supervised + self.mu * model_contrastive_loss(z, z_global, z_previous, self.temperature)
 
 

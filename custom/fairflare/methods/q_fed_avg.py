@@ -89,8 +89,8 @@ class QFedAvg(Steps):
             return Weighing(sites=power_weights(losses, self.q))
         losses = inputs.moderated({site: max(loss, POWER_FLOOR) for site, loss in losses.items()}, "probe_loss")
         if self.secure:
-            told = {site: inputs.reports[site][LENGTH] for site in inputs.sites}
-            squares = {site: norm * norm for site, norm in inputs.moderated(told, LENGTH).items()}
+            lengths = {site: inputs.reports[site][LENGTH] for site in inputs.sites}
+            squares = {site: norm * norm for site, norm in inputs.moderated(lengths, LENGTH).items()}
         else:
             squares = squared_norms(inputs.states, inputs.start(self), inputs.parameters)
         lipschitz = self._constant(q_bend(losses, squares, self.q))

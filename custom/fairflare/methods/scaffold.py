@@ -55,9 +55,9 @@ class ControlledTraining(LocalTraining):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         received = self.home.sent_parameters(model)
-        kept = fitting(run, CONTROL, received)
-        push = {n: run.beside[n].to(x) - kept.get(n, 0) for n, x in received.items() if n in run.beside}
-        run.own = _Controls(received, push, kept)
+        control = fitting(run, CONTROL, received)
+        push = {n: run.beside[n].to(x) - control.get(n, 0) for n, x in received.items() if n in run.beside}
+        run.own = _Controls(received, push, control)
 
     def step(
         self, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer, closure: Any
@@ -79,12 +79,12 @@ class ControlledTraining(LocalTraining):
         return loss
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
-        own, trained = run.own, dict(model.named_parameters())
-        if own.rate_sum:  # without a step c_k stays what it was
-            slopes = {name: (x - trained[name].detach()) / own.rate_sum for name, x in own.received.items()}
-            control = {name: (slope - own.push.get(name, 0)).cpu() for name, slope in slopes.items()}
-            keep(run, CONTROL, own.kept, control)
-        return {"rate_sum": own.rate_sum}
+        memory, trained = run.own, dict(model.named_parameters())
+        if memory.rate_sum:  # without a step c_k stays what it was
+            slopes = {name: (x - trained[name].detach()) / memory.rate_sum for name, x in memory.received.items()}
+            control = {name: (slope - memory.push.get(name, 0)).cpu() for name, slope in slopes.items()}
+            keep(run, CONTROL, memory.kept, control)
+        return {"rate_sum": memory.rate_sum}
 
 
 @settings
@@ -123,11 +123,13 @@ class Scaffold(SumOfKept, SendsBeside):
         return dict(self._control)
 
     def weigh(self, inputs: RoundInputs) -> Weighing:
-        told = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
+        reported = {site: inputs.reports[site]["rate_sum"] for site in inputs.sites}
         # A falsely small sum would make the change of c large; a falsely large one makes it small.
-        least = inputs.moderated({site: min(rate, median(told.values())) for site, rate in told.items()}, "rate_sum")
-        rates = {site: max(rate, told[site]) for site, rate in least.items()}
-        shares = {site: inputs.shares.get(site, 1.0) * told[site] / rate for site, rate in rates.items()}
+        least = inputs.moderated(
+            {site: min(rate, median(reported.values())) for site, rate in reported.items()}, "rate_sum"
+        )
+        rates = {site: max(rate, reported[site]) for site, rate in least.items()}
+        shares = {site: inputs.shares.get(site, 1.0) * reported[site] / rate for site, rate in rates.items()}
         (known, present), start = self.count(inputs, shares), inputs.received or {}  # stock controllers are refused
         for name in (n for n in inputs.states[inputs.sites[0]] if n in inputs.parameters):
             received = start[name].double()

@@ -72,9 +72,9 @@ def epsilon(history: Iterable[Cost], delta: float, error: float = ERROR) -> tupl
     prv, rdp = PRVAccountant(), RDPAccountant()
     prv.history = rdp.history = [(noise, rate, count) for (noise, rate), count in sorted(steps.items())]
     try:
-        found = float(prv.get_epsilon(delta, eps_error=error))
-        if math.isfinite(found):
-            return found, f"PRV, opacus {version}"
+        spent = float(prv.get_epsilon(delta, eps_error=error))
+        if math.isfinite(spent):
+            return spent, f"PRV, opacus {version}"
     except Exception as failure:
         log.warning("PRV cannot count this history, RDP does: %s", failure)
     return float(rdp.get_epsilon(delta)), f"RDP, opacus {version}"
@@ -124,13 +124,13 @@ class Ledger:
         self._secret, self.last = b"", ""
         self.shown: Any = None
 
-    def reserve(self, cases: Iterable[Hashable], spending: Spending, of: Mapping[str, Any]) -> float:
+    def reserve(self, cases: Iterable[Hashable], spending: Spending, more: Mapping[str, Any]) -> float:
         """Write a round into the ledger and to disk, and return the epsilon spent including this round.
 
         Args:
             cases: identifiers of the list's cases.
             spending: the round.
-            of: names of job, experiment and round.
+            more: names of job, experiment and round.
 
         Raises:
             Refused: the budget is spent; or the ledger is damaged, older than its head or gone.
@@ -147,7 +147,7 @@ class Ledger:
             if not (path := self.folder / LISTS / digest).exists():
                 write_whole(path, lambda draft: draft.write_bytes(content))
             record = {
-                **vars(spending), **of, "seq": len(lines) + 1, "day": datetime.now(timezone.utc).date().isoformat(),
+                **vars(spending), **more, "seq": len(lines) + 1, "day": datetime.now(timezone.utc).date().isoformat(),
                 "cases": digest, "epsilon_after": after, "accountant": accountant,
                 "version": __version__, "prev": _hash(lines),
             }  # fmt: skip
@@ -174,13 +174,13 @@ class Ledger:
         rough = max(ERROR, spending.target / 100)
         with self._alone(begins):
             _, past = self._past(cases, self._read() if self._there else [])
-            found = bisect_right(
+            rounds = bisect_right(
                 range(1, most + 1), spending.target + rough,
                 key=lambda n: epsilon([*past, *_costs(vars(spending)) * n], spending.delta, rough)[0],
             )  # fmt: skip
-            if most > 0 and found <= 1:
+            if most > 0 and rounds <= 1:
                 self._after(past, spending)
-            return found
+            return rounds
 
     @property
     def _there(self) -> bool:
@@ -309,8 +309,8 @@ class Ledger:
         to_disk(self.folder.parent)
 
     def _set_head(self, lines: Sequence[bytes]) -> None:
-        told = json.dumps({"seq": len(lines), "hash": _hash(lines)})
-        write_whole(self.head, lambda path: path.write_text(told, "utf-8"))
+        head = json.dumps({"seq": len(lines), "hash": _hash(lines)})
+        write_whole(self.head, lambda path: path.write_text(head, "utf-8"))
 
     def _signed(self, record: Mapping[str, Any]) -> bytes:
         """Return a record as a ledger line that includes the HMAC of its content."""
@@ -322,9 +322,9 @@ class Ledger:
         return hmac.new(self._secret, what + b"\0" + text, hashlib.sha256)
 
 
-def _costs(of: Mapping[str, Any]) -> list[Cost]:
+def _costs(line: Mapping[str, Any]) -> list[Cost]:
     """Return the costs of a ledger line, or of a round that is not written yet."""
-    return [(of["z"], of["q"], of["steps"]), *of["also"]]
+    return [(line["z"], line["q"], line["steps"]), *line["also"]]
 
 
 def _hash(lines: Sequence[bytes]) -> str:

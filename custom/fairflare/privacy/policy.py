@@ -124,8 +124,8 @@ def counted(kind: type) -> bool:
     distances from the received model).
     """
     known = {"train": "", "step": "gradients", "report": "released"}
-    own = [name for name in known if getattr(kind, name, None) is not getattr(LocalTraining, name)]
-    return declares(kind) and all(hasattr(kind, known[name]) for name in own)
+    overridden = [name for name in known if getattr(kind, name, None) is not getattr(LocalTraining, name)]
+    return declares(kind) and all(hasattr(kind, known[name]) for name in overridden)
 
 
 class Private:
@@ -160,7 +160,7 @@ class Private:
         if not isinstance(asked, Mapping):
             raise SiteError(f"site {site!r}: setting {PRIVACY!r} must be an object with 'epsilon', got {asked!r:.80}")
         try:
-            own = PrivacySettings(**asked)
+            settings = PrivacySettings(**asked)
         except ValueError as error:
             raise SiteError(f"site {site!r}: setting {PRIVACY!r}: {error}") from None
         if not isinstance(root, str) or not Path(root).is_absolute():
@@ -169,18 +169,18 @@ class Private:
                 f"for its ledger, got {root!r:.80}",
                 public=f"site {site!r}: {PRIVACY!r} needs 'state_root', the absolute path of a folder",
             )
-        return cls(site, own, Path(root))
+        return cls(site, settings, Path(root))
 
     # -- what is trained
 
-    def check(self, half: Any, run: SiteRun, model: torch.nn.Module) -> None:
+    def check(self, training: Any, run: SiteRun, model: torch.nn.Module) -> None:
         """Refuse a run whose cost in privacy cannot be counted, or whose first round the budget does not last for.
 
         Raises:
             Refused: training, task, a setting or the network does not allow it, the budget is spent, or the ledger
                 cannot be trusted.
         """
-        spending = self._planned(half, run, model)
+        spending = self._planned(training, run, model)
         cases, left = run.data.identities("training"), run.num_rounds - run.current_round
         self._lasts = self.ledger.lasts(cases, spending, left)
         self._noise = (self.own.reports or 0.0) / (len(Units.of(run.data, "test").members) or math.inf)
@@ -195,60 +195,62 @@ class Private:
         step = self._spending(TASK_TRAIN, units, (self.own.noise, 1 / len(units.members), 1), self.own.clip)
         self.ledger.lasts(data.identities("training"), step, 1, begins=False)
 
-    def train(self, half: LocalTraining, request: SiteTask, run: SiteRun, model: torch.nn.Module) -> Trained:
+    def train(self, training: LocalTraining, request: SiteTask, run: SiteRun, model: torch.nn.Module) -> Trained:
         """Reserve a round in the ledger, then train it.
 
         Raises:
             Refused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
         """
-        own = self.own
-        spending = self._planned(half, run, model)
+        settings = self.own
+        spending = self._planned(training, run, model)
         after = self.ledger.reserve(run.data.identities("training"), spending, self._names)
         self._after[request.current_round] = after
-        log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, own.epsilon)
-        return PrivateLoop(half, run, model, own.noise, own.clip, own.images).train(Units.of(run.data))
+        log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, settings.epsilon)
+        return PrivateLoop(training, run, model, settings.noise, settings.clip, settings.images).train(
+            Units.of(run.data)
+        )
 
-    def _planned(self, half: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
+    def _planned(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
-        for problem in refusals(self._facts(half, run, model), [PRIVATE]):
+        for problem in refusals(self._facts(training, run, model), [PRIVATE]):
             raise Refused(self.site, problem)
-        units, own = Units.of(run.data), self.own
-        rate, steps = units.plan(half)
-        self._asked = half.released(run) if own.reports and hasattr(half, "released") else {}
-        also = ((own.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
+        units, settings = Units.of(run.data), self.own
+        rate, steps = units.plan(training)
+        self._asked = training.released(run) if settings.reports and hasattr(training, "released") else {}
+        also = ((settings.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
         # k noisy gradients of one batch cost as much privacy as one whose noise is smaller by sqrt(k).
-        cost = (own.noise / math.sqrt(getattr(half, "gradients", 1)), rate, steps)
-        return self._spending(TASK_TRAIN, units, cost, own.clip, also)
+        cost = (settings.noise / math.sqrt(getattr(training, "gradients", 1)), rate, steps)
+        return self._spending(TASK_TRAIN, units, cost, settings.clip, also)
 
     def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the noisy report of a trained round: mean losses, or differences between two mean losses."""
-        units, found = Units.of(run.data), {}
+        units, released = Units.of(run.data), {}
         for name, distances in self._asked.items():
             values, *base = (losses_at(run, units, model, received, distance) for distance in distances)
             rise = [there - here for there, here in zip(values, *base, strict=True)] if base else values
-            found[name] = self._released(name, rise, -LOSS_BOUND if base else 0.0, LOSS_BOUND)
-        return found
+            released[name] = self._released(name, rise, -LOSS_BOUND if base else 0.0, LOSS_BOUND)
+        return released
 
     def measured(self, run: SiteRun, model: torch.nn.Module, split: str) -> dict[str, float]:
         """Return one metric of a model on a split with noise, the others as NaN; all are NaN if the budget is spent.
 
         The one metric is the primary metric if that is a mean over images, else the first declared metric that is.
         """
-        found = dict.fromkeys((run.task.primary_metric, LOSS.name), math.nan)
-        means = [of for of in run.task.declared_metrics() if of.mean_of_images and not of.by_class]
+        metrics = dict.fromkeys((run.task.primary_metric, LOSS.name), math.nan)
+        means = [metric for metric in run.task.declared_metrics() if metric.mean_of_images and not metric.by_class]
         if self.own.reports is None or not means or not run.data.num_samples(split):
-            return found
-        shown = min(means, key=lambda of: of.name != run.task.primary_metric)
+            return metrics
+        shown = min(means, key=lambda metric: metric.name != run.task.primary_metric)
         units = Units.of(run.data, split)
         try:
             spending = self._spending(TASK_VALIDATE, units, (self.own.reports, 1.0, 1), 1 / len(units.members))
             self.ledger.reserve(run.data.identities(split), spending, self._names)
         except Refused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
-            return found
-        each = by_unit(run, units, split, partial(run.task.evaluate, model, device=run.device), found)
-        values = [own.get(shown.name, math.nan) for own in each]
-        return found | {shown.name: self._released(shown.name, values, shown.low, shown.high)}
+            return metrics
+        each = by_unit(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
+        values = [figures.get(shown.name, math.nan) for figures in each]
+        return metrics | {shown.name: self._released(shown.name, values, shown.low, shown.high)}
 
     def _released(self, name: str, values: list[float], low: float, high: float) -> float:
         noisy = noisy_mean(values, low, high, self.own.reports or math.inf)
@@ -273,10 +275,10 @@ class Private:
             raise Refused(self.site, why)
         return self.own.delta
 
-    def _facts(self, half: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
+    def _facts(self, training: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Return what decides whether the training can be counted, for the rows of the table of aspects."""
-        kind, task = type(half), run.task
-        return {name: getattr(half, name) for name in field_names(kind)} | {
+        kind, task = type(training), run.task
+        return {name: getattr(training, name) for name in field_names(kind)} | {
             PRIVACY: True,
             "uncounted": "" if counted(kind) else kind.__name__,
             "undeclared": "" if declares(type(task)) else type(task).__name__,
@@ -293,8 +295,8 @@ class Private:
         Raises: Refused: the task asks about the site's images, and is no training.
         """
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
-        told = request.directives.get(LAST_LINE)
-        self.ledger.shown = told.get(self.site) if isinstance(told, Mapping) else None
+        lines = request.directives.get(LAST_LINE)
+        self.ledger.shown = lines.get(self.site) if isinstance(lines, Mapping) else None
         if (name := request.name) in (*FURTHER, TASK_PLAN):
             raise Refused(
                 self.site,
@@ -319,7 +321,7 @@ class Private:
         numbers = {name: value for name, value in reply.metrics.items() if (name, value) in self._noisy}
         # With secure sums the update's norm may leave: the update has its noise, so its norm costs no further privacy.
         free = {LENGTH} if request.sums and request.name == TASK_TRAIN else set()
-        report = {name: of for name, of in reply.report.items() if name in free or (name, of) in self._noisy}
+        report = {name: value for name, value in reply.report.items() if name in free or (name, value) in self._noisy}
         if request.name == TASK_CHECK:
             report = {name: fact for name, fact in reply.report.items() if name in PUBLIC}
             report |= {} if units is None else self.facts(units, "test" in report["splits"])
@@ -341,10 +343,12 @@ class Private:
             units: the patients, volumes or images that the guarantee protects.
             counts: whether the number of test images may leave (``min_cases``); the noise tells that of test patients.
         """
-        own, delta = self.own, self._delta(units)
-        worth = 0.0 if own.reports is None else len(units.members) * one_release(own.reports, delta)
-        covers = "updates; reports and metrics stay at home" if own.reports is None else "updates, reports and metrics"
-        how = f"DP-SGD, noise {own.noise:g}, clip {own.clip:g}"
+        settings, delta = self.own, self._delta(units)
+        worth = 0.0 if settings.reports is None else len(units.members) * one_release(settings.reports, delta)
+        covers = (
+            "updates; reports and metrics stay at home" if settings.reports is None else "updates, reports and metrics"
+        )
+        how = f"DP-SGD, noise {settings.noise:g}, clip {settings.clip:g}"
         shown = f" (the test's figure: standard deviation {self._noise:.2g})" * bool(self._noise and counts)
-        how += f"; Gaussian, noise {own.reports:g}{shown}" if own.reports else ""
-        return {PRIVACY: [units.kind, how, covers], BUDGET: [own.epsilon, delta, worth, self._lasts]}
+        how += f"; Gaussian, noise {settings.reports:g}{shown}" if settings.reports else ""
+        return {PRIVACY: [units.kind, how, covers], BUDGET: [settings.epsilon, delta, worth, self._lasts]}

@@ -52,14 +52,14 @@ def one_release(z: float, delta: float) -> float:
 
 def by_unit(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
     """Return what ``measure`` computes from each unit's (a patient's, say) batches; ``unread`` if one is unreadable."""
-    found = []
+    measured = []
     for numbers in units.members:
         try:
-            found.append(measure(list(run.data.chosen(split, numbers, 0, False))))
+            measured.append(measure(list(run.data.chosen(split, numbers, 0, False))))
         except ValueError as error:
             log.warning("site %s: a %s counts as one without a value: %s", run.site, units.kind, error)
-            found.append(unread)
-    return found
+            measured.append(unread)
+    return measured
 
 
 def losses_at(
@@ -81,10 +81,10 @@ def losses_at(
     length = math.sqrt(sum(float(by.square().sum()) for by in way.values())) or 1.0
 
     def loss(batches: Any) -> float:
-        own = [
+        parts = [
             run.task.sample_losses(model(run.on_device(inputs)), run.on_device(targets)) for inputs, targets in batches
         ]
-        return float(torch.cat(own).double().mean())
+        return float(torch.cat(parts).double().mean())
 
     moved = {name: (received[name] + by * (distance / length)).to(received[name].dtype) for name, by in way.items()}
     try:

@@ -29,8 +29,8 @@ class SecretDraws:
     def uniform(self, count: int) -> Floats:
         """Return uniform random numbers in [0, 1) with 53 random bits each, (count,)."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), "<u8")
-        found: Floats = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        return found
+        numbers: Floats = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return numbers
 
     def noise(self, count: int) -> Floats:
         """Return standard normal numbers, (count,), each half the sum of four.
@@ -39,20 +39,20 @@ class SecretDraws:
             Box and Muller; half the sum of four against the attack on floating-point numbers, as Opacus does: Holohan
             and Braghin, 2021, arXiv 2107.10138.
         """
-        half = 2 * count
-        length = np.sqrt(-2 * np.log1p(-self.uniform(half)))
-        turn = 2 * np.pi * self.uniform(half)
+        twice = 2 * count
+        length = np.sqrt(-2 * np.log1p(-self.uniform(twice)))
+        turn = 2 * np.pi * self.uniform(twice)
         four = np.concatenate([length * np.cos(turn), length * np.sin(turn)]).reshape(4, count)
         total: Floats = four.sum(0) / 2
         return total
 
     def drawn(self, count: int, rate: float) -> list[int]:
         """Return the numbers below ``count``, each drawn independently with probability ``rate`` (Poisson sampling)."""
-        found: list[int] = np.flatnonzero(self.uniform(count) < rate).tolist()
-        return found
+        chosen: list[int] = np.flatnonzero(self.uniform(count) < rate).tolist()
+        return chosen
 
-    def some(self, of: Sequence[int], most: int) -> list[int]:
+    def some(self, population: Sequence[int], most: int) -> list[int]:
         """Return at most ``most`` of the numbers, chosen at random where there are more."""
-        if len(of) <= most:
-            return list(of)
-        return [of[k] for k in np.argsort(self.uniform(len(of)), kind="stable")[:most].tolist()]
+        if len(population) <= most:
+            return list(population)
+        return [population[k] for k in np.argsort(self.uniform(len(population)), kind="stable")[:most].tolist()]

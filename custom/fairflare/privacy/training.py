@@ -46,10 +46,10 @@ class Units:
         kinds = {case[0] if isinstance(case, tuple) else "case" for case in cases}
         return cls(kinds.pop() if len(kinds) == 1 else "case", list(members.values()))
 
-    def plan(self, half: LocalTraining) -> tuple[float, int]:
+    def plan(self, training: LocalTraining) -> tuple[float, int]:
         """Return the probability that a unit is in a batch, and the number of steps in a round."""
-        each = math.ceil(len(self.members) / half.batch_size)
-        return 1 / each, half.local_steps or half.local_epochs * each
+        each = math.ceil(len(self.members) / training.batch_size)
+        return 1 / each, training.local_steps or training.local_epochs * each
 
 
 @dataclass
@@ -82,25 +82,27 @@ class PrivateLoop:
         Raises:
             NotFinite: the trained model is not finite.
         """
-        half, run, model = self.half, self.run, self.model
+        training, run, model = self.half, self.run, self.model
         before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
         torch.manual_seed(run.seed)  # seeds only dropout, which need not be secret
         model.train()
-        half.begin_round(run, model)
-        optimizer = continued_optimizer(half, run, model, MOMENTS)
-        chance, steps = units.plan(half)
+        training.begin_round(run, model)
+        optimizer = continued_optimizer(training, run, model, MOMENTS)
+        chance, steps = units.plan(training)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for _ in range(steps):
             draws = self.draws()
             drawn = draws.drawn(len(units.members), chance)
-            most = iter(range(getattr(half, "gradients", 1)))  # further gradients in a step would not be counted
-            half.step(run, model, optimizer, partial(self._set_gradients, trained, units, chance, drawn, draws, most))
+            most = iter(range(getattr(training, "gradients", 1)))  # further gradients in a step would not be counted
+            training.step(
+                run, model, optimizer, partial(self._set_gradients, trained, units, chance, drawn, draws, most)
+            )
         names = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
         for name, tensor in model.state_dict().items():  # norms' statistics would reveal images without noise
             if name not in names:
                 tensor.copy_(before[name])
         check_finite(run, model)
-        if half.keep_optimizer_state:
+        if training.keep_optimizer_state:
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
         return Trained([], steps, run.data.num_samples("training"))
 
@@ -122,14 +124,14 @@ class PrivateLoop:
         total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in trained]
         for number in drawn:
             try:
-                own = self._of_unit(trained, draws.some(units.members[number], self.images), draws)
+                gradients = self._of_unit(trained, draws.some(units.members[number], self.images), draws)
             except ValueError as error:  # an unreadable image; a failed round would reveal one patient
                 log.warning("site %s: a %s counts as one without a gradient: %s", self.run.site, units.kind, error)
                 continue
-            norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in own))
+            norm = math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients))
             if not math.isfinite(norm):
                 continue  # a unit without a gradient counts as one with a gradient of 0
-            for summed, gradient in zip(total, own, strict=True):
+            for summed, gradient in zip(total, gradients, strict=True):
                 summed += gradient.double() * min(1.0, self.clip / (norm + 1e-6))
         for parameter, summed in zip(trained, total, strict=True):
             noise = torch.from_numpy(draws.noise(parameter.numel())).view(parameter.shape).to(parameter.device)
@@ -145,5 +147,8 @@ class PrivateLoop:
         inputs, targets = next(iter(self.run.data.chosen("training", images, seed, self.half.augment)))
         self.run.batch, inputs = list(images), self.run.with_fewer_channels(inputs, seed)
         loss = self.half.loss(self.run, self.model, self.run.on_device(inputs), self.run.on_device(targets))
-        found = torch.autograd.grad(loss * len(images), trained, allow_unused=True)
-        return [torch.zeros_like(p) if own is None else own for p, own in zip(trained, found, strict=True)]
+        gradients = torch.autograd.grad(loss * len(images), trained, allow_unused=True)
+        return [
+            torch.zeros_like(p) if gradient is None else gradient
+            for p, gradient in zip(trained, gradients, strict=True)
+        ]

@@ -63,7 +63,7 @@ class Marked(SiteData):
         return (
             self.all_marks(split)
             if shown is None
-            else [(case, [*{*own} & {*shown}]) for case, own in self.all_marks(split)]
+            else [(case, [*{*marks} & {*shown}]) for case, marks in self.all_marks(split)]
         )
 
     def class_cases(self, split: str) -> torch.Tensor:
@@ -73,12 +73,12 @@ class Marked(SiteData):
         return torch.tensor([cases[number] for number in range(len(self.task.structures))])
 
     def enough(self, least: int) -> SiteData:
-        own = copy.copy(self) if least > 1 else self
-        if own is not self:
-            own._least = least
+        counted = copy.copy(self) if least > 1 else self
+        if counted is not self:
+            counted._least = least
             # Both objects read training images, so each may keep decoded images in half of the memory.
-            own._left = self._left = self._left // 2
-        return own
+            counted._left = self._left = self._left // 2
+        return counted
 
     def structures(self, split: str) -> tuple[int, ...] | None:
         if self._least <= 1 or self.task.class_labels or split == UNLABELLED:
@@ -114,51 +114,57 @@ def told_cases(cases: Mapping[str, int], total: int, least: int) -> dict[str, in
     return {name: n for name, n in cases.items() if n >= max(least, 1) and (n == total or total - n >= least)}
 
 
-def unexplained(told: Mapping[str, Collection[str]], explained: Collection[str] = ()) -> dict[str, list[str]]:
+def unexplained(marked: Mapping[str, Collection[str]], explained: Collection[str] = ()) -> dict[str, list[str]]:
     """Return, by site, the structures or classes that other sites report in their labels and this site does not.
 
     Args:
-        told: names of the structures or classes that each site reports in its labels.
+        marked: names of the structures or classes that each site reports in its labels.
         explained: sites whose file says what was annotated.
     """
-    everywhere = list(dict.fromkeys(name for own in told.values() for name in own))
-    found = {site: [name for name in everywhere if name not in own] for site, own in told.items()}
-    return {site: names for site, names in found.items() if names and site not in explained}
+    everywhere = list(dict.fromkeys(name for names in marked.values() for name in names))
+    missing = {site: [name for name in everywhere if name not in names] for site, names in marked.items()}
+    return {site: names for site, names in missing.items() if names and site not in explained}
 
 
-def contradictions(told: Mapping[str, Iterable[str]]) -> dict[str, dict[str, list[str]]]:
+def contradictions(texts: Mapping[str, Iterable[str]]) -> dict[str, dict[str, list[str]]]:
     """Return the sites by what a label of their masks is, for each label that seems to mean different things.
 
     Names decide, or else a palette's colours, whatever the values; where a site has none, the values in the files do.
 
     Args:
-        told: what the labels are at each site, see :attr:`SiteData.mask_labels`.
+        texts: what the labels are at each site, see :attr:`SiteData.mask_labels`.
     """
-    parts = [(site, (*text.split("=", 2), "", "")[:3]) for site, own in sorted(told.items()) for text in sorted(own)]
-    found = {}
-    for label, own in gathered((label, (site, value, name)) for site, (label, value, name) in parts).items():
+    parts = [
+        (site, (*text.split("=", 2), "", "")[:3])
+        for site, site_texts in sorted(texts.items())
+        for text in sorted(site_texts)
+    ]
+    clashes = {}
+    for label, triples in gathered((label, (site, value, name)) for site, (label, value, name) in parts).items():
         words, colours = (
             gathered(
-                (" ".join(name.split()).casefold(), site) for site, _, name in own if name and (name[0] == "#") is so
+                (" ".join(name.split()).casefold(), site)
+                for site, _, name in triples
+                if name and (name[0] == "#") is so
             )
             for so in (False, True)
         )
-        nameless = not all(name for *_, name in own) or (words and colours)
-        values = gathered((f"value {value}", site) for site, value, _ in own if value and nameless)
-        found[label] = next((meanings for meanings in (words, colours, values) if len(meanings) > 1), {})
-    return {label: meanings for label, meanings in found.items() if meanings}
+        nameless = not all(name for *_, name in triples) or (words and colours)
+        values = gathered((f"value {value}", site) for site, value, _ in triples if value and nameless)
+        clashes[label] = next((meanings for meanings in (words, colours, values) if len(meanings) > 1), {})
+    return {label: meanings for label, meanings in clashes.items() if meanings}
 
 
-def question_of_values(found: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+def question_of_values(clashes: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
     """Return a sentence that asks whether labels of masks mean the same at all sites; see :func:`contradictions`."""
-    told = "; ".join(
+    in_words = "; ".join(
         f"label {label} is {', '.join(f'{what} at {listed(sites)}' for what, sites in by_meaning.items())}"
-        for label, by_meaning in found.items()
+        for label, by_meaning in clashes.items()
     )
     return (
-        f"the masks' labels may mean different things: {told:.600}. Where that is one structure, write one name for it "
-        'into "mask_labels" of these sites\' datalists, such as {"4": "tumour"} for the value 4. Where it is not, '
-        'give it a label of its own in the block of a site, such as "mask_values": {"0": 0, "1": 1, "4": 3}, with '
+        f"the masks' labels may mean different things: {in_words:.600}. Where that is one structure, write one name "
+        'for it into "mask_labels" of these sites\' datalists, such as {"4": "tumour"} for the value 4. Where it is '
+        'not, give it a label of its own in the block of a site, such as "mask_values": {"0": 0, "1": 1, "4": 3}, with '
         '"structures": [1, 3] for the labels that were annotated there, and num_classes=3'
     )
 
@@ -179,10 +185,12 @@ def question(
     """
     label, marks, key, code = WORDS[classes]
     no = "; ".join(f"no {label} of {site} {marks} {', '.join(names)}" for site, names in lacking.items())
-    called = [f"{', '.join(map(str, own))}: {name}" for name, own in numbers.items()]
+    called = [f"{', '.join(map(str, numbers_of_name))}: {name}" for name, numbers_of_name in numbers.items()]
     # The example names the structures that the first site marks; if it marks none, the task's first structure.
     (site, without), first = next(iter(lacking.items())), next(iter(numbers.values()), [1])
-    some = sorted({number for name, own in numbers.items() if name not in without for number in own}) or [*first]
+    some = sorted(
+        {number for name, numbers_of_name in numbers.items() if name not in without for number in numbers_of_name}
+    ) or [*first]
     return (
         f"{no} (or too few for its min_cases), and those of other sites do: not annotated there, looked for and not "
         f'there, or part of another (one number for two)? Write "{key}" for {", ".join(lacking)} into {file}, in the '

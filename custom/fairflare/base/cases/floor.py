@@ -69,11 +69,11 @@ class Shown(Proxy):
         self._whole = inner
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if not callable(found) or name == "enough":
-            return found
+        value = super().__getattr__(name)
+        if not callable(value) or name == "enough":
+            return value
         whole = getattr(self._whole, name)
-        return lambda split, *more, **how: (whole if _all.get() and split == "training" else found)(split, *more, **how)
+        return lambda split, *more, **how: (whole if _all.get() and split == "training" else value)(split, *more, **how)
 
 
 def hidden_rows(cases: Mapping[int, int], least: int) -> frozenset[int]:
@@ -111,10 +111,10 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
         labels: the class of each sample, in ``[0, classes)``.
         classes: number of classes.
     """
-    found: list[set[Hashable]] = [set() for _ in range(classes)]
+    by_class: list[set[Hashable]] = [set() for _ in range(classes)]
     for case, label in zip(cases, labels, strict=True):
-        found[label].add(case)
-    return [len(of) for of in found]
+        by_class[label].add(case)
+    return [len(members) for members in by_class]
 
 
 def may_leave(of_classes: Collection[int] | None, hidden: Collection[int] | None) -> bool:

@@ -43,10 +43,10 @@ class Units:
         Raises:
             ValueError: ``count`` is out of range, or there is no unit.
         """
-        found = draws(site, len(self.members), count)
+        drawn_units = draws(site, len(self.members), count)
         if len(self.members) == sum(map(len, self.members)):
-            return list(found)  # each unit is one image: unit indices are image indices
-        return [np.concatenate([self.members[unit] for unit in one]) for one in found]
+            return list(drawn_units)  # each unit is one image: unit indices are image indices
+        return [np.concatenate([self.members[unit] for unit in one]) for one in drawn_units]
 
 
 def units_of(cases: Sequence[Hashable] | None, num_images: int) -> Units:

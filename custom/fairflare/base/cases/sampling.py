@@ -109,18 +109,18 @@ def of_mean(
         ``test_cases``, ``standard_error`` (with at least two cases), ``case_scores`` (if the range is finite); empty
         if no image counts.
     """
-    found = np.asarray(scores, np.float64)
-    kept = np.flatnonzero(np.isfinite(found))
-    if not len(kept):
+    array = np.asarray(scores, np.float64)
+    finite = np.flatnonzero(np.isfinite(array))
+    if not len(finite):
         return {}
-    own, whose = found[kept], None if cases is None else [cases[int(i)] for i in kept]
-    said: dict[str, Any] = {"test_cases": num_cases(len(own), whose)}
-    error = standard_error((own - own.mean()) / len(own), whose)
+    values, whose = array[finite], None if cases is None else [cases[int(i)] for i in finite]
+    figures: dict[str, Any] = {"test_cases": num_cases(len(values), whose)}
+    error = standard_error((values - values.mean()) / len(values), whose)
     if math.isfinite(error):
-        said["standard_error"] = error
+        figures["standard_error"] = error
     if math.isfinite(low) and math.isfinite(high) and low < high:
-        said["case_scores"] = case_scores(own, whose, low, high)
-    return said
+        figures["case_scores"] = case_scores(values, whose, low, high)
+    return figures
 
 
 def num_cases(images: int, cases: Cases | None) -> int:

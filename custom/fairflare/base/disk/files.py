@@ -126,8 +126,8 @@ def remove_partials(folder: Path, *, mine: bool = False) -> int:
     """
     import psutil
 
-    found = list(folder.iterdir()) if folder.is_dir() else []
-    writers = {path: int(match["pid"]) for path in found if (match := _PARTIAL.fullmatch(path.name))}
+    paths = list(folder.iterdir()) if folder.is_dir() else []
+    writers = {path: int(match["pid"]) for path in paths if (match := _PARTIAL.fullmatch(path.name))}
     gone = [path for path, pid in writers.items() if mine or not psutil.pid_exists(pid)]
     for path in gone:
         path.unlink(missing_ok=True)
@@ -201,21 +201,21 @@ def keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
     Pass it to ``json.loads`` as ``object_pairs_hook``; without it, ``json.loads`` silently takes the last of two.
     """
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    result = dict(pairs)
+    if len(result) < len(pairs):
         raise ValueError(
             f"{Counter(key for key, _ in pairs).most_common(1)[0][0]!r} stands twice in an object; keep one"
         )
-    return found
+    return result
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 checksum of a file's content, in hex."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while data := file.read(1 << 20):
-            found.update(data)
-    return found.hexdigest()
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def save_torch(value: Any, path: Path) -> None:

@@ -119,10 +119,10 @@ def in_words(holder: Mapping[str, Any]) -> str:
 
 def _note(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        content = json.loads(text)
     except ValueError:  # the holder is writing its note at this moment
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _try(path: Path, needed: bool) -> int | None:

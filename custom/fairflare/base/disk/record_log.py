@@ -67,15 +67,15 @@ class RecordLog:
         Raises:
             DamagedLog: the file is shorter than ``size``.
         """
-        found, left = hashlib.sha256(), size
+        digest, left = hashlib.sha256(), size
         if size:
             with self.path.open("rb") as file:
                 while left and (data := file.read(min(_CHUNK, left))):
-                    found.update(data)
+                    digest.update(data)
                     left -= len(data)
         if left:
             raise DamagedLog(f"{self.path} ends {left} bytes early")
-        self.size, self._hash = size, found
+        self.size, self._hash = size, digest
 
     def salvage(self, size: int) -> int:
         """Keep only the undamaged records among the log's first ``size`` bytes, and return their number.
@@ -84,16 +84,16 @@ class RecordLog:
             OSError: the disk is full or cannot be written.
         """
         data = self.path.read_bytes()[:size] if self.path.exists() else b""
-        kept = []
+        pieces = []
         for piece in data.split(_HEAD)[1:]:
             try:
                 bz2.decompress(_HEAD + piece)
             except (OSError, ValueError):
                 continue
-            kept.append(_HEAD + piece)
-        write_whole(self.path, lambda path: path.write_bytes(b"".join(kept)))
-        self.open_at(sum(map(len, kept)))
-        return len(kept)
+            pieces.append(_HEAD + piece)
+        write_whole(self.path, lambda path: path.write_bytes(b"".join(pieces)))
+        self.open_at(sum(map(len, pieces)))
+        return len(pieces)
 
     def clear(self) -> None:
         """Empty the log: write a file without records."""

@@ -48,7 +48,7 @@ def sweep() -> list[str]:
 
     A folder whose owner file is missing or empty, or whose lock is held, stays.
     """
-    found = []
+    lines = []
     for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
         with suppress(OSError, Held):
             note = folder / OWNER
@@ -57,5 +57,5 @@ def sweep() -> list[str]:
             who = note.read_text(encoding="utf-8", errors="replace")[:40]
             with locked(note, who, needed=True):
                 shutil.rmtree(folder)
-            found.append(f"removed {folder}, which a dead process left ({who})")
-    return found
+            lines.append(f"removed {folder}, which a dead process left ({who})")
+    return lines

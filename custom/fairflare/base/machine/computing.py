@@ -75,8 +75,8 @@ class Computing:
             try:
                 yield
             except RuntimeError as error:
-                if found := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
-                    raise NoSuchForm(found.group(1)) from error
+                if match := re.match(r"(\S+) does not have a deterministic implementation", str(error)):
+                    raise NoSuchForm(match.group(1)) from error
                 raise
 
     def on(self, device: torch.device) -> str:

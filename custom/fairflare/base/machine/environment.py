@@ -25,10 +25,10 @@ def shield_imports() -> None:
         getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on
         os.environ["USER"] = f"uid-{os.getuid()}"
-    found = find_spec("matplotlib")
-    if found is None or found.origin is None or "matplotlib" in sys.modules:
+    spec = find_spec("matplotlib")
+    if spec is None or spec.origin is None or "matplotlib" in sys.modules:
         return
-    shipped = Path(found.origin).parent / "mpl-data"
+    shipped = Path(spec.origin).parent / "mpl-data"
     os.environ.update(MPLBACKEND="Agg", MATPLOTLIBRC=str(shipped / "matplotlibrc"))
     if Path("matplotlibrc").exists():  # matplotlib looks into the working directory before it asks MATPLOTLIBRC
         here = Path.cwd()

@@ -50,28 +50,31 @@ def check_data(
     with one_document(as_json) as put:
         with user_errors():
             sites = sites_of(data)
-            made, names = make_task(sites, task, parse_settings(settings), task_file, data)
+            chosen_task, names = make_task(sites, task, parse_settings(settings), task_file, data)
         with Progress(console=errors, transient=True, disable=not errors.is_terminal) as bar:
             line = bar.add_task("images")
             report = check_sites(
-                made, sites, lambda done, total: bar.update(line, completed=done, total=total), str(file_in(data))
+                chosen_task,
+                sites,
+                lambda done, total: bar.update(line, completed=done, total=total),
+                str(file_in(data)),
             )
-        told = [str(note) for note in manifest_of(data).get("notes", ())]
+        remarks = [str(note) for note in manifest_of(data).get("notes", ())]
         if not as_json:
             _print_problems(report.problems, every)
             for site in report.sites:
                 _print_counts(site, names)
-            for text in ([report.labels] if report.labels else []) + [f"prepare noted: {note}" for note in told]:
+            for text in ([report.labels] if report.labels else []) + [f"prepare noted: {note}" for note in remarks]:
                 _tell(text)
-            for root in {str(own["state_root"]) for own in sites.values() if own.get("state_root")}:
+            for root in {str(settings["state_root"]) for settings in sites.values() if settings.get("state_root")}:
                 _print_asked(Path(root))
         if as_json:
             put(
                 usable=report.usable, grave=report.grave, problems=[*_kinds(report.problems, every)],
-                sites=[_as_json(site, names) for site in report.sites], labels=report.labels, notes=told,
+                sites=[_as_json(site, names) for site in report.sites], labels=report.labels, notes=remarks,
             )  # fmt: skip
         else:
-            notes = len(report.problems) - report.grave + len(told)
+            notes = len(report.problems) - report.grave + len(remarks)
             _tell(
                 f"{report.usable} usable images at {len(report.sites)} site(s); {report.grave} problem(s), {notes} "
                 "note(s)"
@@ -107,10 +110,10 @@ def make_task(
     plan = make_plan("fed_avg", task=kind, sites=0, settings=settings, task_file=task_file, min_sites=1)
     if task_file is None and (more := prepared_for(plan, data, settings)):
         plan = make_plan("fed_avg", task=kind, sites=0, settings={**more, **settings}, min_sites=1)
-    made = plan.task
-    if not isinstance(made, ImageTask):
-        raise ValueError(f"{type(made).__name__} is no task on images (fairflare.tasks.images.ImageTask)")
-    return made, names if made.class_labels else None
+    image_task = plan.task
+    if not isinstance(image_task, ImageTask):
+        raise ValueError(f"{type(image_task).__name__} is no task on images (fairflare.tasks.images.ImageTask)")
+    return image_task, names if image_task.class_labels else None
 
 
 def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None, list[str]]:
@@ -118,8 +121,8 @@ def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str
     numbers: list[int] = []
     findings: dict[str, None] = {}
     names = None
-    for own in sites.values():
-        labels, called = labels_in(own)  # a datalist's problem is reported when the list is read
+    for settings in sites.values():
+        labels, called = labels_in(settings)  # a datalist's problem is reported when the list is read
         named = called if isinstance(called, list) and all(isinstance(name, str) for name in called) else None
         if any(isinstance(label, list) for label in labels):
             findings |= dict.fromkeys(named or ())
@@ -137,8 +140,8 @@ _tell = partial(say, where=console)
 def _kinds(problems: Sequence[Any], every: bool) -> Iterator[dict[str, Any]]:
     """Yield site, text and gravity of each kind of problem of a site, with names of images; ``every``: each problem."""
     by_site = gathered(((not problem.grave, problem.site), (problem.about, problem.text)) for problem in problems)
-    for (note, site), own in sorted(by_site.items(), key=lambda one: one[0][0]):
-        for kind in [[one] for one in own] if every else grouped(own):
+    for (note, site), alike in sorted(by_site.items(), key=lambda one: one[0][0]):
+        for kind in [[one] for one in alike] if every else grouped(alike):
             yield {"site": site, "text": _of_a_kind(kind), "grave": not note}
 
 
@@ -171,9 +174,9 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
     more = f" and {len(report.sizes) - 3} more sizes" if len(report.sizes) > 3 else ""
     deep = " x slices" * any(len(size) == 3 for size in report.sizes)
     _tell(f"{report.site}: width x height{deep} {sizes or '-'}{more}")
-    for split, found in report.counts.items():
-        classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(found.items()))
-        _tell(f"  {split}: {sum(found.values())}" + (f" ({classes})" if None not in found and found else ""))
+    for split, counts in report.counts.items():
+        classes = ", ".join(f"{_name(number, names)} {n}" for number, n in sorted(counts.items()))
+        _tell(f"  {split}: {sum(counts.values())}" + (f" ({classes})" if None not in counts and counts else ""))
     if None in report.counts.get("training", ()):
         every = range(len(report.labelled)) if report.annotated is None else report.annotated
         marked = [
@@ -186,8 +189,8 @@ def _print_counts(report: Any, names: Sequence[str] | None) -> None:
         _tell(f"  prepared for training: about {needed:.1f} GB on the site's disk, of decoded_bytes {limit:.1f} GB")
     for attribute, by_split in report.groups.items():
         for split, groups in by_split.items():
-            told = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)
-            _tell(f"  {split} by {attribute}: {told}")
+            in_words = ", ".join(f"{group} {count}" for group, count in groups.items() if count or group != UNKNOWN)
+            _tell(f"  {split} by {attribute}: {in_words}")
 
 
 def _print_asked(root: Path) -> None:
@@ -207,7 +210,7 @@ def _as_json(report: Any, names: Sequence[str] | None) -> dict[str, Any]:
     """Return a site's usable images by split and class, by size in pixels, and by attribute, split and group."""
     return {
         "site": report.site,
-        "counts": {split: {_name(k, names): n for k, n in found.items()} for split, found in report.counts.items()},
+        "counts": {split: {_name(k, names): n for k, n in counts.items()} for split, counts in report.counts.items()},
         "sizes": [{"width": size[1], "height": size[0], "images": n} for size, n in report.sizes.most_common()],
         "groups": report.groups,
     }

@@ -75,16 +75,16 @@ def doctor(
             )
         of_bundle = [] if monai_bundle is None else list(sealing(monai_bundle, values))
     with one_document(as_json) as put:
-        found = [*of_bundle, *examine(kit)]
+        findings = [*of_bundle, *examine(kit)]
         if as_json:
-            put(findings=found)
+            put(findings=findings)
     table = Table("checked", "", "found", box=None, pad_edge=False)
-    for finding in found:
+    for finding in findings:
         table.add_row(escape(finding.what), f"[{COLOURS[finding.state]}]{finding.state}[/]", escape(finding.text))
     if not as_json:
         console.print(table)
-    needs_code = any(finding.what == "sealed" and finding.state == "warning" for finding in found)
-    raise typer.Exit(1 if any(finding.state == "problem" for finding in found) else NEEDS_CODE * needs_code)
+    needs_code = any(finding.what == "sealed" and finding.state == "warning" for finding in findings)
+    raise typer.Exit(1 if any(finding.state == "problem" for finding in findings) else NEEDS_CODE * needs_code)
 
 
 def examine(kit: Path | None = None) -> Iterator[Finding]:
@@ -124,10 +124,10 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("sealed", "warning", no)
     else:
         yield _tried(MonaiBundleTask(**{**settings, **sealed_settings(folder, configs)}))
-    if own := bundle.own_code():
-        yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(own)}")
-    told = bundle.get("_meta_#network_data_format#inputs")
-    wanted = json.dumps(told) if told else "configs/metadata.json does not say"
+    if user_code := bundle.own_code():
+        yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(user_code)}")
+    declared = bundle.get("_meta_#network_data_format#inputs")
+    wanted = json.dumps(declared) if declared else "configs/metadata.json does not say"
     label = "a label's file"
     with suppress(BundleError):
         if takes_class_numbers(parts.kept("train_preprocessing"), settings.get("label_key", "label")):
@@ -164,14 +164,16 @@ def packages() -> Iterator[Finding]:
         if wanted.marker is not None and extra is None:  # packages for developers, or for a single method
             continue
         try:
-            found = version(wanted.name)
+            installed = version(wanted.name)
         except PackageNotFoundError:
             lacks = f"not installed; {Requirement(text.partition(';')[0])} is needed"
             more = f" for {EXTRAS[extra]}: pip install 'fairflare[{extra}]'" if extra else ""
             yield Finding(wanted.name, "warning" if extra else "problem", lacks + more)
             continue
-        fits = wanted.specifier.contains(found, prereleases=True)
-        yield Finding(wanted.name, "ok" if fits else "problem", found if fits else f"{found}; {wanted} is needed")
+        fits = wanted.specifier.contains(installed, prereleases=True)
+        yield Finding(
+            wanted.name, "ok" if fits else "problem", installed if fits else f"{installed}; {wanted} is needed"
+        )
 
 
 def imports() -> Iterator[Finding]:
@@ -204,18 +206,18 @@ def room(folder: Path) -> Finding:
 def start_up_kit(kit: Path) -> Iterator[Finding]:
     """Yield findings on a start-up kit's allow list, rights, log streaming, signed jobs and certificates."""
     local, startup = kit / "local", kit / "startup"
-    if (found := _in_use(local, "resources.json")) is None:
+    if (file := _in_use(local, "resources.json")) is None:
         yield Finding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
         return
     try:
-        resources = json.loads(found.read_text(encoding="utf-8"))
+        resources = json.loads(file.read_text(encoding="utf-8"))
         yield _allow_list(resources.get("class_allow_list", []))
         yield from _rights(local)
         site = (startup / "fed_client.json").is_file()
         if site and resources.get("allow_log_streaming", True):
             yield Finding(
                 "log streaming", "warning",
-                f"the site's job logs go to the server, texts of exceptions with them ({found.name}); {LAY}",
+                f"the site's job logs go to the server, texts of exceptions with them ({file.name}); {LAY}",
             )  # fmt: skip
         yield from _kept(resources, local, "state_root" if site else "checkpoint_root")
         yield from _decoded(kit)
@@ -223,7 +225,7 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
             yield Finding("signed jobs", "warning", f"jobs without a signature run; take the key out of {started.name}")
     except (ValueError, AttributeError, KeyError) as error:
-        yield Finding("allow list", "problem", f"{found}: {error}")
+        yield Finding("allow list", "problem", f"{file}: {error}")
     for certificate in sorted([*startup.glob("*.crt"), *startup.glob("rootCA.pem")]):
         yield _expiry(certificate)
 
@@ -236,8 +238,8 @@ def _in_use(local: Path, name: str) -> Path | None:
 def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
     """Yield a warning if files that must outlive a job would be lost with the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
-    own = local / "fairflare.json"
-    if launchers and not (own.is_file() and key in json.loads(own.read_text(encoding="utf-8"))):
+    settings = local / "fairflare.json"
+    if launchers and not (settings.is_file() and key in json.loads(settings.read_text(encoding="utf-8"))):
         yield Finding(
             key, "warning",
             f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount",
@@ -249,9 +251,9 @@ def _decoded(kit: Path) -> Iterator[Finding]:
     from fairflare.data.decoded import UNUSED_DAYS
     from fairflare.federation.site.site_file import DECODED, DECODED_PLACE, SITE_FILE, read_site_file
 
-    own = read_site_file(kit / "local" / SITE_FILE, kit.name)
-    root = Path(own.get("state_root") or kit / "fairflare_state")
-    places = [Path(found) for found in (own.get(DECODED), root / DECODED_PLACE) if found]
+    settings = read_site_file(kit / "local" / SITE_FILE, kit.name)
+    root = Path(settings.get("state_root") or kit / "fairflare_state")
+    places = [Path(place) for place in (settings.get(DECODED), root / DECODED_PLACE) if place]
     for folder in places:
         if files := [*folder.rglob("*.npy")]:
             size = sum(file.stat().st_size for file in files) / 1e9
@@ -261,16 +263,16 @@ def _decoded(kit: Path) -> Iterator[Finding]:
 
 def _rights(local: Path) -> Iterator[Finding]:
     """Yield a finding on the rights of users to bring code with a job or to open a shell."""
-    if (found := _in_use(local, "authorization.json")) is None:
+    if (file := _in_use(local, "authorization.json")) is None:
         return
-    roles = json.loads(found.read_text(encoding="utf-8"))["permissions"]
+    roles = json.loads(file.read_text(encoding="utf-8"))["permissions"]
     wide = [
         f"{role}: {right}"
         for role, rights in roles.items()
         for right in ("byoc", "shell_commands")
         if (rights if isinstance(rights, str) else rights.get(right, "none")) != "none"
     ]
-    text = f"{', '.join(wide)} ({found.name}); {LAY}" if wide else "nobody may bring code or use a shell"
+    text = f"{', '.join(wide)} ({file.name}); {LAY}" if wide else "nobody may bring code or use a shell"
     yield Finding("rights", "warning" if wide else "ok", text)
 
 

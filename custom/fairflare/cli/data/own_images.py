@@ -39,20 +39,20 @@ def looked_at(plan: Plan, local: Mapping[str, Any]) -> list[npt.NDArray[np.float
 
     if not isinstance(plan.task, ImageTask) or getattr(plan.task, "spatial_dims", 2) == 3:
         return []
-    found = []
+    images = []
     for site in plan.sites or ():
-        own = own_settings(local, site)
-        if not own.get("data_root"):
+        settings = own_settings(local, site)
+        if not settings.get("data_root"):
             continue
         with suppress(DataError, ValueError):
-            known = SiteSettings(**{k: own[k] for k in ("data_root", "datalist", "linked_roots") if k in own})
+            known = SiteSettings(**{k: settings[k] for k in ("data_root", "datalist", "linked_roots") if k in settings})
             listed = load_datalist(
                 str(known.data_root), known.datalist or "datalist.json", site=site,
                 class_labels=plan.task.class_labels, linked_roots=known.linked_roots,
             )  # fmt: skip
             samples = listed.splits["training"][:LOOKED_AT]
-            found += [read_image(sample, site=site, split="training", how=plan.task.reading()) for sample in samples]
-    return found
+            images += [read_image(sample, site=site, split="training", how=plan.task.reading()) for sample in samples]
+    return images
 
 
 def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> dict[str, Any]:
@@ -66,10 +66,10 @@ def suited_settings(plan: Plan, images: Sequence[npt.NDArray[np.float32]]) -> di
     least = 32 if not task.class_labels else 64 if task.network == "densenet121" else 48 if task.max_pool else 32
     side = int(median([min(image.shape[:2]) for image in images]))
     side = min(max(side // 16 * 16, least), max(MOST_PIXELS, least))
-    found: dict[str, Any] = {"image_size": [side, side]}
+    settings: dict[str, Any] = {"image_size": [side, side]}
     if task.initial_weights is None:  # else the checkpoint decides the channels
-        found["in_channels"] = 3 if any(_coloured(image) for image in images) else 1
-    return found
+        settings["in_channels"] = 3 if any(_coloured(image) for image in images) else 1
+    return settings
 
 
 def suited(
@@ -105,10 +105,10 @@ def suited(
     images = looked_at(plan, local)
     if not images:  # of whole volumes, and where a job is exported without images, only the manifest is read
         return prepared_for(plan, data, given)
-    found = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
-    found = {name: value for name, value in found.items() if name not in given}
-    say(in_words(plan, images, found, trial=trial))
-    return found
+    settings = {**(suited_settings(plan, images) if quick else {}), **prepared_for(plan, data, given)}
+    settings = {name: value for name, value in settings.items() if name not in given}
+    say(in_words(plan, images, settings, trial=trial))
+    return settings
 
 
 def fitted(request: RunRequest, local: Mapping[str, Any], data: Path | None, *, trial: bool) -> tuple[RunRequest, Plan]:
@@ -147,32 +147,34 @@ def refuse_unknown_keys(plan: Plan, local: Mapping[str, Any], data: Path | None)
     from fairflare.tasks.shared.site_settings import check_keys
 
     kind: Any = getattr(plan.task, "site_settings", None)
-    found: dict[str, list[str]] = {}
+    sites_by_error: dict[str, list[str]] = {}
     for site in plan.sites or () if kind is not None and data is not None else ():
         try:
             check_keys(kind, site, own_settings(local, site))
         except DataError as error:
-            found.setdefault(str(error).removeprefix(f"site '{site}': "), []).append(site)
-    for text, sites in found.items():
+            sites_by_error.setdefault(str(error).removeprefix(f"site '{site}': "), []).append(site)
+    for text, sites in sites_by_error.items():
         raise ValueError(f"--data {data}: {text} (of {', '.join(sites)})")
 
 
 def prepared_for(plan: Plan, data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return and print settings of a task that the manifest of prepared data asks for, such as RIF's two structures."""
-    told = {} if data is None else manifest_of(data).get("task", {})
-    found = {name: value for name, value in told.items() if name in vars(plan.task) and name not in given}
-    if found:
-        say(f"as the data's manifest says: {', '.join(f'{name}={json.dumps(value)}' for name, value in found.items())}")
-    return found
+    manifest = {} if data is None else manifest_of(data).get("task", {})
+    settings = {name: value for name, value in manifest.items() if name in vars(plan.task) and name not in given}
+    if settings:
+        say(
+            f"as the data's manifest says: {', '.join(f'{key}={json.dumps(value)}' for key, value in settings.items())}"
+        )
+    return settings
 
 
-def kind_by_manifest(data: Path | None, told: Mapping[str, Any]) -> dict[str, Any]:
+def kind_by_manifest(data: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``{"task": kind}`` and print it, where the manifest of prepared data names a kind of task.
 
     ``{}`` is returned where the user names a task, or the data have no such manifest.
     """
     names = ("task", "task_file", "monai_bundle", "script")
-    kind = None if data is None or any(told.get(name) for name in names) else manifest_of(data).get("kind")
+    kind = None if data is None or any(given.get(name) for name in names) else manifest_of(data).get("kind")
     if kind:
         say(f"as the data's manifest says: --task {kind}")
     return {"task": kind} if kind else {}
@@ -189,8 +191,8 @@ def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str
         local: content of ``local/fairflare.json``.
     """
     blocks = local.get("sites")
-    own = [block for site, block in blocks.items() if site != "server"] if isinstance(blocks, Mapping) else []
-    if not own or not all(isinstance(block, Mapping) and "data_root" in block for block in own):
+    site_blocks = [block for site, block in blocks.items() if site != "server"] if isinstance(blocks, Mapping) else []
+    if not site_blocks or not all(isinstance(block, Mapping) and "data_root" in block for block in site_blocks):
         return {}
     for settings in ({}, {"allow_phantom": False}):
         with suppress(ValueError):
@@ -203,10 +205,10 @@ def manifest_of(data: Path) -> dict[str, Any]:
     """Return the manifest that ``prepare`` wrote for the data set of a path; empty if the path has no manifest."""
     for folder in (data, *data.absolute().parents[:2]):
         try:
-            found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            content = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
     return {}
 
 

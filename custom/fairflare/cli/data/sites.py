@@ -59,8 +59,8 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     blocks = local.get("sites")
     blocks = {name: block for name, block in blocks.items() if name != SERVER} if isinstance(blocks, Mapping) else {}
     shared = "data_root" in local  # one folder for all sites, whose datalists differ; or this is one site's own file
-    told = ("data_root", "datalist") if shared else ("data_root",)
-    named = any(isinstance(block, Mapping) and any(key in block for key in told) for block in blocks.values())
+    keys = ("data_root", "datalist") if shared else ("data_root",)
+    named = any(isinstance(block, Mapping) and any(key in block for key in keys) for block in blocks.values())
     if not named and all(re.fullmatch(r"site-\d+", name) for name in blocks):  # settings of sites with phantoms
         if shared and (chosen in ("default", 0, None) or (chosen if isinstance(chosen, int) else len(chosen)) > 1):
             raise ValueError(
@@ -73,7 +73,7 @@ def run_sites(chosen: Chosen, local: Mapping[str, Any], *, some: bool = False) -
     names = [f"site-{number}" for number in range(1, chosen + 1)] if isinstance(chosen, int) else list(chosen or ())
     differences = [
         *(
-            f"{name!r} is not in the file{nearest(name, (own for own in blocks if own not in names))}"
+            f"{name!r} is not in the file{nearest(name, (site for site in blocks if site not in names))}"
             for name in names
             if named and name not in blocks
         ),

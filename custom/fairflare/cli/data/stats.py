@@ -74,10 +74,10 @@ def stats(
 def _here(data: Path, names: list[str] | None, given: dict[str, Any]) -> Any:
     from fairflare.flare.statistics import ImageStatistics, statistics_here
 
-    found = sites_of(data)
-    if unknown := [name for name in names or () if name not in found]:
-        raise ValueError(f"--sites: {data} has no {', '.join(unknown)}; it has {', '.join(found)}")
-    chosen = {name: own for name, own in found.items() if names is None or name in names}
+    settings_by_site = sites_of(data)
+    if unknown := [name for name in names or () if name not in settings_by_site]:
+        raise ValueError(f"--sites: {data} has no {', '.join(unknown)}; it has {', '.join(settings_by_site)}")
+    chosen = {name: settings for name, settings in settings_by_site.items() if names is None or name in names}
     return statistics_here(chosen, ImageStatistics(**given), class_names(chosen))
 
 

@@ -52,11 +52,13 @@ def plan(
         folder = out.absolute().with_suffix("")
         local = site_settings(data, "", folder)
         names = run_sites("default" if sites is None else parse_sites(sites), local, some=True)
-        made = _plan(site_list(names), parse_settings(settings))
+        chosen_plan = _plan(site_list(names), parse_settings(settings))
         if job is not None:
             from fairflare.flare.export.evaluate_recipe import PlanRecipe
 
-            write_job(PlanRecipe(made, packaging="bundle" if bundle else "preinstalled"), job, overwrite, "--job")
+            write_job(
+                PlanRecipe(chosen_plan, packaging="bundle" if bundle else "preinstalled"), job, overwrite, "--job"
+            )
             return
         refuse_to_replace([out], overwrite)
         from fairflare.federation.server.planning import PLAN
@@ -66,7 +68,7 @@ def plan(
         folder.mkdir(parents=True, exist_ok=True)
         log = folder.with_suffix(".log")
         with stopped_by_signals(errors) as stop, logged(log, "w"):
-            code = run_plan(made, folder, local, stop)
+            code = run_plan(chosen_plan, folder, local, stop)
         if not code:
             left = [
                 one.reason

@@ -88,12 +88,12 @@ def predict(
     be used.
     """
     with user_errors(out):
-        found = find_images(images, out)
+        images_by_file = find_images(images, out)
         predictor = _load(model, best, task_file, device)
-        found, more = cases_of(found, predictor.task.channels or (), in_order=len(images) > 1)
+        images_by_file, more = cases_of(images_by_file, predictor.task.channels or (), in_order=len(images) > 1)
         wanted = Wanted(out, overlay, _threshold(predictor, threshold, overlay, probabilities), probabilities, more)
-        refuse_to_replace(_targets(predictor, found, wanted), overwrite)
-        failed = _predict_all(predictor, found, wanted)
+        refuse_to_replace(_targets(predictor, images_by_file, wanted), overwrite)
+        failed = _predict_all(predictor, images_by_file, wanted)
     raise typer.Exit(int(failed > 0))
 
 
@@ -111,12 +111,12 @@ def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
     """
     from fairflare.prediction.masks import stem_of
 
-    found: dict[Path, tuple[Path, str]] = {}
+    by_path: dict[Path, tuple[Path, str]] = {}
     for text in given:
         for image, name in _images_of(text, out).items():
-            found.setdefault(image.resolve(), (image, name))
+            by_path.setdefault(image.resolve(), (image, name))
     by_output: dict[str, Path] = {}
-    for image, name in found.values():
+    for image, name in by_path.values():
         other = by_output.setdefault(stem_of(name), image)
         if other is not image:
             raise ValueError(
@@ -124,16 +124,16 @@ def find_images(given: Sequence[str], out: Path) -> dict[Path, str]:
                 + ("rename one of them" if other.parent == image.parent else "give the folder that holds both")
                 + ", or call predict for each, with an --out of its own"
             )
-    return dict(found.values())
+    return dict(by_path.values())
 
 
 def cases_of(
-    found: Mapping[Path, str], channels: Sequence[str], in_order: bool
+    files_and_names: Mapping[Path, str], channels: Sequence[str], in_order: bool
 ) -> tuple[dict[Path, str], dict[Path, tuple[Path, ...]]]:  # fmt: skip
     """Group files by case, where a model takes several images a case.
 
     Args:
-        found: name in the output of each file.
+        files_and_names: name in the output of each file.
         channels: names of the model's channels.
         in_order: whether files whose names say no channel are one case, in the order of the channels.
 
@@ -147,26 +147,37 @@ def cases_of(
     from fairflare.prediction.masks import stem_of
 
     if len(channels) < 2:
-        return dict(found), {}
-    files = by_case(((stem_of(name), path) for path, name in found.items()), channels, (), "are one image of one case")
+        return dict(files_and_names), {}
+    files = by_case(
+        ((stem_of(name), path) for path, name in files_and_names.items()), channels, (), "are one image of one case"
+    )
     cases = {
-        key: dict(sorted(own)) for key, own in gathered((key, (k, path)) for (key, k), path in files.items()).items()
+        key: dict(sorted(by_channel))
+        for key, by_channel in gathered((key, (k, path)) for (key, k), path in files.items()).items()
     }
-    if in_order and len(found) == len(channels) and {k for _, k in files} == {-1} and not any(map(_has_all, found)):
-        cases = {stem_of(next(iter(found.values()))): dict(enumerate(found))}
+    if (
+        in_order
+        and len(files_and_names) == len(channels)
+        and {k for _, k in files} == {-1}
+        and not any(map(_has_all, files_and_names))
+    ):
+        cases = {stem_of(next(iter(files_and_names.values()))): dict(enumerate(files_and_names))}
     every = {*range(len(channels))}
-    for key, own in cases.items():
-        if own.keys() != every and (own.keys() != {-1} or not _has_all(own[-1])):
+    for key, case in cases.items():
+        if case.keys() != every and (case.keys() != {-1} or not _has_all(case[-1])):
             raise ValueError(
-                f"the model takes {len(channels)} images a case ({', '.join(channels)}), and '{key}' has {len(own)}: "
-                f"{', '.join(path.name for path in own.values())}; give the files of one case in this order, or name "
+                f"the model takes {len(channels)} images a case ({', '.join(channels)}), and '{key}' has {len(case)}: "
+                f"{', '.join(path.name for path in case.values())}; give the files of one case in this order, or name "
                 f"them '{key}_{channels[0]}', ... or '{key}_0000', ..."
             )
-        of = [f"{channels[k]} = {path.name}" for k, path in own.items() if k >= 0]
-        say(f"{key}: {', '.join(of) or 'all channels in one file'}")
-    lists = {key: [*own.values()] for key, own in cases.items()}
-    names = {own[0]: key + found[own[0]][len(stem_of(found[own[0]])) :] for key, own in lists.items()}
-    return names, {own[0]: tuple(own[1:]) for own in lists.values()}
+        in_words = [f"{channels[k]} = {path.name}" for k, path in case.items() if k >= 0]
+        say(f"{key}: {', '.join(in_words) or 'all channels in one file'}")
+    lists = {key: [*by_channel.values()] for key, by_channel in cases.items()}
+    names = {
+        paths[0]: key + files_and_names[paths[0]][len(stem_of(files_and_names[paths[0]])) :]
+        for key, paths in lists.items()
+    }
+    return names, {paths[0]: tuple(paths[1:]) for paths in lists.values()}
 
 
 def _has_all(path: Path) -> bool:
@@ -182,10 +193,10 @@ def _images_of(text: str, out: Path) -> dict[Path, str]:
     matching = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]  # noqa: PTH207
     if not matching:
         raise ValueError(f"{text}: there is no such file, folder or matching name")
-    found = {file: file.name for file in matching if file.is_file()}
+    by_file = {file: file.name for file in matching if file.is_file()}
     for folder in filter(Path.is_dir, matching):
-        found |= _images_in(folder, out)
-    return found
+        by_file |= _images_in(folder, out)
+    return by_file
 
 
 def _images_in(folder: Path, out: Path) -> dict[Path, str]:
@@ -196,14 +207,14 @@ def _images_in(folder: Path, out: Path) -> dict[Path, str]:
     seen = contents(folder, besides=[out])
     series = _series_in((folder, *seen.folders))
     images = dict.fromkeys(file.parent if file.parent in series else file for file in seen.images)
-    found = {image: folder.name if image == folder else image.relative_to(folder).as_posix() for image in images}
+    by_file = {image: folder.name if image == folder else image.relative_to(folder).as_posix() for image in images}
     passed = seen.passed_over()
-    if not found:
+    if not by_file:
         known = f"not read: {passed}" if passed else f"known are {', '.join(SUFFIXES)}"
         raise ValueError(f"{folder} holds no image; {known}")
     if passed:
         say(f"{folder}: not read: {passed}")
-    return found
+    return by_file
 
 
 def _series_in(folders: Iterable[Path]) -> list[Path]:
@@ -211,7 +222,7 @@ def _series_in(folders: Iterable[Path]) -> list[Path]:
     from fairflare.data import dicom
     from fairflare.data.geometry import NO_SERIES, Misfit
 
-    found = []
+    places = []
     for place in folders:
         files = files_of_series(place)
         if len(files) < 2 or any(kind_of(path) not in (Dicom, Unknown) for path in place.iterdir()):
@@ -224,8 +235,8 @@ def _series_in(folders: Iterable[Path]) -> list[Path]:
                 continue
         except Exception:  # in colour, or damaged: each file is an image of its own
             continue
-        found.append(place)
-    return found
+        places.append(place)
+    return places
 
 
 def _load(place: Path, best: bool | None, task_file: Path | None, device: str | None) -> Predictor:
@@ -266,16 +277,16 @@ def _threshold(predictor: Predictor, given: float | None, overlay: bool, probabi
     return THRESHOLD if given is None else given
 
 
-def _targets(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> list[Path]:
+def _targets(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted) -> list[Path]:
     """Return the paths of the files that will be written."""
     from fairflare.prediction.masks import overlay_name, probability_file
 
     targets = [wanted.out / CSV_FILE]
     if predictor.kind == "segmentation":
-        masks = [wanted.out / _mask_of(image, name) for image, name in found.items()]
+        masks = [wanted.out / _mask_of(image, name) for image, name in names.items()]
         parts = range(len(predictor.names)) if wanted.probabilities else ()
         targets += [*masks, *(probability_file(mask, part) for mask in masks for part in parts)]
-        targets += [wanted.out / overlay_name(name) for name in found.values() if wanted.overlay]
+        targets += [wanted.out / overlay_name(name) for name in names.values() if wanted.overlay]
     return targets
 
 
@@ -294,24 +305,24 @@ def _mask_of(image: Path, name: str) -> str:
 # ------------------------------------------------------------------------------------------------ output
 
 
-def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted) -> int:
+def _predict_all(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted) -> int:
     """Apply the model to all images, write the results, and return the number of images that could not be used."""
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     failed = 0
     tell = _segment if predictor.kind == "segmentation" else _classify
-    for image in track(found, "images", console=errors, transient=True, disable=not errors.is_terminal):
+    for image in track(names, "images", console=errors, transient=True, disable=not errors.is_terminal):
         try:
             if not kind_of(image).known:
                 raise DataError("", reason=f"its ending is not known; known are {', '.join(SUFFIXES)}")
-            made, shown = tell(predictor, image, found[image], wanted)
+            new_rows, shown = tell(predictor, image, names[image], wanted)
         except DataError as error:
             failed += 1
             say(f"{image}: {error.reason}", mark="[red]left out[/red]: ")
             continue
         if predictor.blank:
             note(f"{image}: all its pixels have one value; what the model finds there says nothing")
-        rows += made
+        rows += new_rows
         lines += shown
     if rows:
         wanted.out.mkdir(parents=True, exist_ok=True)
@@ -325,7 +336,7 @@ def _predict_all(predictor: Predictor, found: Mapping[Path, str], wanted: Wanted
         _show(predictor, lines)
         say(f"written: {wanted.out / CSV_FILE}", console)
     if failed:
-        say(f"{failed} of {len(found)} image(s) could not be used")
+        say(f"{failed} of {len(names)} image(s) could not be used")
     return failed
 
 
@@ -344,12 +355,19 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     turn, height, width = (None, 0, 0) if whole else turn_and_size(image, how=task.reading())
     known = masks.labels_of(task)
     numbers, planes, sure = [], [], []
-    for found in predictor(image, wanted.more.get(image, ())):
-        labels, told = masks.label_map(found.probabilities, known, wanted.threshold), found.probabilities
-        numbers.append(found.slice)
+    for prediction in predictor(image, wanted.more.get(image, ())):
+        labels, probabilities = (
+            masks.label_map(prediction.probabilities, known, wanted.threshold),
+            prediction.probabilities,
+        )
+        numbers.append(prediction.slice)
         planes.append(labels.numpy() if whole else masks.in_size(labels, height, width, task.resize))
         if wanted.probabilities:
-            sure.append((told if whole else back_in_place(told.double(), (height, width), task.resize)).numpy())
+            sure.append(
+                (
+                    probabilities if whole else back_in_place(probabilities.double(), (height, width), task.resize)
+                ).numpy()
+            )
     sliced = numbers[0] is not None
     mask = wanted.out / _mask_of(image, name)
     mask.parent.mkdir(parents=True, exist_ok=True)
@@ -365,9 +383,9 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     unit = "voxels" if whole else "pixels"
     rows = [
         {"image": str(image), "slice": "" if number is None else number, "mask": str(mask)}
-        | {f"{unit}_{part}": count for part, count in zip(predictor.names, of, strict=True)}
+        | {f"{unit}_{part}": count for part, count in zip(predictor.names, counts_of_parts, strict=True)}
         | {unit: planes[0].size}
-        for number, of in zip(numbers, counts, strict=True)
+        for number, counts_of_parts in zip(numbers, counts, strict=True)
     ]
     total = np.sum(counts, axis=0) / stacked.size
     shares = ", ".join(
@@ -386,14 +404,14 @@ def _called(part: str, structure: Iterable[int]) -> str:
 def _classify(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> Told:
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
-    for found in predictor(image, wanted.more.get(image, ())):
-        values = found.probabilities.tolist()
+    for prediction in predictor(image, wanted.more.get(image, ())):
+        values = prediction.probabilities.tolist()
         order = sorted(range(len(values)), key=lambda k: -values[k])
         first, second = (predictor.names[k] for k in (order * 2)[:2])
-        row: dict[str, Any] = {"image": str(image), "slice": "" if found.slice is None else found.slice}
+        row: dict[str, Any] = {"image": str(image), "slice": "" if prediction.slice is None else prediction.slice}
         row |= {} if predictor.task.findings else {"class": first}
         rows.append(row | {f"p_{part}": repr(value) for part, value in zip(predictor.names, values, strict=True)})
-        where = str(image) if found.slice is None else f"{image}, slice {found.slice}"
+        where = str(image) if prediction.slice is None else f"{image}, slice {prediction.slice}"
         lines.append((where, first, f"{values[order[0]]:.3f}", f"{second} {values[(order * 2)[1]]:.3f}"))
     return rows, lines
 

@@ -118,8 +118,8 @@ def report(workspace: Path, code: int, log: Path) -> int:
 
     reasons = []
     try:
-        found = find_results(workspace)
-        results = read_results(found)
+        file = find_results(workspace)
+        results = read_results(file)
         if results.status != "completed" or code != 0:
             reasons = [str(results.reason or f"FLARE ended with code {code}"), *what_sites_said(results, log)]
     except (OSError, ValueError):
@@ -130,8 +130,8 @@ def report(workspace: Path, code: int, log: Path) -> int:
             say(line)
         return 1
     say(fairness_table(results, width=console.width), console)
-    say(f"results: {found}", console)
-    if (page := found.with_name(PAGE_FILE)).is_file():
+    say(f"results: {file}", console)
+    if (page := file.with_name(PAGE_FILE)).is_file():
         say(f"page: {page}", console)
     elif lacking := lacking_for_pages():
         say(f"no page: {lacking}", console)

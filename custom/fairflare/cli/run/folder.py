@@ -49,19 +49,19 @@ def refuse_to_replace_run(
         experiment: id of the experiment that is resumed.
         other, overwrite: options of the command that lead to another folder, and the one that replaces a run.
     """
-    found = _there(workspace)
-    if found is None or refused(workspace) or (experiment and found.info.experiment == experiment):
+    earlier = _there(workspace)
+    if earlier is None or refused(workspace) or (experiment and earlier.info.experiment == experiment):
         return
     raise ValueError(
-        f"{workspace} holds a run already ({found.status}, of {found.started}); give {overwrite} to replace "
+        f"{workspace} holds a run already ({earlier.status}, of {earlier.started}); give {overwrite} to replace "
         f"it, or another {other}"
     )
 
 
 def refused(workspace: Path) -> bool:
     """Return whether the folder's run failed before its first round, so that replacing it loses nothing."""
-    found = _there(workspace)
-    return found is not None and found.status == "failed" and not found.rounds
+    earlier = _there(workspace)
+    return earlier is not None and earlier.status == "failed" and not earlier.rounds
 
 
 def _there(folder: Path) -> Results | None:
@@ -105,7 +105,7 @@ def earlier_results(workspace: Path, folder: Path, experiment: str) -> Iterator[
 
 
 def _begun(folder: Path) -> bool:
-    return (found := _there(folder / "results.json")) is not None and bool(found.info)
+    return (results := _there(folder / "results.json")) is not None and bool(results.info)
 
 
 def what_sites_said(results: Results, log: Path) -> list[str]:

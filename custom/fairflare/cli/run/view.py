@@ -83,11 +83,13 @@ class RunView(Listener):
     def _round_done(self, details: Mapping[str, Any]) -> None:
         number, rounds = details["current_round"], details["num_rounds"]
         text = f"round {number} done ({number + 1} of {rounds}, {time.monotonic() - self._started:.0f} s)"
-        found = {site: score for site, of in details.get("metrics", {}).items() if (score := self._score(of))}
-        finite = {site: value for site, (_, value) in found.items() if math.isfinite(value)}
+        scores = {
+            site: score for site, metrics in details.get("metrics", {}).items() if (score := self._score(metrics))
+        }
+        finite = {site: value for site, (_, value) in scores.items() if math.isfinite(value)}
         if finite:
-            name = next(iter(found.values()))[0]
-            over = details.get("over", "") * any(OWN + name in of for of in details["metrics"].values())
+            name = next(iter(scores.values()))[0]
+            over = details.get("over", "") * any(OWN + name in metrics for metrics in details["metrics"].values())
             text += f"; the model before it: {name}{over} {statistics.fmean(finite.values()):.3f} on average"
             higher = higher_is_better(name, self._directions)
             if higher is not None:

@@ -75,15 +75,15 @@ def clipped_states(
         Clipping", NeurIPS 2021, who clip at the median itself (f = 1, without their noise).
     """
     factor = float(checks.number("factor", factor, low=1))
-    found = {site: _measured(states[site], received) for site in sorted(states)}
-    if not found:
+    by_site = {site: _measured(states[site], received) for site in sorted(states)}
+    if not by_site:
         return {}, []
-    limits = {w: factor * statistics.median(m.norms[w] for m in found.values()) for w in (PARAMETERS, STATISTICS)}
-    names = next(iter(found.values())).counters
-    steps = {name: math.floor(factor * statistics.median(m.counters[name] for m in found.values())) for name in names}
+    limits = {w: factor * statistics.median(m.norms[w] for m in by_site.values()) for w in (PARAMETERS, STATISTICS)}
+    names = next(iter(by_site.values())).counters
+    steps = {name: math.floor(factor * statistics.median(m.counters[name] for m in by_site.values())) for name in names}
     bounded: dict[str, State] = dict(states)
     clips: list[Clip] = []
-    for site, measured in found.items():
+    for site, measured in by_site.items():
         scale = {what: limit / norm for what, limit in limits.items() if (norm := measured.norms[what]) > limit}
         clips += [Clip(site, what, measured.norms[what], limits[what]) for what in scale]
         over = {name: steps[name] for name, change in measured.counters.items() if change > steps[name]}

@@ -108,15 +108,15 @@ def with_entries(
     Raises:
         ValueError: as :func:`unpacked`.
     """
-    found: dict[str, torch.Tensor] = dict(state)
+    changed: dict[str, torch.Tensor] = dict(state)
     for name, mask, values in unpacked(download, state):
         flat = state[name].detach().clone().reshape(-1)
         total = flat[mask].double() + values.double()
         if minus is not None:
             total -= weight * minus[name].reshape(-1)[mask].double()
         flat[mask] = total.to(flat.dtype)
-        found[name] = flat.reshape(state[name].shape)
-    return found
+        changed[name] = flat.reshape(state[name].shape)
+    return changed
 
 
 def change_between(now: State, before: State, names: Collection[str]) -> State:

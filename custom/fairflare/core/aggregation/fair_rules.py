@@ -106,12 +106,12 @@ def nova_weights(
     Returns:
         Weights in proportion to p / norm, sum 1; and the factor of the average change, 1 if all norms are equal.
     """
-    of = checks.numbers("norm", norms, above=0)
-    given = checks.numbers("number of steps", steps or of, above=0)
-    if len(set(of.values())) == 1 and given == of:
+    norm_of = checks.numbers("norm", norms, above=0)
+    given = checks.numbers("number of steps", steps or norm_of, above=0)
+    if len(set(norm_of.values())) == 1 and given == norm_of:
         return dict(sorted(checks.shares(shares).items())), 1.0
-    ratios = {site: shares[site] / of[site] for site in sorted(of)}
-    effective = math.fsum(shares[site] * given[site] for site in sorted(of))
+    ratios = {site: shares[site] / norm_of[site] for site in sorted(norm_of)}
+    effective = math.fsum(shares[site] * given[site] for site in sorted(norm_of))
     return normalise(ratios), effective * math.fsum(ratios.values())
 
 
@@ -214,8 +214,8 @@ def fair_fed_gaps(
     if not finite:
         return dict.fromkeys(sorted(accuracies), 0.0)
     common = math.fsum(w * finite[site] for site, w in normalise({site: shares[site] for site in finite}).items())
-    found = {site: abs((common if summed else shares[site] * value) - value) for site, value in finite.items()}
-    return finite_or_mean({site: found.get(site, math.nan) for site in accuracies})
+    gaps = {site: abs((common if summed else shares[site] * value) - value) for site, value in finite.items()}
+    return finite_or_mean({site: gaps.get(site, math.nan) for site in accuracies})
 
 
 def fair_fed_weights(memory: Mapping[str, float], gaps: Mapping[str, float], beta: float) -> dict[str, float]:
@@ -253,22 +253,22 @@ def contributions(
     return shared({site: g[site] * e[site] if multiply else g[site] + e[site] for site in sorted(g)})
 
 
-def minus_state(received: State, own: State, coefficient: float) -> dict[str, torch.Tensor]:
+def minus_state(received: State, local: State, coefficient: float) -> dict[str, torch.Tensor]:
     r"""Return the received model without the site's own model in it: :math:`(w^r - c_k w_k) / (1 - c_k)`.
 
     Integer tensors are the received ones; a ``running_var`` is at least 1e-5.
 
     Args:
-        received, own: state dicts of the received model and of the site's own model, with the same names.
+        received, local: state dicts of the received model and of the site's own model, with the same names.
         coefficient: c_k, the site's weight in the received model, in [0, 1).
     """
-    found = {}
+    rest_by_name = {}
     for name, tensor in received.items():
-        found[name] = tensor.detach().clone()
+        rest_by_name[name] = tensor.detach().clone()
         if tensor.is_floating_point():
-            rest = (tensor.double() - coefficient * own[name].to(tensor.device).double()) / (1 - coefficient)
-            found[name].copy_(rest.clamp_(min=LEAST_VARIANCE) if name.endswith("running_var") else rest)
-    return found
+            rest = (tensor.double() - coefficient * local[name].to(tensor.device).double()) / (1 - coefficient)
+            rest_by_name[name].copy_(rest.clamp_(min=LEAST_VARIANCE) if name.endswith("running_var") else rest)
+    return rest_by_name
 
 
 # ------------------------------------------------------------------------------------------------ FlexFair

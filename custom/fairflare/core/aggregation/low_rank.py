@@ -89,11 +89,11 @@ def average_products(
     q_left, r_left = np.linalg.qr(left)
     q_right, r_right = np.linalg.qr(right.T)
     u, values, v = np.linalg.svd(r_left @ r_right.T, full_matrices=False)
-    kept = min(rank, len(values))
+    columns = min(rank, len(values))
     mean_b, mean_a = np.zeros((len(left), rank)), np.zeros((rank, right.shape[1]))
-    mean_b[:, :kept] = q_left @ (u[:, :kept] * (values[:kept] / ROW))
-    mean_a[:kept] = ROW * (v[:kept] @ q_right.T)
-    lost, whole = (float(np.linalg.norm(part)) for part in (values[kept:], values))
+    mean_b[:, :columns] = q_left @ (u[:, :columns] * (values[:columns] / ROW))
+    mean_a[:columns] = ROW * (v[:columns] @ q_right.T)
+    lost, whole = (float(np.linalg.norm(part)) for part in (values[columns:], values))
     return Averaged(torch.from_numpy(mean_a), torch.from_numpy(mean_b), lost, whole)
 
 
@@ -103,11 +103,11 @@ def pairs_of(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     >>> pairs_of(["fc.base_layer.weight", "fc.lora_A.default.weight", "fc.lora_B.default.weight"])
     {'fc': ('fc.lora_A.default.weight', 'fc.lora_B.default.weight')}
     """
-    found: dict[str, dict[str, str]] = {}
+    pairs: dict[str, dict[str, str]] = {}
     for name in names:
         if match := FACTOR.fullmatch(name):
-            found.setdefault(match["layer"], {})[match["factor"]] = name
-    return {layer: (both["A"], both["B"]) for layer, both in found.items() if len(both) == 2}
+            pairs.setdefault(match["layer"], {})[match["factor"]] = name
+    return {layer: (both["A"], both["B"]) for layer, both in pairs.items() if len(both) == 2}
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Products:
             weights_of: function that returns the weights by site of a tensor; a layer has the weights of its factor A.
         """
         self.made = {}
-        found: dict[str, torch.Tensor] = {}
+        averages: dict[str, torch.Tensor] = {}
         first = next(iter(states.values()))
         for layer, (name_a, name_b) in pairs_of(first).items():
             shapes = first[name_a], first[name_b]
@@ -143,8 +143,8 @@ class Products:
                 raise ValueError(f"adapter of layer {layer!r}: {error}") from error
             self.made[layer] = (result.lost, result.whole)
             for name, factor, like in zip((name_a, name_b), (result.a, result.b), shapes, strict=True):
-                found[name] = factor.reshape(like.shape).to(like.dtype)
-        return found
+                averages[name] = factor.reshape(like.shape).to(like.dtype)
+        return averages
 
     @property
     def error(self) -> float:

@@ -38,19 +38,19 @@ def min_norm(products: torch.Tensor, start: torch.Tensor, reach: float = 1.0) ->
         [0.333333, 0.233333, 0.433333]
     """
     low, high = (start - reach).clamp(min=0.0), (start + reach).clamp(max=1.0)
-    found, slope, none = start.clone(), products @ start, torch.tensor(torch.inf, dtype=torch.float64)
+    point, slope, none = start.clone(), products @ start, torch.tensor(torch.inf, dtype=torch.float64)
     for _ in range(MOST * len(start)):
-        to = int(torch.where(found < high, slope, none).argmin())
-        of = int(torch.where(found > low, slope, -none).argmax())
-        gap = float(slope[of] - slope[to])
+        to = int(torch.where(point < high, slope, none).argmin())
+        source = int(torch.where(point > low, slope, -none).argmax())
+        gap = float(slope[source] - slope[to])
         if not gap > PRECISE * float(products.diagonal().max()):  # also ends at NaN
             break
-        bend = float(products[to, to] + products[of, of] - 2 * products[to, of])
-        room = min(float(high[to] - found[to]), float(found[of] - low[of]))
+        bend = float(products[to, to] + products[source, source] - 2 * products[to, source])
+        room = min(float(high[to] - point[to]), float(point[source] - low[source]))
         step = min(gap / bend, room) if bend > 0 else room
-        found[to], found[of] = min(found[to] + step, high[to]), max(found[of] - step, low[of])
-        slope += step * (products[:, to] - products[:, of])
-    return found
+        point[to], point[source] = min(point[to] + step, high[to]), max(point[source] - step, low[source])
+        slope += step * (products[:, to] - products[:, source])
+    return point
 
 
 def evening(losses: torch.Tensor) -> torch.Tensor:
@@ -67,8 +67,8 @@ def evening(losses: torch.Tensor) -> torch.Tensor:
     """
     length, even = losses.norm(), torch.full_like(losses, len(losses) ** -0.5)
     unit = losses / length if length > 0 else even
-    found = (unit @ even) * unit - even
-    return found / length if found.norm() > EQUAL else torch.zeros_like(losses)
+    direction = (unit @ even) * unit - even
+    return direction / length if direction.norm() > EQUAL else torch.zeros_like(losses)
 
 
 def fair_factors(products: torch.Tensor, fair: torch.Tensor) -> torch.Tensor:

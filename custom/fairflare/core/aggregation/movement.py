@@ -69,10 +69,10 @@ class Movement:
         """
 
         def change(name: str) -> torch.Tensor:
-            found, start = mean(name), self.start()
-            found = found if start is None else found.sub_(start[name])
-            self._squares[name] = sq_norm({name: found})
-            return found
+            total, start = mean(name), self.start()
+            total = total if start is None else total.sub_(start[name])
+            self._squares[name] = sq_norm({name: total})
+            return total
 
         changes = Made(self.types, change)
         moved = self.move(changes)

@@ -61,21 +61,21 @@ class PartialSlices:
             how: how the slices of the owners are combined.
             bounded: function that limits the owners' weights, which sum to 1.
         """
-        made: dict[str, dict[str, torch.Tensor]] = {site: {} for site in states}
+        parts: dict[str, dict[str, torch.Tensor]] = {site: {} for site in states}
         slices = gathered((frozenset(states).difference(sites), number) for number, sites in enumerate(self.lacking))
         slices.pop(frozenset(states), None)
         for name in [name for name in self.tensors if name in received] if slices else ():
-            own, weights = {site: state[name].clone() for site, state in states.items()}, weights_of(name)
+            copies, weights = {site: state[name].clone() for site, state in states.items()}, weights_of(name)
             for owners, numbers in slices.items():
                 place = self.place(numbers)
                 shares = {site: weights[site] for site in sorted(owners) if weights.get(site, 0) > 0}
                 value, total = received[name][place], sum(shares.values())
                 if shares:
-                    part = {site: {name: own[site][place]} for site in shares}
+                    part = {site: {name: copies[site][place]} for site in shares}
                     even = bounded({site: share / total for site, share in shares.items()})
                     value = weighted_average(part, even, how=how)[name]
-                for site in own:
-                    own[site][place] = value.to(own[site].dtype)
-            for site, tensor in own.items():
-                made[site][name] = tensor
-        return {site: ChainMap(made[site], state) if made[site] else state for site, state in states.items()}  # type: ignore[arg-type]
+                for site in copies:
+                    copies[site][place] = value.to(copies[site].dtype)
+            for site, tensor in copies.items():
+                parts[site][name] = tensor
+        return {site: ChainMap(parts[site], state) if parts[site] else state for site, state in states.items()}  # type: ignore[arg-type]

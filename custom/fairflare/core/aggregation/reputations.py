@@ -29,9 +29,9 @@ def cgsv_reputations(before: Mapping[str, float], cosines: Mapping[str, float], 
         Xu et al., NeurIPS 2021, Eq. 3; the least value: the authors' code.
     """
     checks.same_names("cosines", cosines, "reputations", before)
-    found = normalise({s: max(alpha * before[s] + (1 - alpha) * cosines[s], LEAST) for s in sorted(before)})
+    reputations = normalise({s: max(alpha * before[s] + (1 - alpha) * cosines[s], LEAST) for s in sorted(before)})
     held = sum(before.values()) or 1.0
-    return {site: held * value for site, value in found.items()}
+    return {site: held * value for site, value in reputations.items()}
 
 
 def cgsv_shares(reputations: Mapping[str, float], beta: float) -> dict[str, float]:
@@ -72,13 +72,13 @@ def cffl_reputations(
     sites = sorted(before)
     shares = normalise({site: 0.0 if math.isnan(metrics[site]) else metrics[site] for site in sites})
     held = sum(before.values()) or 1.0
-    kept = {site: before[site] / held for site in sites}
+    shared = {site: before[site] / held for site in sites}
     if rep == "code":
-        found = normalise({site: math.sinh(alpha * (0.8 * kept[site] + 0.2 * shares[site])) for site in sites})
+        reputations = normalise({site: math.sinh(alpha * (0.8 * shared[site] + 0.2 * shares[site])) for site in sites})
     else:
         earned = normalise({site: math.sinh(alpha * shares[site]) for site in sites})
-        found = normalise({site: 0.5 * kept[site] + 0.5 * earned[site] for site in sites})
-    return {site: held * value for site, value in found.items()}
+        reputations = normalise({site: 0.5 * shared[site] + 0.5 * earned[site] for site in sites})
+    return {site: held * value for site, value in reputations.items()}
 
 
 def whole(reputations: Mapping[str, float]) -> dict[str, float]:

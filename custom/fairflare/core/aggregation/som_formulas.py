@@ -72,10 +72,10 @@ def pull(sq_distances: Array, strengths: Array, sq_steps: Array, *, eta: float, 
     """
     near = np.exp(-sq_steps[nearest_neurons(sq_distances)] / (2.0 * sigma**2))
     rates = np.minimum(1.0, eta * strengths[:, None] * near)
-    kept = np.prod(1.0 - rates, axis=0)
+    remaining = np.prod(1.0 - rates, axis=0)
     total = rates.sum(axis=0)
     shares = np.divide(rates, total, out=np.zeros_like(rates), where=total > 0)
-    return kept, ((1.0 - kept) * shares).T
+    return remaining, ((1.0 - remaining) * shares).T
 
 
 def som_weights(

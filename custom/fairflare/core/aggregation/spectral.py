@@ -28,12 +28,12 @@ def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
     Source:
         Miyato et al., ICLR 2018, Algorithm 1; ``torch.nn.utils.parametrizations.spectral_norm``.
     """
-    found: dict[str, torch.Tensor] = {}
+    vectors: dict[str, torch.Tensor] = {}
     for name, u in average.items():
-        at, _, last = name.rpartition(".")
-        weight = average.get(at.removesuffix(".0") + ".original")
-        v = average.get(f"{at}.{RIGHT}")
-        if last != LEFT or not at.endswith(".0") or "parametrizations" not in at or weight is None or v is None:
+        module, _, last = name.rpartition(".")
+        weight = average.get(module.removesuffix(".0") + ".original")
+        v = average.get(f"{module}.{RIGHT}")
+        if last != LEFT or not module.endswith(".0") or "parametrizations" not in module or weight is None or v is None:
             continue
         matrix = _matrix(weight, len(u)).double()
         left, right = u.double(), v.double()
@@ -41,8 +41,8 @@ def singular_vectors(average: Mapping[str, torch.Tensor]) -> dict[str, torch.Ten
             left = torch.nn.functional.normalize(matrix @ right, dim=0)
             right = torch.nn.functional.normalize(matrix.T @ left, dim=0)
         if bool(left.any()) and bool(right.any()):
-            found[name], found[f"{at}.{RIGHT}"] = left.to(u.dtype), right.to(v.dtype)
-    return found
+            vectors[name], vectors[f"{module}.{RIGHT}"] = left.to(u.dtype), right.to(v.dtype)
+    return vectors
 
 
 def _matrix(weight: torch.Tensor, rows: int) -> torch.Tensor:

@@ -62,13 +62,13 @@ class RobustMiddle:
             return middle.to(self.dtype).reshape(self.like.shape)
         weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=self.like.device)
         dtype = torch.float64 if wide else self.dtype
-        found = torch.empty(self.like.numel(), dtype=dtype, device=self.like.device)
-        for block, *parts in zip(found.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
+        result = torch.empty(self.like.numel(), dtype=dtype, device=self.like.device)
+        for block, *parts in zip(result.split(_BLOCK), *(tensor.split(_BLOCK) for tensor in tensors), strict=True):
             middle = self._middle(torch.stack([part.double() for part in parts]), weights)
             block.copy_(middle.clamp_(min=0.0) if floor and self.name.rpartition(".")[2] == "running_var" else middle)
-        if not all_finite(found):
+        if not all_finite(result):
             raise NotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
-        return found.reshape(self.like.shape)
+        return result.reshape(self.like.shape)
 
     def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Return the weighted median or trimmed mean over the sites of values of shape (sites, numbers)."""
@@ -80,8 +80,8 @@ class RobustMiddle:
             low, high = (values.gather(0, reached.int().argmax(0, keepdim=True))[0] for reached in bounds)
             return low / 2 + high / 2
         trim = self.how.trim
-        kept = (above.clamp(max=1 - trim) - (above - weights).clamp(min=trim)).clamp_(min=0.0)
-        return values.where(kept > 0, 0.0).mul_(kept).sum(0).div_(kept.sum(0))
+        inside = (above.clamp(max=1 - trim) - (above - weights).clamp(min=trim)).clamp_(min=0.0)
+        return values.where(inside > 0, 0.0).mul_(inside).sum(0).div_(inside.sum(0))
 
 
 class WeightedMean:

@@ -45,7 +45,7 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
     Returns:
         The squared norm by site, sites sorted; infinite if float64 cannot hold it.
     """
-    found: dict[str, float] = {}
+    by_site: dict[str, float] = {}
     for site in sorted(states):
         parts: list[float] = []
         for name in (n for n in states[site] if n in names):
@@ -53,8 +53,8 @@ def squared_norms(states: Mapping[str, State], received: State | None, names: Co
             if tensor.is_floating_point():
                 base = None if received is None else received[name]
                 parts += [square(*pair) for pair in pairs(tensor, base)]
-        found[site] = total(parts)
-    return found
+        by_site[site] = total(parts)
+    return by_site
 
 
 def gram(
@@ -80,25 +80,25 @@ def gram(
     """
     sources: list[tuple[State, State | None]] = [(states[site], received) for site in sorted(states)]
     sources += [] if further is None else [(further, None)]
-    found = {layer: torch.zeros(len(sources), len(sources), dtype=torch.float64) for layer in owner.values()}
+    matrices = {layer: torch.zeros(len(sources), len(sources), dtype=torch.float64) for layer in owner.values()}
     for name in (n for n in sources[0][0] if n in names):
         first = sources[0][0][name]
         if not first.is_floating_point():
             continue
         held = max(1, HELD // max(2 * first.nbytes, 1))  # two groups of sites are in memory at a time
-        groups = [slice(at, at + held) for at in range(0, len(sources), held)]
-        for at, left in enumerate(groups):
+        groups = [slice(begin, begin + held) for begin in range(0, len(sources), held)]
+        for row, left in enumerate(groups):
             rows = _read(sources[left], name)
             for part in _side_by_side(rows):
-                found[owner[name]][left, left] += part @ part.T
-            for right in groups[at + 1 :]:
+                matrices[owner[name]][left, left] += part @ part.T
+            for right in groups[row + 1 :]:
                 others = _read(sources[right], name)
                 for part, other in zip(_side_by_side(rows), _side_by_side(others), strict=True):
-                    found[owner[name]][left, right] += part @ other.T
-    for layer, products in found.items():
+                    matrices[owner[name]][left, right] += part @ other.T
+    for layer, products in matrices.items():
         fits = products.diagonal().isfinite()
-        found[layer] = torch.where(fits[:, None] & fits, products.triu() + products.triu(1).T, 0.0)
-    return found
+        matrices[layer] = torch.where(fits[:, None] & fits, products.triu() + products.triu(1).T, 0.0)
+    return matrices
 
 
 def _read(sources: Sequence[tuple[State, State | None]], name: str) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -125,14 +125,14 @@ def cosines(products: torch.Tensor, weights: Mapping[str, float], *, leave_out: 
         The cosine by site, in [-1, 1]; 0 if one of the two changes is 0, or if the mean is shorter than a millionth of
         the changes in it, which then cancel.
     """
-    found, lengths = {}, products.diagonal().sqrt()
+    by_site, lengths = {}, products.diagonal().sqrt()
     for k, site in enumerate(sorted(weights)):
         parts = torch.tensor([weights[s] for s in sorted(weights)], dtype=torch.float64)
         parts[k] = 0.0 if leave_out else parts[k]
         others = float(parts @ products @ parts)
         length = float(lengths[k]) * math.sqrt(others) if others > (CANCELS * float(parts @ lengths)) ** 2 else 0.0
-        found[site] = min(max(float(products[k] @ parts) / length, -1.0), 1.0) if length else 0.0
-    return found
+        by_site[site] = min(max(float(products[k] @ parts) / length, -1.0), 1.0) if length else 0.0
+    return by_site
 
 
 def total(parts: list[float]) -> float:

@@ -173,7 +173,7 @@ def measure(
         Unmeasurable: the input of a norm is not finite (the message names the norm).
     """
     norms = running_norms(model)
-    found: dict[str, Moments] = {}
+    measured: dict[str, Moments] = {}
     left = 0
 
     def add(name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -181,7 +181,7 @@ def measure(
         values = args[0]
         for part in values.split(max(1, WIDE // max(1, values[0].numel()))):
             moments = Moments.of(part)
-            found[name] = found[name].joined(moments) if name in found else moments
+            measured[name] = measured[name].joined(moments) if name in measured else moments
         left -= 1
         if left == 0:
             raise _Enough
@@ -197,9 +197,9 @@ def measure(
             except _Enough:
                 continue
     for name in group.names:
-        if name in found and not bool(torch.isfinite(found[name].mean + found[name].squares).all()):
+        if name in measured and not bool(torch.isfinite(measured[name].mean + measured[name].squares).all()):
             raise Unmeasurable(f"the input of batch norm {name!r} is not finite")
-    return {name: found[name] for name in group.names if name in found}
+    return {name: measured[name] for name in group.names if name in measured}
 
 
 def pooled(

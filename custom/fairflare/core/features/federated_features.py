@@ -37,13 +37,13 @@ def classifier_gradient(features: Tensor, label: int, weight: Tensor, bias: Tens
     return torch.cat([residual.T @ features / len(features), residual.mean(0).unsqueeze(1)], 1)
 
 
-def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
+def matching_loss(given: Tensor, wanted: Tensor) -> Tensor:
     r"""Return how far two gradients of a classifier differ in direction, row by row.
 
     .. math:: \sum_{j=1}^C (1 - \cos(g_j, g'_j)) + 1 - \cos(g_b, g'_b)
 
     Args:
-        found, wanted: two gradients, (C, d + 1) each, as :func:`classifier_gradient` returns them.
+        given, wanted: two gradients, (C, d + 1) each, as :func:`classifier_gradient` returns them.
 
     Returns:
         A scalar in [0, 2 (C + 1)]: 0 for equal gradients, C + 1 if all rows are orthogonal. The denominator of the
@@ -52,8 +52,8 @@ def matching_loss(found: Tensor, wanted: Tensor) -> Tensor:
     Source:
         Shang et al., Eq. (6), and code.
     """
-    checks.same_shape("found", found, "wanted", wanted)
-    pairs = ((found[:, :-1], wanted[:, :-1]), (found[:, -1:].T, wanted[:, -1:].T))
+    checks.same_shape("found", given, "wanted", wanted)
+    pairs = ((given[:, :-1], wanted[:, :-1]), (given[:, -1:].T, wanted[:, -1:].T))
     return torch.stack([(1 - _cosines(a, b)).sum() for a, b in pairs]).sum()
 
 
@@ -83,16 +83,16 @@ def matched_features(
     before = after = 0.0
     with torch.enable_grad():
         for label in sorted(wanted):  # each class is optimized by itself, since the loss is a sum over classes
-            own = features[label].clone().requires_grad_(True)
+            learned = features[label].clone().requires_grad_(True)
             for step in range(steps + 1):
-                loss = matching_loss(classifier_gradient(own, label, weight, bias), wanted[label])
+                loss = matching_loss(classifier_gradient(learned, label, weight, bias), wanted[label])
                 before += float(loss.detach()) if step == 0 else 0.0
                 if step == steps:
                     after += float(loss.detach())
                     break
-                (gradient,) = torch.autograd.grad(loss, own)
-                own = (own - learning_rate * gradient).detach().requires_grad_(True)
-            moved[label] = own.detach()
+                (gradient,) = torch.autograd.grad(loss, learned)
+                learned = (learned - learning_rate * gradient).detach().requires_grad_(True)
+            moved[label] = learned.detach()
     return moved, before, after
 
 

@@ -65,8 +65,10 @@ class GroupAdapter(nn.Module):
         # The channels are dimension 1 of a convolution's output and the last dimension of a linear layer's.
         between = (1,) * (low.ndim - 2)
         shape = (*between, values.shape[1]) if isinstance(self.base_layer, nn.Linear) else (values.shape[1], *between)
-        found: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(low * values.view(len(values), *shape))
-        return found
+        outputs: torch.Tensor = self.base_layer(inputs) + self.scale * self.fair_B(
+            low * values.view(len(values), *shape)
+        )
+        return outputs
 
     def _values(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the singular values for each image, (images, r), or the same for all images, (1, r)."""
@@ -93,8 +95,8 @@ def start_of(group: int, groups: int, rank: int) -> torch.Tensor:
     >>> [round(value, 2) for value in start_of(1, 2, 4).tolist()]
     [0.5, 0.1, 0.02, 0.1]
     """
-    half = torch.linspace(0.5, 0.1, rank // 2)
-    return torch.cat([half, 0.2 * half.roll(-group * (rank // 2 // groups))])
+    first = torch.linspace(0.5, 0.1, rank // 2)
+    return torch.cat([first, 0.2 * first.roll(-group * (rank // 2 // groups))])
 
 
 def _factors(layer: nn.Module, rank: int) -> tuple[Any, Any]:

@@ -33,10 +33,10 @@ class InputNorm(nn.modules.batchnorm._BatchNorm):
         self.sites: torch.Tensor | None = None
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        told = torch.stack([self.running_mean, self.running_var.sqrt()])[None]
+        statistics = torch.stack([self.running_mean, self.running_var.sqrt()])[None]
         if self.training and self.sites is not None:
-            told = self.sites[torch.randint(len(self.sites), (len(images),))].to(told)
-        mean, deviation = told.reshape(len(told), 2, -1, *[1] * (images.ndim - 2)).unbind(1)
+            statistics = self.sites[torch.randint(len(self.sites), (len(images),))].to(statistics)
+        mean, deviation = statistics.reshape(len(statistics), 2, -1, *[1] * (images.ndim - 2)).unbind(1)
         return (images - mean) / torch.where(deviation < FLAT, 1.0, deviation)
 
 

@@ -61,24 +61,26 @@ class JointPass:
     def __init__(
         self, model_a: nn.Module, model_b: nn.Module, layers: Iterable[str] | None, least_pixels: int | None = None
     ) -> None:
-        found = parameter_layers(model_a), parameter_layers(model_b)
-        self.wanted = list(found[0] if layers is None else dict.fromkeys(layers))
-        for name in [*self.wanted, *(found[1] if layers is None else ())]:
-            for which, known in zip(("model_a", "model_b"), found, strict=True):
+        layers_of_both = parameter_layers(model_a), parameter_layers(model_b)
+        self.wanted = list(layers_of_both[0] if layers is None else dict.fromkeys(layers))
+        for name in [*self.wanted, *(layers_of_both[1] if layers is None else ())]:
+            for which, known in zip(("model_a", "model_b"), layers_of_both, strict=True):
                 if name not in known:
                     raise ValueError(f"layer {name!r} is not in {which}")
         # Compute each batch norm in the same way whichever layers are requested, since the way changes the last bits.
-        in_front = [name for name in found[0] if name in found[1]] if least_pixels is not None else []
+        in_front = [name for name in layers_of_both[0] if name in layers_of_both[1]] if least_pixels is not None else []
         self.names = list(dict.fromkeys([*self.wanted, *in_front]))
         self._kept = set(self.names)
         self.models = (model_a, model_b)
-        self.modules = tuple({name: known[name] for name in self.names} for known in found)
+        self.modules = tuple({name: known[name] for name in self.names} for known in layers_of_both)
         self.images = 0
         self.scaled: dict[str, str] = {}
         self._least_pixels = least_pixels
         self._last: tuple[str, Tensor, int, Tensor] | None = None  # last layer that ran, as :meth:`_ran` records it
         # Modules that have hooks of other code, which may change the module's inputs or outputs.
-        self._hooked = {m for known in found for m in known.values() if m._forward_hooks or m._forward_pre_hooks}
+        self._hooked = {
+            m for known in layers_of_both for m in known.values() if m._forward_hooks or m._forward_pre_hooks
+        }
         self._sources: dict[str, str] = {}  # layer in front, by batch norm of model a
         self._layouts: dict[str, Layout] = {}
         self._odd: dict[str, str] = {}  # reason why a layer cannot be compared, by layer
@@ -379,24 +381,24 @@ def layouts(
         return {}
     more = torch.cat([some, _another(image) if alone else some])
     beside = _outputs(model, more, {name: layers[name] for name in odd})
-    found = {name: _layout(first[name], beside[name], len(some)) for name in odd if name in beside}
-    return {name: layout for name, layout in found.items() if layout is not None}
+    by_layer = {name: _layout(first[name], beside[name], len(some)) for name in odd if name in beside}
+    return {name: layout for name, layout in by_layer.items() if layout is not None}
 
 
 def _outputs(model: nn.Module, images: Tensor, layers: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Return the output of each layer's last call in one forward pass."""
-    found: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         tensor = first_tensor(output)
         if tensor is not None:
-            found[name] = tensor.clone()  # cloned since a later layer may change the tensor in place
+            outputs[name] = tensor.clone()  # cloned since a later layer may change the tensor in place
 
     with ExitStack() as stack, torch.no_grad():
         for name, module in layers.items():
             stack.callback(module.register_forward_hook(partial(keep, name)).remove)
         model(images)
-    return found
+    return outputs
 
 
 def _another(image: Tensor) -> Tensor:
@@ -423,7 +425,10 @@ def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
     if over or (grown[0] == 0 and rows == 1):
         return None
     tried = [Layout(grown[0], rows, together) for together in (True, False)]
-    pairs = [(of.by_image(more, 2 * images)[:images].double(), of.by_image(some, images).double()) for of in tried]
+    pairs = [
+        (layout.by_image(more, 2 * images)[:images].double(), layout.by_image(some, images).double())
+        for layout in tried
+    ]
     away = [float((x - y).norm()) - SAME * float(y.norm()) for x, y in pairs]
     best = min(range(len(tried)), key=lambda i: away[i])
     return tried[best] if away[best] <= 0 else None

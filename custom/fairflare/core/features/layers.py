@@ -87,8 +87,8 @@ def output_tensors(model: nn.Module, inputs: torch.Tensor, rows: int) -> list[st
     whole = [
         m for m in last if "weight" in m._parameters and sum(other is m for other, _ in ran) == 1
     ]  # a plain weight, and a single call
-    own = [id(parameter) for module in whole for parameter in module._parameters.values()]
-    return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own]
+    identities = [id(parameter) for module in whole for parameter in module._parameters.values()]
+    return [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in identities]
 
 
 def input_tensors(model: nn.Module, inputs: torch.Tensor) -> list[str]:
@@ -110,7 +110,7 @@ def input_tensors(model: nn.Module, inputs: torch.Tensor) -> list[str]:
     from fairflare.base.task import evaluating
 
     names = gathered((id(tensor), name) for name, tensor in model.named_parameters(remove_duplicate=False))
-    before, found = inputs._version, list[str]()
+    before, weights = inputs._version, list[str]()
 
     class GivenInput(TorchFunctionMode):
         """Note the weights that meet the input, and raise an error for any other operation on it."""
@@ -123,12 +123,12 @@ def input_tensors(model: nn.Module, inputs: torch.Tensor) -> list[str]:
                 weight: Any = values[1] if func in (torch.conv1d, torch.conv2d, torch.conv3d) else None
                 if id(weight) not in names or weight.shape[1] != inputs.shape[1]:
                     raise ValueError(f"its input is given to {resolve_name(func) or func}, not to convolutions alone")
-                found.extend(names[id(weight)])
+                weights.extend(names[id(weight)])
             return result
 
     with evaluating(model), GivenInput():
         model(inputs)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(weights))
 
 
 #: Last component of the tensor names of a batch norm's running statistics.

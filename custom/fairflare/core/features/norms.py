@@ -63,7 +63,7 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
         Ours; for the projector of Fed-MAS see ``docs/fed_mas.md``.
     """
     switched: set[nn.Module] = set()
-    told: list[str] = []
+    warned: list[str] = []
 
     def before(name: str, module: Any, args: tuple[Any, ...]) -> None:
         if not module.training or not args or args[0].ndim < 2 or args[0].numel() != args[0].shape[1]:
@@ -73,8 +73,8 @@ def lone_samples(model: nn.Module) -> Iterator[None]:
                 f"batch norm {name!r} has no running statistics and got one sample with 1x1 features; choose another "
                 "batch_size (its last batch has one sample), or a norm that does not look at the batch"
             )
-        if not told:
-            told.append(name)
+        if not warned:
+            warned.append(name)
             log.info("a batch of one sample: batch norm %r takes its running statistics, unchanged", name)
         switched.add(module)
         module.training = False

@@ -26,12 +26,12 @@ class SquaredDistance(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        half = len(saved) // 3
+        third = len(saved) // 3
         # create_graph=True needs differences with a gradient graph; the saved ones of the forward pass have none.
-        differences = _differences(saved[: 2 * half]) if torch.is_grad_enabled() else saved[2 * half :]
-        return *(2 * grads[0].to(d) * d for d in differences), *[None] * half
+        differences = _differences(saved[: 2 * third]) if torch.is_grad_enabled() else saved[2 * third :]
+        return *(2 * grads[0].to(d) * d for d in differences), *[None] * third
 
 
 def _differences(tensors: Sequence[Tensor]) -> list[Tensor]:
-    half = len(tensors) // 2
-    return [a - b for a, b in zip(tensors[:half], tensors[half:], strict=True)]
+    middle = len(tensors) // 2
+    return [a - b for a, b in zip(tensors[:middle], tensors[middle:], strict=True)]

@@ -40,10 +40,10 @@ class Case:
         from fairflare.core.plans.rules import resampled_size
 
         if kind == "spacing":
-            found = [round(mm * STEPS_PER_MM) for mm in self.spacing]
+            steps = [round(mm * STEPS_PER_MM) for mm in self.spacing]
         else:
-            found = list(self.size if kind == "size" else resampled_size(self.size, self.spacing, target))
-        return [min(max(value, 1), MOST[kind]) for value in found]
+            steps = list(self.size if kind == "size" else resampled_size(self.size, self.spacing, target))
+        return [min(max(value, 1), MOST[kind]) for value in steps]
 
 
 def counted(cases: Sequence[Case], kind: str, target: Sequence[float] = ()) -> list[Counts]:
@@ -58,10 +58,10 @@ def in_runs(counts: Counts, least: int) -> Counts:
     """
     values = sorted(counts.elements())
     runs = np.array_split(values, len(values) // least) if len(values) >= least else []
-    told = Counter[int]()
+    medians = Counter[int]()
     for run in runs:
-        told[int(run[(len(run) - 1) // 2])] += len(run)
-    return told
+        medians[int(run[(len(run) - 1) // 2])] += len(run)
+    return medians
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float:
@@ -78,8 +78,8 @@ def quantile(counts: Mapping[int, int], share: float) -> float:
 def foreground(image: npt.NDArray[np.floating], inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     """Return the share of a case's foreground at each whole HU, (4096,), of sum 1; zeros without a foreground."""
     values = np.clip(np.round(image[inside]), LOWEST_HU, HIGHEST_HU).astype(np.int64) - LOWEST_HU
-    found = np.bincount(values, minlength=HIGHEST_HU - LOWEST_HU + 1).astype(np.float64)
-    return np.asarray(found / max(1.0, found.sum()))
+    histogram = np.bincount(values, minlength=HIGHEST_HU - LOWEST_HU + 1).astype(np.float64)
+    return np.asarray(histogram / max(1.0, histogram.sum()))
 
 
 def intensities(histogram: npt.NDArray[np.float64]) -> dict[str, float]:
@@ -102,7 +102,7 @@ def intensities(histogram: npt.NDArray[np.float64]) -> dict[str, float]:
 
 def total(parts: Iterable[Mapping[int, int]]) -> Counts:
     """Return the sum of counts."""
-    found = Counter[int]()
+    counts = Counter[int]()
     for part in parts:
-        found.update(part)
-    return found
+        counts.update(part)
+    return counts

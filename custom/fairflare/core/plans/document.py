@@ -51,8 +51,8 @@ class Answers:
     @property
     def target(self) -> tuple[float, ...]:
         """Return the spacing to which cases are resampled, in mm along each axis in the order of the volumes."""
-        half, tenth = ([quantile(counts, share) / STEPS_PER_MM for counts in self.spacing] for share in (0.5, 0.1))
-        return target_spacing(half, [quantile(counts, 0.5) for counts in self.size], tenth)
+        median, tenth = ([quantile(counts, share) / STEPS_PER_MM for counts in self.spacing] for share in (0.5, 0.1))
+        return target_spacing(median, [quantile(counts, 0.5) for counts in self.size], tenth)
 
 
 def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: float) -> dict[str, Any]:
@@ -70,11 +70,11 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
     median = [quantile(answers.resampled[axis], 0.5) for axis in order]
     size: dict[str, Any] = {"outputs": outputs, "memory": memory}
     voxels = math.prod(median) * answers.cases
-    found = {
+    configurations = {
         name: configuration(spacing[first:], median[first:], voxels=voxels, **size)
         for name, first in {"2d": 1, FULL: 0}.items()
     }
-    low = plans_low_resolution(spacing, median, found[FULL].patch, cases=answers.cases, **size)
+    low = plans_low_resolution(spacing, median, configurations[FULL].patch, cases=answers.cases, **size)
     schemes = [CT if name == "CT" else EACH_IMAGE for name in channels]
     without_zeros = answers.cropped > MOST_CHANGED * answers.cases
     return {
@@ -96,7 +96,7 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
                 "use_mask_for_norm": [without_zeros and scheme == EACH_IMAGE for scheme in schemes],
                 **_resampling(), "architecture": _architecture(one), "batch_dice": low or name == "2d",
             }
-            for name, one in found.items()
+            for name, one in configurations.items()
         },
     }  # fmt: skip
 

@@ -109,8 +109,8 @@ def layerwise_cka(
                 if joint.images == 1 and expected and together:
                     store.check_room((store.bytes_in_memory + store.bytes_in_file) * expected)
             for name in joint.names:
-                found = rows[name].grams() if rows[name].n == joint.images - before >= 2 else {}
-                for layer, (k, e) in found.items():
+                matrices = rows[name].grams() if rows[name].n == joint.images - before >= 2 else {}
+                for layer, (k, e) in matrices.items():
                     alignments[layer].add(k, e)
                 rows[name].clear()
             store.clear()
@@ -119,9 +119,9 @@ def layerwise_cka(
         result = dict.fromkeys(joint.wanted, UNDEFINED)
         for name in joint.compared():
             if joint.images >= 2:
-                told = rows[joint.scaled[name]].scaled[name] if name in joint.scaled else rows[name]
-                of_constant = UNDEFINED if any(told.varies) else LayerSimilarity(1.0, 0.0)
-                result[name] = alignments[name].similarity() if all(told.varies) else of_constant
+                measured = rows[joint.scaled[name]].scaled[name] if name in joint.scaled else rows[name]
+                of_constant = UNDEFINED if any(measured.varies) else LayerSimilarity(1.0, 0.0)
+                result[name] = alignments[name].similarity() if all(measured.varies) else of_constant
     return result
 
 
@@ -276,10 +276,10 @@ class _Rows:
             e += whole(m) if self.far else m + m.mT
             if all(map(_precise, k, e, terms)):
                 break
-        found = dict(zip([self.name, *self.scaled], zip(k, e, strict=True), strict=True))
+        by_layer = dict(zip([self.name, *self.scaled], zip(k, e, strict=True), strict=True))
         for name, norm in self.scaled.items():
-            norm.see(*found[name], self.scale or 1.0)
-        return found
+            norm.see(*by_layer[name], self.scale or 1.0)
+        return by_layer
 
     def _sums(self, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Sum products over the features, in float64 from products in ``dtype``, for this layer and its batch norms.

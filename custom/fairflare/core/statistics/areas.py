@@ -61,10 +61,10 @@ def delong(truth: Truth, scores: Array, cases: npt.NDArray[np.int64] | None = No
     below = 1 - (ranks[:, ~truth] - rankdata(scores[:, ~truth], axis=1)) / m
     areas = above.mean(1)
     a, b = (
-        np.stack([np.bincount(whose[of], row, whose.max() + 1) for row in parts - areas[:, None]])
-        for of, parts in ((truth, above), (~truth, below))
+        np.stack([np.bincount(whose[chosen], row, whose.max() + 1) for row in parts - areas[:, None]])
+        for chosen, parts in ((truth, above), (~truth, below))
     )
-    counts = np.array([len(np.unique(whose[of])) for of in (truth, ~truth, truth | ~truth)])
+    counts = np.array([len(np.unique(whose[chosen])) for chosen in (truth, ~truth, truth | ~truth)])
     of_a, of_b, both = np.divide(counts, counts - 1, out=np.full(3, np.nan), where=counts > 1)
     return areas, of_a * a @ a.T / m**2 + of_b * b @ b.T / n**2 + both * (a @ b.T + b @ a.T) / (m * n)
 
@@ -90,8 +90,8 @@ def logit_interval(area: float, variance: float) -> Ends:
     """Return the interval of an AUC inside (0, 1), whose logit is taken to be normally distributed."""
     from scipy.special import expit, logit
 
-    half = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance) / (area * (1 - area))
-    return float(expit(logit(area) - half)), float(expit(logit(area) + half))
+    reach = NormalDist().inv_cdf((1 + LEVEL) / 2) * math.sqrt(variance) / (area * (1 - area))
+    return float(expit(logit(area) - reach)), float(expit(logit(area) + reach))
 
 
 def newcombe_end(area: float, positive: int, negative: int) -> float:
@@ -111,23 +111,23 @@ def newcombe_end(area: float, positive: int, negative: int) -> float:
     return float(brentq(off, 0.0, area * (1 - 1e-9))) if area > 0 else 0.0
 
 
-def threshold(truth: Truth, scores: Array, share: float, of: str) -> float:
+def threshold(truth: Truth, scores: Array, share: float, rate: str) -> float:
     """Return the observed score from which on images are called positive, to reach a sensitivity or specificity.
 
     Args:
         truth: (n,) whether each image is positive.
         scores: (n,) scores.
         share: sensitivity or specificity that is reached at least.
-        of: ``"specificity"``: the smallest such score, infinity if no score is high enough; ``"sensitivity"``: the
+        rate: ``"specificity"``: the smallest such score, infinity if no score is high enough; ``"sensitivity"``: the
             largest one.
 
     Returns:
         The score; NaN if there is no image of the kind (positive or negative) whose share is wanted.
     """
-    marks, own = np.unique(scores), np.sort(scores[truth if of == "sensitivity" else ~truth])
-    if not len(own):
+    marks, chosen = np.unique(scores), np.sort(scores[truth if rate == "sensitivity" else ~truth])
+    if not len(chosen):
         return math.nan
-    below = np.searchsorted(own, marks)  # how many of them are under each score
-    if of == "sensitivity":
-        return float(marks[len(own) - below >= share * len(own) - 1e-9].max())
-    return float(marks[below >= share * len(own) - 1e-9].min(initial=math.inf))
+    below = np.searchsorted(chosen, marks)  # how many of them are under each score
+    if rate == "sensitivity":
+        return float(marks[len(chosen) - below >= share * len(chosen) - 1e-9].max())
+    return float(marks[below >= share * len(chosen) - 1e-9].min(initial=math.inf))

@@ -55,9 +55,9 @@ def described(names: Sequence[str], images: Sequence[npt.NDArray[np.generic]]) -
             )
             odd.append(f"its {one} and {other} {what}")
     likeness = [_told(small[0], image) for image in small[1:]]
-    for name, image, own in zip(names[1:], small[1:], likeness, strict=True):
+    for name, image, correlation in zip(names[1:], small[1:], likeness, strict=True):
         turned = [_told(small[0], np.flip(image, axis)) for axis in range(image.ndim)]
-        if max(turned) > CLEARER * own:
+        if max(turned) > CLEARER * correlation:
             along = ("rows", "columns", "slices")[int(np.argmax(turned))]
             odd.append(f"its {name} fits {names[0]} better with its {along} in the opposite order: is it mirrored?")
     values = np.array([np.percentile(image, SHARES) for image in small])
@@ -70,7 +70,7 @@ def odd_channels(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterato
     Args:
         sites: name and images of the cases of each site.
     """
-    every = [(site, file, seen) for site, own in sites.items() for file, seen in own]
+    every = [(site, file, seen) for site, files in sites.items() for file, seen in files]
     for site, file, seen in every:
         yield from ((site, file, text) for text in seen.odd)
     for names in dict.fromkeys(seen.names for _, _, seen in every):
@@ -83,13 +83,13 @@ def odd_channels(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterato
             if few:
                 text = f"its {' and '.join(few)} fits {names[0]} worse than in other cases; is it of this patient?"
                 yield site, file, text
-            others = [one.values for at, name, one in alike if at != site] or [
+            others = [one.values for owner, name, one in alike if owner != site] or [
                 one.values for _, name, one in alike if name != file
             ]
             middle = np.median(others, axis=0)
             for i, j in combinations(range(len(names)), 2):
-                own, swapped = (_apart(seen.values[[i, j]], middle[order]) for order in ([i, j], [j, i]))
-                if _apart(middle[[i]], middle[[j]]) > APART and swapped < LESS * own:
+                straight, swapped = (_apart(seen.values[[i, j]], middle[order]) for order in ([i, j], [j, i]))
+                if _apart(middle[[i]], middle[[j]]) > APART and swapped < LESS * straight:
                     yield site, file, f"its {names[i]} and {names[j]} look exchanged beside other cases"
 
 

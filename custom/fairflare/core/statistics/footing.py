@@ -60,7 +60,9 @@ class Footing:
     @cached_property
     def shared(self) -> list[str]:
         """Return the structures that all compared sites have; sites are compared by the mean over these structures."""
-        return sorted(frozenset.intersection(*([own for own in self.of.values() if own] or [frozenset()])))
+        return sorted(
+            frozenset.intersection(*([structures for structures in self.of.values() if structures] or [frozenset()]))
+        )
 
     @cached_property
     def parts(self) -> list[list[str]]:
@@ -72,14 +74,18 @@ class Footing:
         """Return the sites without which other sites would not be linked, so that these could not be compared."""
         if self.shared:
             return []
-        without = {site: {k: own for k, own in self.of.items() if k != site} for site in sorted(self.of)}
-        return [s for s, of in without.items() if len(_parts(of)) > len(self.parts) - ([s] in self.parts)]
+        without = {site: {k: structures for k, structures in self.of.items() if k != site} for site in sorted(self.of)}
+        return [s for s, others in without.items() if len(_parts(others)) > len(self.parts) - ([s] in self.parts)]
 
     def without(self, support: Mapping[str, Mapping[str, int]]) -> Footing:
         """Return a copy without each site's structures of which it has 0 images (``support``, by structure)."""
-        of = {k: frozenset(s for s in own if support.get(k, {}).get(s, 1)) for k, own in self.of.items()}
-        empty = {site: {*self.empty.get(site, ()), *(own - of[site])} for site, own in self.of.items()}
-        return replace(self, of=of, empty=empty)
+        supported = {
+            k: frozenset(s for s in structures if support.get(k, {}).get(s, 1)) for k, structures in self.of.items()
+        }
+        empty = {
+            site: {*self.empty.get(site, ()), *(structures - supported[site])} for site, structures in self.of.items()
+        }
+        return replace(self, of=supported, empty=empty)
 
     @property
     def how(self) -> str:
@@ -88,7 +94,9 @@ class Footing:
 
     def as_dict(self) -> dict[str, Any]:
         """Return a description of how sites are compared, for the results file."""
-        structures, empty = ({site: sorted(own) for site, own in of.items()} for of in (self.of, self.empty))
+        structures, empty = (
+            {site: sorted(names) for site, names in by_site.items()} for by_site in (self.of, self.empty)
+        )
         return {
             "how": self.how, "shared": self.shared, "structures": structures, "empty": empty, "parts": self.parts,
             "bridges": self.bridges,
@@ -111,14 +119,18 @@ class Footing:
             The figure of each site of ``cells``. It is NaN if one of the site's cells has no value, since figures over
             other cells than in other rounds could not be compared.
         """
-        own = {site: {name: cells[site].get(name, math.nan) for name in self.compared(site)} for site in cells}
-        whole = {site: of for site, of in own.items() if of and all(map(math.isfinite, of.values()))}
+        comparable = {site: {name: cells[site].get(name, math.nan) for name in self.compared(site)} for site in cells}
+        whole = {
+            site: figures
+            for site, figures in comparable.items()
+            if figures and all(map(math.isfinite, figures.values()))
+        }
         if self.shared:
-            found = {site: statistics.fmean(of.values()) for site, of in whole.items()}
+            means = {site: statistics.fmean(figures.values()) for site, figures in whole.items()}
         else:
-            parts = _parts({site: frozenset(of) for site, of in whole.items()})
-            found = {k: v for part in parts for k, v in adjusted({site: whole[site] for site in part}).items()}
-        return {site: found.get(site, math.nan) for site in cells}
+            parts = _parts({site: frozenset(figures) for site, figures in whole.items()})
+            means = {k: v for part in parts for k, v in adjusted({site: whole[site] for site in part}).items()}
+        return {site: means.get(site, math.nan) for site in cells}
 
     def on_one(self, metrics: Metrics) -> dict[str, dict[str, float]]:
         """Return the sites' metrics with means that can be compared, in place of means over each site's own structures.
@@ -126,27 +138,29 @@ class Footing:
         The means over a site's own structures get the name ``own/<metric>``. If all sites have the same structures, the
         metrics are returned unchanged.
         """
-        names = {name: None for of in metrics.values() for name in of}
-        found = {site: dict(of) for site, of in metrics.items()}
+        names = {name: None for figures in metrics.values() for name in figures}
+        evened = {site: dict(figures) for site, figures in metrics.items()}
         for name in names if self.differs else ():
             cells = self.cells(metrics, name)
             if any(cells.values()):
                 for site, value in self.figures(cells).items():
                     alone = not cells[site] and self.of.get(site) == frozenset(self.shared)
-                    if name in found[site] and not (self.shared and alone):  # alone: the site's own mean is its figure
-                        found[site] |= {OWN + name: found[site][name], name: value}
-        return found
+                    if name in evened[site] and not (self.shared and alone):  # alone: the site's own mean is its figure
+                        evened[site] |= {OWN + name: evened[site][name], name: value}
+        return evened
 
     def cells(self, metrics: Metrics, name: str) -> dict[str, dict[str, float]]:
         """Return, by site and structure, the values whose mean is the metric called ``name``."""
         place, _, last = name.rpartition("/")
         start = f"{place}{'/' * bool(place)}{OF_PART.get(last, last)}_"
         every = {part: metric_name(start + part) for part in sorted(frozenset().union(*self.of.values()))}
-        if len(every) == 1 and not any(key in of for key in every.values() for of in metrics.values()):
+        if len(every) == 1 and not any(key in figures for key in every.values() for figures in metrics.values()):
             every = dict.fromkeys(every, name)  # a task with one structure has no metrics by structure
         return {
-            site: {part: of[key] for part, key in every.items() if part in self.of.get(site, ()) and key in of}
-            for site, of in metrics.items()
+            site: {
+                part: figures[key] for part, key in every.items() if part in self.of.get(site, ()) and key in figures
+            }
+            for site, figures in metrics.items()
         }
 
     def reports(self, reports: Reports, kinds: Mapping[str, str], metrics: Metrics) -> Reports:
@@ -169,18 +183,18 @@ class Footing:
             return reports
         losses = self.cells(metrics, "loss")
         factor = {k: ratio / max(known_mean(losses[k].values()), LEAST_LOSS) for k, ratio in relative(losses).items()}
-        found = {}
+        corrected = {}
         for site, report in reports.items():
-            of, score = metrics[site], "accuracy" if "accuracy" in metrics[site] else self.primary
-            away = of[score] - of[OWN + score] if OWN + score in of and len(self.parts) < 2 else 0.0
+            figures, score = metrics[site], "accuracy" if "accuracy" in metrics[site] else self.primary
+            away = figures[score] - figures[OWN + score] if OWN + score in figures and len(self.parts) < 2 else 0.0
             even = {
                 "loss": (factor[site] if any(losses.values()) else 1.0, 0.0),
                 "score": (1.0, away),
                 "error": (1.0, -away),
             }
-            told = {name: even[kind] for name, kind in kinds.items() if report[name] is not None}
-            found[site] = {**report, **{name: report[name] * by + plus for name, (by, plus) in told.items()}}
-        return found
+            corrections = {name: even[kind] for name, kind in kinds.items() if report[name] is not None}
+            corrected[site] = {**report, **{name: report[name] * by + plus for name, (by, plus) in corrections.items()}}
+        return corrected
 
 
 def structure_of(metric: str, names: Collection[str]) -> str:
@@ -188,14 +202,14 @@ def structure_of(metric: str, names: Collection[str]) -> str:
     return max((name for name in names if metric.endswith(f"_{metric_name(name)}")), key=len, default="")
 
 
-def _parts(of: Mapping[str, Collection[str]]) -> list[list[str]]:
+def _parts(structures: Mapping[str, Collection[str]]) -> list[list[str]]:
     """Return groups of sites that share structures, also by way of other sites; the largest first, then by name."""
     from scipy.sparse.csgraph import connected_components
 
-    sites = sorted(site for site in of if of[site])
+    sites = sorted(site for site in structures if structures[site])
     if not sites:
         return []
-    linked = np.array([[not frozenset(of[a]).isdisjoint(of[b]) for b in sites] for a in sites])
+    linked = np.array([[not frozenset(structures[a]).isdisjoint(structures[b]) for b in sites] for a in sites])
     numbers = connected_components(linked)[1].tolist()
     parts = [[site for site, n in zip(sites, numbers, strict=True) if n == part] for part in sorted(set(numbers))]
     return sorted(parts, key=lambda part: (-len(part), part))
@@ -213,7 +227,7 @@ def adjusted(cells: Cells) -> dict[str, float]:
         >>> {site: round(value, 6) for site, value in found.items()}
         {'A': 0.7, 'B': 0.7, 'C': 0.6}
     """
-    sites, names = sorted(cells), sorted({name for of in cells.values() for name in of})
+    sites, names = sorted(cells), sorted({name for figures in cells.values() for name in figures})
     known = [(site, name, cells[site][name]) for site in sites for name in sorted(cells[site])]
     left = np.zeros((len(known) + 1, len(sites) + len(names)))
     for row, (site, name, _) in enumerate(known):
@@ -237,11 +251,12 @@ def relative(losses: Cells) -> dict[str, float]:
         {'A': 0.8, 'B': 0.888889, 'C': 1.155556}
     """
     floored = {
-        site: {name: max(v, LEAST_LOSS) for name, v in of.items() if math.isfinite(v)} for site, of in losses.items()
+        site: {name: max(v, LEAST_LOSS) for name, v in by_name.items() if math.isfinite(v)}
+        for site, by_name in losses.items()
     }
-    names = sorted({name for of in floored.values() for name in of})
-    means = {name: known_mean(of[name] for of in floored.values() if name in of) for name in names}
-    return {site: known_mean(of[name] / means[name] for name in of) for site, of in floored.items()}
+    names = sorted({name for by_name in floored.values() for name in by_name})
+    means = {name: known_mean(by_name[name] for by_name in floored.values() if name in by_name) for name in names}
+    return {site: known_mean(by_name[name] / means[name] for name in by_name) for site, by_name in floored.items()}
 
 
 def known_mean(values: Iterable[float]) -> float:

@@ -92,7 +92,7 @@ def _told(sums: Sums, error: float) -> Array:
 
 def _auc(sums: Sums, error: float) -> Array:
     """Return the mean area under the ROC curve over the classes that have one, with its interval if areas vary."""
-    found = []
+    areas = []
     wanted = positives(len(sums[HISTOGRAM]))
     for (positive, negative), ((_, squares), (_, others)) in zip(
         sums[HISTOGRAM][wanted], sums[CELLS][wanted], strict=True
@@ -106,12 +106,12 @@ def _auc(sums: Sums, error: float) -> Array:
         scatter = np.nan
         if (p := m**2 / squares) > 1 and (q := n**2 / others) > 1:  # effective numbers of independent images
             scatter = positive @ (below - area) ** 2 / m / (p - 1) + negative @ (above - area) ** 2 / n / (q - 1)
-        found.append((area, np.sqrt(scatter)))
-    if not found:
+        areas.append((area, np.sqrt(scatter)))
+    if not areas:
         return np.full((1, 3), np.nan)
-    area, root = np.mean(found, 0)
-    half = -NormalDist().inv_cdf(error / 2) * root if root > 0 else np.nan
-    return np.asarray(np.clip([[area, area - half, area + half]], 0, 1))
+    area, root = np.mean(areas, 0)
+    reach = -NormalDist().inv_cdf(error / 2) * root if root > 0 else np.nan
+    return np.asarray(np.clip([[area, area - reach, area + reach]], 0, 1))
 
 
 def _dice(sums: Sums, error: float) -> Array:
@@ -126,8 +126,8 @@ def _dice(sums: Sums, error: float) -> Array:
     if not free > 0:
         return np.array([[mean.mean(), np.nan, np.nan]])
     scatter = np.maximum(squares[known] / count - mean**2, 0)
-    half = stdtrit(free, 1 - error / 2) * np.sqrt(scatter / free).mean()
-    return np.asarray(np.clip([[mean.mean(), mean.mean() - half, mean.mean() + half]], 0, 1))
+    reach = stdtrit(free, 1 - error / 2) * np.sqrt(scatter / free).mean()
+    return np.asarray(np.clip([[mean.mean(), mean.mean() - reach, mean.mean() + reach]], 0, 1))
 
 
 #: The sums that each metric of a group needs, and the function that returns its value and interval; then for gaps.
@@ -152,7 +152,7 @@ def intervals_of(sums: Sums) -> dict[str, Ends]:
     known = {name: measure for name, (needed, measure) in METRICS.items() if needed in sums}
     if few(sums):
         return dict.fromkeys(known, (np.nan, np.nan))
-    return {name: (float(of[1]), float(of[2])) for name, measure in known.items() for of in measure(sums, 1 - LEVEL)}
+    return {name: (float(row[1]), float(row[2])) for name, measure in known.items() for row in measure(sums, 1 - LEVEL)}
 
 
 def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
@@ -184,10 +184,10 @@ def _of_gap(groups: list[Sums], measure: Measure) -> Ends:
     ]
     if not pairs:
         return np.nan, np.nan
-    found = [measure(sums, (1 - LEVEL) / len(pairs)) for sums in groups]
+    measured = [measure(sums, (1 - LEVEL) / len(pairs)) for sums in groups]
     ends = []
     for one, other, part in pairs:
-        (value, low, high), (against, least, most) = found[one][part], found[other][part]
+        (value, low, high), (against, least, most) = measured[one][part], measured[other][part]
         below = value - against - np.hypot(value - low, most - against)
         above = value - against + np.hypot(high - value, against - least)
         ends.append([np.maximum(0.0, max(below, -above)), max(-below, above)])

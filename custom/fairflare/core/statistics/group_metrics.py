@@ -61,8 +61,8 @@ def rates(sums: Sums) -> dict[str, Array]:
     ``told`` is the share of images for which the model predicts the class.
     """
     tp, fp, fn, tn = sums[CONFUSION][positives(len(sums[CONFUSION]))].T
-    told = _ratio(tp + fp, tp + fp + fn + tn)
-    return {"sensitivity": _ratio(tp, tp + fn), "specificity": _ratio(tn, tn + fp), "told": told}
+    positive_rate = _ratio(tp + fp, tp + fp + fn + tn)
+    return {"sensitivity": _ratio(tp, tp + fn), "specificity": _ratio(tn, tn + fp), "told": positive_rate}
 
 
 def areas(sums: Sums) -> tuple[Array, Array]:
@@ -84,25 +84,25 @@ def metrics_of(sums: Sums) -> dict[str, float]:
     For classes: ``accuracy``, ``sensitivity``, ``specificity``, ``auc`` with ``auc_error`` (bound of its error),
     ``ece``, ``brier``. For a segmentation: ``dice`` with ``dice_std`` over images, both means over structures.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     if CALIBRATION in sums:
         count, confidence, right = sums[CALIBRATION].T
         images = count.sum()
-        found["accuracy"] = float(_ratio(right.sum(), images))
-        found["ece"] = float(_ratio(np.abs(confidence - right).sum(), images))
-        found["brier"] = float(_ratio(sums[BRIER], images))
+        metrics["accuracy"] = float(_ratio(right.sum(), images))
+        metrics["ece"] = float(_ratio(np.abs(confidence - right).sum(), images))
+        metrics["brier"] = float(_ratio(sums[BRIER], images))
     if CONFUSION in sums:
         of_classes = rates(sums)
-        found |= {name: _mean(of_classes[name]) for name in ("sensitivity", "specificity")}
+        metrics |= {name: _mean(of_classes[name]) for name in ("sensitivity", "specificity")}
     if HISTOGRAM in sums:
         area, error = areas(sums)
-        found |= {"auc": _mean(area), "auc_error": _mean(error)}
+        metrics |= {"auc": _mean(area), "auc_error": _mean(error)}
     if DICE in sums:
         images, total, squares = sums[DICE].T
         means = _ratio(total, images)
-        found["dice"] = _mean(means)
-        found["dice_std"] = _mean(np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0)))
-    return found
+        metrics["dice"] = _mean(means)
+        metrics["dice_std"] = _mean(np.sqrt(np.maximum(_ratio(squares, images) - means**2, 0)))
+    return metrics
 
 
 def images_of(sums: Sums) -> float:
@@ -135,14 +135,16 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
         The gaps of :data:`LABELS`, and ``<metric>_gap`` (best minus worst group) and ``es_<metric>`` (equity-scaled
         value) for each metric of :data:`SCALED`, as far as the sums allow. NaN: fewer than two groups have a value.
     """
-    found: dict[str, float] = {}
+    gaps: dict[str, float] = {}
     if groups and all(CONFUSION in sums for sums in groups.values()):
-        of = [rates(sums) for sums in groups.values()]
-        told = {name: _gap([one[name] for one in of]) for name in ("sensitivity", "specificity", "told")}
-        odds = [gap for gap in (told["sensitivity"], told["specificity"]) if math.isfinite(gap)]
-        found["equalised_odds"] = max(odds, default=math.nan)
-        found["equal_opportunity"] = told["sensitivity"]
-        found["demographic_parity"] = told["told"]
+        rates_of_groups = [rates(sums) for sums in groups.values()]
+        by_rate = {
+            name: _gap([one[name] for one in rates_of_groups]) for name in ("sensitivity", "specificity", "told")
+        }
+        odds = [gap for gap in (by_rate["sensitivity"], by_rate["specificity"]) if math.isfinite(gap)]
+        gaps["equalised_odds"] = max(odds, default=math.nan)
+        gaps["equal_opportunity"] = by_rate["sensitivity"]
+        gaps["demographic_parity"] = by_rate["told"]
     alike = _same_structures(groups, whole)
     of_all, of_each = metrics_of(alike[0]), list(map(metrics_of, alike[1:]))
     for name in SCALED:
@@ -150,10 +152,10 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
             continue
         values = [value for one in of_each if math.isfinite(value := one.get(name, math.nan))]
         several = len(values) > 1
-        found[f"{name}_gap"] = max(values) - min(values) if several else math.nan
+        gaps[f"{name}_gap"] = max(values) - min(values) if several else math.nan
         apart = math.fsum(abs(of_all[name] - value) for value in values)
-        found[f"es_{name}"] = of_all[name] / (1 + apart) if several else math.nan
-    return found
+        gaps[f"es_{name}"] = of_all[name] / (1 + apart) if several else math.nan
+    return gaps
 
 
 def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
@@ -162,9 +164,9 @@ def _same_structures(groups: Mapping[str, Sums], whole: Sums) -> list[Sums]:
     A gap in Dice over different structures would be a gap between the structures. Groups that report no structure are
     ignored here.
     """
-    known = [of[DICE][:, 0] > 0 for of in groups.values() if DICE in of]
+    known = [group[DICE][:, 0] > 0 for group in groups.values() if DICE in group]
     both = np.logical_and.reduce([has for has in known if has.any()] or [np.ones(len(whole.get(DICE, ())), bool)])
-    return [{**of, DICE: of[DICE][both]} if DICE in of else of for of in (whole, *groups.values())]
+    return [{**group, DICE: group[DICE][both]} if DICE in group else group for group in (whole, *groups.values())]
 
 
 def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
@@ -178,17 +180,17 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
     Returns:
         ``{"sensitivity <class>" or "false positives <class>": groups}``; empty if both rates are defined in all groups.
     """
-    found: dict[str, list[str]] = {}
+    undefined: dict[str, list[str]] = {}
     for group, sums in groups.items():
         if CONFUSION not in sums or not images_of(sums) > 0:
             continue
-        of = rates(sums)
+        measured = rates(sums)
         for rank, label in enumerate(positives(len(sums[CONFUSION]))):
-            lacks = [math.isnan(of[name][rank]) for name in ("sensitivity", "specificity")]
+            lacks = [math.isnan(measured[name][rank]) for name in ("sensitivity", "specificity")]
             if sum(lacks) == 1:  # if both are undefined, the class is withheld by a site
                 rate = "sensitivity" if lacks[0] else "false positives"
-                found.setdefault(f"{rate} {label}", []).append(group)
-    return found
+                undefined.setdefault(f"{rate} {label}", []).append(group)
+    return undefined
 
 
 def gap_within(
@@ -213,32 +215,32 @@ def gap_within(
     Source:
         The weights of Mantel and Haenszel's risk difference: Greenland and Robins, Biometrics 1985.
     """
-    found: tuple[float, str, dict[str, float]] = (math.nan, "", {})
-    for a, b in combinations(dict.fromkeys(group for own in sites.values() for group in own), 2):
+    widest: tuple[float, str, dict[str, float]] = (math.nan, "", {})
+    for a, b in combinations(dict.fromkeys(group for groups in sites.values() for group in groups), 2):
         both: dict[str, tuple[float, float]] = {}
-        for site, own in sites.items():
-            differ = own.get(a, {}).get(name, math.nan) - own.get(b, {}).get(name, math.nan)
+        for site, means in sites.items():
+            differ = means.get(a, {}).get(name, math.nan) - means.get(b, {}).get(name, math.nan)
             if math.isfinite(differ):
-                n, m = (own[group][CASES] for group in (a, b))
+                n, m = (means[group][CASES] for group in (a, b))
                 both[site] = (differ, n * m / (n + m))
         weight = math.fsum(w for _, w in both.values())
         mean = math.fsum(d * w for d, w in both.values()) / weight if weight > 0 else math.nan
-        if not abs(mean) <= found[0] and math.isfinite(mean):
+        if not abs(mean) <= widest[0] and math.isfinite(mean):
             sign = 1 if mean > 0 else -1
-            found = (abs(mean), b if mean > 0 else a, {site: sign * d for site, (d, _) in both.items()})
-    return found
+            widest = (abs(mean), b if mean > 0 else a, {site: sign * d for site, (d, _) in both.items()})
+    return widest
 
 
 def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
     """Return the group with the lowest value of each metric of :data:`SCALED`; on a tie the first group."""
-    found = {}
+    worst = {}
     alike = dict(zip(groups, _same_structures(groups, {})[1:], strict=True))
     for name in SCALED:
         values = {group: metrics_of(sums).get(name, math.nan) for group, sums in alike.items()}
         known = {group: value for group, value in values.items() if math.isfinite(value)}
         if len(known) > 1:
-            found[name] = min(known, key=lambda group: known[group])
-    return found
+            worst[name] = min(known, key=lambda group: known[group])
+    return worst
 
 
 def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:

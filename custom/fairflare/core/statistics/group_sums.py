@@ -64,30 +64,30 @@ def sums_of(
         cases: (n,) number of the case (patient) that each image belongs to; ``None`` if each image is a case.
         least: a bin of fewer cases is merged with the next ones.
     """
-    own, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
-    found = {IMAGES: np.asarray(float(len(own))), CASES: _of_cases(whose)}
+    group_scores, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
+    sums = {IMAGES: np.asarray(float(len(group_scores))), CASES: _of_cases(whose)}
     if labels is None:
-        told, known = np.isfinite(own), np.nan_to_num(own)
-        return {**found, DICE: np.stack([told.sum(0).astype(float), known.sum(0), (known**2).sum(0)], 1)}
+        labelled, known = np.isfinite(group_scores), np.nan_to_num(group_scores)
+        return {**sums, DICE: np.stack([labelled.sum(0).astype(float), known.sum(0), (known**2).sum(0)], 1)}
     truth = np.eye(scores.shape[1], dtype=bool)[labels[chosen]]
-    best = own.argmax(1)
-    told = np.eye(scores.shape[1], dtype=bool)[best]
-    cells = [truth & told, ~truth & told, truth & ~told, ~truth & ~told]
-    place = _bin_of(own, bins)
-    confidence = own[np.arange(len(own)), best]
-    at = _merged(_bin_of(confidence, calibration_bins), whose, (told.any(1),), calibration_bins, least)
+    best = group_scores.argmax(1)
+    labelled = np.eye(scores.shape[1], dtype=bool)[best]
+    cells = [truth & labelled, ~truth & labelled, truth & ~labelled, ~truth & ~labelled]
+    place = _bin_of(group_scores, bins)
+    confidence = group_scores[np.arange(len(group_scores)), best]
+    bin_of_image = _merged(_bin_of(confidence, calibration_bins), whose, (labelled.any(1),), calibration_bins, least)
     right = (best == labels[chosen]).astype(float)
-    weights = (np.ones(len(own)), confidence, right)
+    weights = (np.ones(len(group_scores)), confidence, right)
     return {
-        **found,
-        CELLS: np.stack([[_of_cases(whose[of]) for of in (has, ~has)] for has in truth.T]),
+        **sums,
+        CELLS: np.stack([[_of_cases(whose[part]) for part in (has, ~has)] for has in truth.T]),
         CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
         HISTOGRAM: np.stack(
-            [[np.bincount(_merged(place[:, c], whose, (has, ~has), bins, least)[of], minlength=bins)
-              for of in (has, ~has)] for c, has in enumerate(truth.T)]
+            [[np.bincount(_merged(place[:, c], whose, (has, ~has), bins, least)[part], minlength=bins)
+              for part in (has, ~has)] for c, has in enumerate(truth.T)]
         ).astype(float),
-        CALIBRATION: np.stack([np.bincount(at, weight, calibration_bins) for weight in weights], 1),
-        BRIER: np.asarray(((own - truth) ** 2).sum()),
+        CALIBRATION: np.stack([np.bincount(bin_of_image, weight, calibration_bins) for weight in weights], 1),
+        BRIER: np.asarray(((group_scores - truth) ** 2).sum()),
     }  # fmt: skip
 
 
@@ -134,11 +134,11 @@ def added(sums: Sequence[Sums]) -> dict[str, Array]:
 
     A NaN (an entry that a site withholds) is left out of the sum; an entry that all withhold is NaN.
     """
-    found = {}
+    total = {}
     for name in dict.fromkeys(name for one in sums for name in one):
         stacked = np.stack([one[name] for one in sums if name in one])
-        found[name] = np.where(np.isnan(stacked).all(0), np.nan, np.nansum(stacked, 0))
-    return found
+        total[name] = np.where(np.isnan(stacked).all(0), np.nan, np.nansum(stacked, 0))
+    return total
 
 
 def without_each(sums: Sums) -> list[dict[str, Array]]:
@@ -150,12 +150,14 @@ def without_each(sums: Sums) -> list[dict[str, Array]]:
     if np.ndim(sums[IMAGES]) == 0 or len(sums[IMAGES]) != FOLDS:
         return []
     whole = in_one(sums)
-    return [{name: whole[name] - of[part] for name, of in sums.items()} for part in range(FOLDS)]
+    return [{name: whole[name] - parts[part] for name, parts in sums.items()} for part in range(FOLDS)]
 
 
 def in_one(sums: Sums) -> dict[str, Array]:
     """Add up sums over the parts into which a site's cases are divided; sums without parts are returned unchanged."""
-    return {name: np.asarray(of).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(of) for name, of in sums.items()}
+    return {
+        name: np.asarray(parts).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(parts) for name, parts in sums.items()
+    }
 
 
 def impossible(sums: Sums) -> str:
@@ -166,29 +168,29 @@ def impossible(sums: Sums) -> str:
     """
     images = np.asarray(sums[IMAGES])
     by_part = images[..., None]
-    exact = {CONFUSION: lambda of: of.sum(-1), HISTOGRAM: lambda of: of.sum((-2, -1))}
-    for name, of in sums.items():
+    exact = {CONFUSION: lambda values: values.sum(-1), HISTOGRAM: lambda values: values.sum((-2, -1))}
+    for name, array in sums.items():
         if name in exact:
-            wrong = _beyond(exact[name](of), by_part) or _beyond(-exact[name](of), -by_part)
+            wrong = _beyond(exact[name](array), by_part) or _beyond(-exact[name](array), -by_part)
         elif name == CALIBRATION:
-            count, confidence, right = np.moveaxis(of, -1, 0)
+            count, confidence, right = np.moveaxis(array, -1, 0)
             total = count.sum(-1)
             wrong = _beyond(total, images) or _beyond(-total, -images)
             wrong = wrong or _beyond(confidence, count) or _beyond(right, count)
         elif name == DICE:
-            count, total, squares = np.moveaxis(of, -1, 0)
+            count, total, squares = np.moveaxis(array, -1, 0)
             wrong = _beyond(count, by_part) or _beyond(total, count) or _beyond(squares, total)
         else:  # Brier: at most 2 per image; squared image counts: at most the squared number of images
             most = 2 * images if name == BRIER else np.maximum(images**2, images)
-            wrong = _beyond(of, most.reshape(most.shape + (1,) * (np.ndim(of) - most.ndim)))
+            wrong = _beyond(array, most.reshape(most.shape + (1,) * (np.ndim(array) - most.ndim)))
         if wrong:
             return name
     return ""
 
 
-def _beyond(found: Array, most: Array) -> bool:
+def _beyond(values: Array, most: Array) -> bool:
     """Return whether any number exceeds its upper bound, or is known although its bound is unknown (NaN)."""
-    return bool((~np.isnan(found) & ~(found <= most + 1e-6 * (1 + np.abs(most)))).any())
+    return bool((~np.isnan(values) & ~(values <= most + 1e-6 * (1 + np.abs(most)))).any())
 
 
 def hidden_groups(cases: Sequence[Hashable], numbers: npt.NDArray[np.int64], groups: int, least: int) -> frozenset[int]:
@@ -234,16 +236,16 @@ def hidden_parts(
     """
     if least <= 1:
         return frozenset()
-    kept = np.isin(numbers, sorted(hidden))
-    rows = [numbers == g for g in np.unique(numbers) if g not in hidden] + ([kept] if kept.any() else [])
-    of = [[_different(cases, row & (labels == c)) for c in range(classes)] for row in rows]
+    withheld = np.isin(numbers, sorted(hidden))
+    rows = [numbers == g for g in np.unique(numbers) if g not in hidden] + ([withheld] if withheld.any() else [])
+    counts = [[_different(cases, row & (labels == c)) for c in range(classes)] for row in rows]
     without = [[_different(cases, row & (labels != c)) for c in range(classes)] for row in rows]
-    least_of = np.minimum(np.array(of), np.array(without)).min(0)
-    found = {c for c in range(classes) if least_of[c] < least}
-    order = sorted(set(range(classes)) - found, key=lambda c: (least_of[c], c))
-    while order and found and any(0 < sum(row[c] for c in found) < least or len(found) == 1 for row in of):
-        found.add(order.pop(0))
-    return frozenset(found)
+    least_of = np.minimum(np.array(counts), np.array(without)).min(0)
+    too_few = {c for c in range(classes) if least_of[c] < least}
+    order = sorted(set(range(classes)) - too_few, key=lambda c: (least_of[c], c))
+    while order and too_few and any(0 < sum(row[c] for c in too_few) < least or len(too_few) == 1 for row in counts):
+        too_few.add(order.pop(0))
+    return frozenset(too_few)
 
 
 def _different(cases: Sequence[Hashable], chosen: npt.NDArray[np.bool_]) -> int:

@@ -85,11 +85,11 @@ def mean_interval(
         return math.nan, math.nan
     from scipy.special import stdtrit
 
-    half = float(stdtrit(cases - 1, 0.5 + LEVEL / 2)) * error
+    reach = float(stdtrit(cases - 1, 0.5 + LEVEL / 2)) * error
     if not (math.isfinite(low) and math.isfinite(high) and low < value < high):
-        return max(low, value - half), min(high, value + half)
-    middle, half = (float(part) for part in _logits(np.asarray(value), np.asarray(half), low, high))
-    bottom, top = _from_logits(np.array([middle - half, middle + half]), low, high).tolist()
+        return max(low, value - reach), min(high, value + reach)
+    middle, reach = (float(part) for part in _logits(np.asarray(value), np.asarray(reach), low, high))
+    bottom, top = _from_logits(np.array([middle - reach, middle + reach]), low, high).tolist()
     return bottom, top
 
 
@@ -263,15 +263,15 @@ def errors_test(
     for error, count in zip(errors, cases, strict=True):
         checks.number("standard error", error, above=0)
         checks.whole("cases", count, low=2)
-    found, scale = np.asarray(values, np.float64), np.asarray(errors, np.float64)
-    ends = (low, high) if math.isfinite(high - low) and low < found.min() and found.max() < high else None
+    measured, scale = np.asarray(values, np.float64), np.asarray(errors, np.float64)
+    ends = (low, high) if math.isfinite(high - low) and low < measured.min() and measured.max() < high else None
     if ends:
-        found, scale = _logits(found, scale, *ends)
+        measured, scale = _logits(measured, scale, *ends)
     freedom = (np.asarray(cases, np.float64) - 1) / (1 if ends else 2)
     generator = np.random.default_rng(SEED)
-    drawn = _weighted_mean(found, scale) + generator.standard_normal((draws, len(found))) * scale
-    scales = scale * np.sqrt(generator.chisquare(freedom, (draws, len(found))) / freedom)
-    return _by_errors((found, scale), (drawn, scales), ends, higher_is_better)
+    drawn = _weighted_mean(measured, scale) + generator.standard_normal((draws, len(measured))) * scale
+    scales = scale * np.sqrt(generator.chisquare(freedom, (draws, len(measured))) / freedom)
+    return _by_errors((measured, scale), (drawn, scales), ends, higher_is_better)
 
 
 def _by_errors(
@@ -282,11 +282,13 @@ def _by_errors(
     ``ends``: ends of the metric's range. The error of a site's distance to the weighted mean is smaller than that of
     its value, which is a part of the mean.
     """
-    found, drawn = (
-        (of, _weighted_mean(of, error), error**2, np.sqrt(np.maximum(error**2 - _of_mean(error), 0)))
-        for of, error in (sites, chance)
+    statistics_of_sites, drawn = (
+        (part, _weighted_mean(part, error), error**2, np.sqrt(np.maximum(error**2 - _of_mean(error), 0)))
+        for part, error in (sites, chance)
     )
-    return _compared(*found, drawn, higher, lambda values: _from_logits(values, *ends) if ends else values)
+    return _compared(
+        *statistics_of_sites, drawn, higher, lambda values: _from_logits(values, *ends) if ends else values
+    )
 
 
 def _weighted_mean(values: Numbers, errors: Numbers) -> Numbers:
@@ -312,7 +314,7 @@ def _compared(
     largest, dealt = singles.max(1), back(chance[0])
     draws = len(dealt)
     p_value = (1 + int((sums >= inequality * (1 - _TIE) - _TIE).sum())) / (draws + 1)
-    p_sites = [(1 + int((largest >= own * (1 - _TIE) - _TIE).sum())) / (draws + 1) for own in single]
+    p_sites = [(1 + int((largest >= distance * (1 - _TIE) - _TIE).sum())) / (draws + 1) for distance in single]
     behind = (back(chance[1]) - dealt) * (1 if higher else -1)
     return Compared(p_value, back(expected), np.array(p_sites), float(dealt.std(1).mean()), float(behind.max(1).mean()))
 

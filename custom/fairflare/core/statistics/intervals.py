@@ -38,8 +38,8 @@ def wilson(hits: Array, count: Array, error: float) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         share = hits / count
         middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-        half = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
-    return np.stack([share, middle - half, middle + half], 1)
+        reach = z * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2)) / (1 + z**2 / count)
+    return np.stack([share, middle - reach, middle + reach], 1)
 
 
 def widened(values: npt.ArrayLike, drawn: npt.ArrayLike, units: npt.ArrayLike) -> Array:
@@ -129,9 +129,9 @@ def holm(p: npt.ArrayLike) -> Array:
     Args:
         p: p-values, (..., tests); each family of tests is along the last axis.
     """
-    found = np.asarray(p, float)
-    order = np.argsort(found, -1)
-    scaled = np.take_along_axis(found, order, -1) * np.arange(found.shape[-1], 0, -1)
+    probabilities = np.asarray(p, float)
+    order = np.argsort(probabilities, -1)
+    scaled = np.take_along_axis(probabilities, order, -1) * np.arange(probabilities.shape[-1], 0, -1)
     stepped = np.minimum(np.maximum.accumulate(scaled, -1), 1.0)
     corrected = np.empty_like(stepped)
     np.put_along_axis(corrected, order, stepped, -1)
@@ -149,9 +149,9 @@ def of_folds(without: npt.ArrayLike) -> Array:
     Source:
         Kott, "The delete-a-group jackknife", Journal of Official Statistics 2001.
     """
-    found = np.asarray(without, float)
-    parts = found.shape[-1]
-    return np.asarray((parts - 1) / np.sqrt(parts) * (found - found.mean(-1, keepdims=True)))
+    estimates = np.asarray(without, float)
+    parts = estimates.shape[-1]
+    return np.asarray((parts - 1) / np.sqrt(parts) * (estimates - estimates.mean(-1, keepdims=True)))
 
 
 def degrees_of_folds(parts: int, cases: float) -> float:

@@ -63,7 +63,9 @@ def features_of(picture: Array) -> Array:
         for band in np.array_split(picture, min(_CELLS, picture.shape[1]), axis=1)
         for cell in np.array_split(band, min(_CELLS, picture.shape[2]), axis=2)
     ]
-    return np.concatenate([of for cell in cells for of in (cell.mean((1, 2)), cell.std((1, 2)))]).astype(np.float32)
+    return np.concatenate([values for cell in cells for values in (cell.mean((1, 2)), cell.std((1, 2)))]).astype(
+        np.float32
+    )
 
 
 def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Array]:
@@ -85,16 +87,16 @@ def regions_of(target: npt.NDArray[Any], volume: bool = False) -> dict[int, Arra
     rows, columns = np.indices(rim.shape) / max(rim.shape)
     middle = [float(axis[~inside[0]].mean()) if not inside[0].all() else 0.5 for axis in (rows, columns)]
     far = np.hypot(rows - middle[0], columns - middle[1])
-    found = {}
+    regions = {}
     for number, region in enumerate(inside):
         if region.any():
             edge = region & ~binary_erosion(region, border_value=1)
-            of = far[region]
-            found[number] = np.array(
-                [math.sqrt(region.mean()), region[rim].mean(), of.mean(), of.std(), edge.sum() / region.sum(),
+            depths = far[region]
+            regions[number] = np.array(
+                [math.sqrt(region.mean()), region[rim].mean(), depths.mean(), depths.std(), edge.sum() / region.sum(),
                  0.5 + volume * (columns[region].mean() - middle[1])]
             )  # fmt: skip
-    return found
+    return regions
 
 
 def exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, list[int]]]:
@@ -110,18 +112,18 @@ def exchanged(masks: Sequence[Mapping[int, Array]]) -> Iterator[tuple[int, int, 
     Args:
         masks: the features of :func:`regions_of` by structure, of each mask.
     """
-    for pair in combinations(sorted({number for own in masks for number in own if number}), 2):
-        at = np.array([n for n, own in enumerate(masks) if own.keys() >= {*pair}], int)
-        both = np.array([[masks[n][number][_RATIOS] for number in pair] for n in at]).reshape(-1, 2, len(_RATIOS))
+    for pair in combinations(sorted({number for mask in masks for number in mask if number}), 2):
+        numbers = np.array([n for n, mask in enumerate(masks) if mask.keys() >= {*pair}], int)
+        both = np.array([[masks[n][number][_RATIOS] for number in pair] for n in numbers]).reshape(-1, 2, len(_RATIOS))
         ratios = np.diff(np.log(np.maximum(both, 1e-6)), axis=1)[:, 0]
         for above in ratios.T > 0:
             sides = [ratios[above], ratios[~above]]
             if min(map(len, sides)) >= _LEAST:
-                mean, spread = (np.array([of(side, 0) for side in sides]) for of in (np.mean, np.std))
+                mean, spread = (np.array([function(side, 0) for side in sides]) for function in (np.mean, np.std))
                 clear = (abs(mean) > _APART * spread).all(0)
                 opposite = (mean.prod(0) < 0) & (_APART * abs(mean.sum(0)) < abs(mean).max(0))
                 if clear.any() and opposite[clear].all():
-                    yield *pair, at[above == (2 * above.sum() < len(above))].tolist()
+                    yield *pair, numbers[above == (2 * above.sum() < len(above))].tolist()
                     break
 
 
@@ -155,11 +157,15 @@ def mistaken(shapes: Mapping[str, Mapping[int, Array]], among: Collection[str]) 
         shapes: by site and structure (0: background) the shapes of :func:`shape_of`, (n, 7).
         among: sites to judge; the others are only compared with.
     """
-    enough = {site: {k: own for k, own in of.items() if len(own) >= _LEAST} for site, of in shapes.items()}
-    within = np.concatenate([np.zeros((1, 7)), *(own - own.mean(0) for of in enough.values() for own in of.values())])
+    enough = {
+        site: {k: rows for k, rows in by_number.items() if len(rows) >= _LEAST} for site, by_number in shapes.items()
+    }
+    within = np.concatenate(
+        [np.zeros((1, 7)), *(rows - rows.mean(0) for by_number in enough.values() for rows in by_number.values())]
+    )
     scale = np.where(within.std(0) > 1e-6, within.std(0), np.inf)
-    means = {site: {k: own.mean(0) / scale for k, own in of.items()} for site, of in enough.items()}
-    found = dict[str, dict[int, int]]()
+    means = {site: {k: rows.mean(0) / scale for k, rows in by_number.items()} for site, by_number in enough.items()}
+    suspects = dict[str, dict[int, int]]()
     for site, number in ((one, k) for one in among for k in means[one] if k):
         nearest = {
             label: min(distances)
@@ -171,8 +177,8 @@ def mistaken(shapes: Mapping[str, Mapping[int, Array]], among: Collection[str]) 
         }
         best = min(nearest, key=nearest.__getitem__, default=number)
         if nearest.get(number, 0.0) > 1 and nearest[best] < _NEARER * nearest[number]:
-            found.setdefault(site, {})[number] = best
-    return found
+            suspects.setdefault(site, {})[number] = best
+    return suspects
 
 
 def judged(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
@@ -180,12 +186,12 @@ def judged(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.in
 
     Of several such sites the one that its own map explains best, beyond its labels, is taken out first.
     """
-    found = label_maps(features, labels)
-    gains = {one.explained - one.agreement: site for site, one in found.items() if one.certain and len(found) > 2}
+    maps = label_maps(features, labels)
+    gains = {one.explained - one.agreement: site for site, one in maps.items() if one.certain and len(maps) > 2}
     if not gains:
-        return found
+        return maps
     worst = gains[max(gains)]
-    return {**judged({site: own for site, own in features.items() if site != worst}, labels), worst: found[worst]}
+    return {**judged({site: rows for site, rows in features.items() if site != worst}, labels), worst: maps[worst]}
 
 
 def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[np.integer]]) -> dict[str, LabelMap]:
@@ -212,22 +218,22 @@ def label_maps(features: Mapping[str, Array], labels: Mapping[str, npt.NDArray[n
     usable = [site for site in sorted(features) if len(np.unique(labels[site])) > 1]
     means, centred, within = {}, {}, []
     for site in usable:
-        own = np.asarray(features[site], np.float64)
-        of_class = {int(c): own[labels[site] == c].mean(0) for c in np.unique(labels[site])}
+        rows = np.asarray(features[site], np.float64)
+        of_class = {int(c): rows[labels[site] == c].mean(0) for c in np.unique(labels[site])}
         middle = np.mean(list(of_class.values()), axis=0)
-        centred[site] = own - middle
+        centred[site] = rows - middle
         means[site] = {c: mean - middle for c, mean in of_class.items()}
         within.append(centred[site] - np.stack([means[site][int(c)] for c in labels[site]]))
     scale = np.concatenate(within).std(0) if within else np.ones(1)
     scale = np.where(scale > 1e-6 * (scale.max() or 1.0), scale, np.inf)  # infinity removes a feature
-    found = {}
+    maps = {}
     for site in usable:
         others = [means[other] for other in usable if other != site]
         by_class = gathered((c, mean) for by in others for c, mean in by.items())
         centroids = {c: np.median(by_class[c], axis=0) for c in sorted(by_class)}
         if len(means[site].keys() & centroids.keys()) > 1:
-            found[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})
-    return found
+            maps[site] = _map_at(centred[site] / scale, labels[site], {c: v / scale for c, v in centroids.items()})
+    return maps
 
 
 def _map_at(features: Array, labels: npt.NDArray[np.integer], centroids: Mapping[int, Array]) -> LabelMap:

@@ -41,10 +41,10 @@ class Axis:
         Raises:
             ValueError: no bin has this lower end.
         """
-        found = round(low / self.width)
-        if not 0 <= found < self.bins or abs(found * self.width - low) > 1e-4 * self.width + 1e-6:
+        place = round(low / self.width)
+        if not 0 <= place < self.bins or abs(place * self.width - low) > 1e-4 * self.width + 1e-6:
             raise ValueError(f"no bin begins at {low}")
-        return found
+        return place
 
 
 CLASS, INTENSITY = "class", "intensity"
@@ -100,7 +100,7 @@ def quantile(counts: Sequence[int], percent: float) -> float:
     return float(number + (wanted - before) / (float(total[number]) - before))
 
 
-def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> float:
+def wasserstein(counts: Sequence[int], others: Sequence[int], width: float) -> float:
     """Return the Wasserstein distance of two histograms with the same bins; NaN if one histogram is empty.
 
     The distance is the mean distance by which records must be moved to turn one histogram into the other, in the unit
@@ -108,21 +108,21 @@ def wasserstein(own: Sequence[int], others: Sequence[int], width: float) -> floa
     """
     from scipy.stats import wasserstein_distance
 
-    if not sum(own) or not sum(others):
+    if not sum(counts) or not sum(others):
         return float("nan")
-    places = np.arange(len(own)) * width
-    return float(wasserstein_distance(places, places, own, others))
+    places = np.arange(len(counts)) * width
+    return float(wasserstein_distance(places, places, counts, others))
 
 
-def jensen_shannon(own: Mapping[int, int], others: Mapping[int, int]) -> float:
+def jensen_shannon(counts: Mapping[int, int], others: Mapping[int, int]) -> float:
     """Return the Jensen-Shannon distance (base 2) of two mixes of labels.
 
     The distance is 0 for equal shares and 1 for mixes without common labels. NaN: one mix is empty.
     """
     from scipy.spatial.distance import jensenshannon
 
-    numbers = sorted({*own, *others})
-    if not sum(own.values()) or not sum(others.values()):
+    numbers = sorted({*counts, *others})
+    if not sum(counts.values()) or not sum(others.values()):
         return float("nan")
-    mixes = ([mix.get(number, 0) for number in numbers] for mix in (own, others))
+    mixes = ([mix.get(number, 0) for number in numbers] for mix in (counts, others))
     return float(jensenshannon(*mixes, base=2))  # SciPy divides each mix by its sum

@@ -66,12 +66,12 @@ class Counts(dict[str, float]):
     Each is the site's number of samples; under a stock controller it may be the site's number of steps.
 
     Args:
-        told: each site's number, by the site's name.
+        numbers: each site's number, by the site's name.
         odd: a warning about a site's number, by site; the warnings are issued only where a rule reads the numbers.
     """
 
-    def __init__(self, told: Mapping[str, float] | None = None, odd: Mapping[str, str] | None = None) -> None:
-        super().__init__(told or {})
+    def __init__(self, numbers: Mapping[str, float] | None = None, odd: Mapping[str, str] | None = None) -> None:
+        super().__init__(numbers or {})
         self.odd, self.looked_at = odd or {}, False
 
     def __getitem__(self, site: str) -> float:
@@ -234,9 +234,9 @@ class Collector:
         """
         trained = sorted(self._round.trained.items())
         unmoved = [
-            Warned(site, "unchanged", 0.0, 0.0, f"its {found.num_steps} steps {LEFT}")
-            for site, found in trained
-            if not found.moved
+            Warned(site, "unchanged", 0.0, 0.0, f"its {training.num_steps} steps {LEFT}")
+            for site, training in trained
+            if not training.moved
         ]
         odd = self._round.counts.odd if self._round.counts.looked_at else {}
         counted = [Warned(site, "count", 1.0, 1.0, odd[site]) for site, _ in trained if site in odd]
@@ -260,16 +260,16 @@ class Collector:
         stats = read_stats(site, meta)
         alone = stats[WITHOUT_LABELS] is True  # such a site trains without the method's terms, and reports nothing
         report = {} if alone else _report(site, meta, stats, self.rule.report_fields)
-        said = read_report(meta, COUNTS, site)
-        counts = {name: None if count is None else int(count) for name, count in said.items()}
+        numbers_in_report = read_report(meta, COUNTS, site)
+        counts = {name: None if count is None else int(count) for name, count in numbers_in_report.items()}
         if not alone:
             report = self.rule.check_report(report, site, counts["num_steps"])
             self._hold(site, report, counts["num_samples"])
         assert self._shape is not None
         nothing = Incoming({}, dict[str, torch.Tensor]().__getitem__)
         state = nothing if self.sums is not None else read_state(self._shape, message, site, self.staging)
-        told: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics and not alone}
-        metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **told)
+        limits: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics and not alone}
+        metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **limits)
         if not state.moved and not counts["num_steps"]:
             raise ReportError(f"site {site!r}: it {SENT_BACK} and counts no step; it does not count as trained")
         return Training(site, state, report, metrics, stats, **counts, notes=state.notes, moved=state.moved)
@@ -343,10 +343,10 @@ class Collector:
 
     def require(self, min_sites: int) -> None:
         """Raise :class:`QuorumError` with every site's reason when the round has fewer than ``min_sites`` results."""
-        if (found := len(self._round.trained)) < min_sites:
+        if (usable := len(self._round.trained)) < min_sites:
             where = f"{type(self.rule).__name__}, round {self._round.number}"
             why = reasons(self.rejected.items()) or "no answer"
-            raise QuorumError(f"{where}: {found} usable result(s) of min_sites={min_sites} ({why})")
+            raise QuorumError(f"{where}: {usable} usable result(s) of min_sites={min_sites} ({why})")
 
     def anchor_model(self) -> dict[str, torch.Tensor]:
         """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
@@ -412,8 +412,8 @@ class Collector:
 
     def _of_sum(self, mean: State, **form: Any) -> dict[str, torch.Tensor]:
         """Return the next model from ``mean``, the opened secure sum, in the received model's types."""
-        made, like = weighted_average({SUM: mean}, {SUM: 1.0}, **form), self._round.received or {}
-        return {name: tensor.to(like[name].dtype) for name, tensor in made.items()}
+        average, like = weighted_average({SUM: mean}, {SUM: 1.0}, **form), self._round.received or {}
+        return {name: tensor.to(like[name].dtype) for name, tensor in average.items()}
 
     def _steps(self) -> dict[str, int | None]:
         return {site: training.num_steps for site, training in self._round.trained.items()}
@@ -441,8 +441,11 @@ class Collector:
             raise QuorumError(f"{type(self.rule).__name__}, round {self._round.number}: no site has labels")
         every, given = self.accepted, self._round.counts
         if not given:
-            told = {site: trained[site].num_samples for site in sites}
-            given = Counts({s: n or 1 for s, n in told.items()}, {s: UNTOLD for s, n in told.items() if n is None})
+            sample_counts = {site: trained[site].num_samples for site in sites}
+            given = Counts(
+                {s: n or 1 for s, n in sample_counts.items()},
+                {s: UNTOLD for s, n in sample_counts.items() if n is None},
+            )
         bounded = self._influence.samples({site: given[site] for site in sites})
         self._round.counts = Counts({site: self._samples(site, bounded.get(site, 0)) for site in every}, given.odd)
         by_name = frozenset(name for name in owner if not is_statistic(name))
@@ -475,8 +478,8 @@ class Collector:
         unlabelled = self.context.reported.get(site, {}).get(UNLABELLED, 0)
         if self._round.trained[site].stats[SHARE] is None or not unlabelled:
             return labelled or 1
-        found = counted_samples(labelled, unlabelled, ramp(self._round.number, self._round.num_rounds))
-        return min(found, self.bounds.max_samples or found)
+        samples = counted_samples(labelled, unlabelled, ramp(self._round.number, self._round.num_rounds))
+        return min(samples, self.bounds.max_samples or samples)
 
     def _with_unlabelled(self, decided: Weighing, labelled: Sequence[str]) -> Weighing:
         """Weight sites without labels by their samples, as they send no report from which the rule could weigh them.
@@ -496,7 +499,7 @@ class Collector:
         return replace(
             decided,
             sites=decided.sites and joined(decided.sites),
-            layers=decided.layers and {layer: joined(of) for layer, of in decided.layers.items()},
+            layers=decided.layers and {layer: joined(by_site) for layer, by_site in decided.layers.items()},
             buffers=buffers and dict(sorted({**buffers, **none}.items())),
         )
 

@@ -89,17 +89,19 @@ class Tested:
                 far chance moves the site's figures; ``BY_GROUP``: ``{"<attribute>=<group>": sums}``; ``CLINICAL``:
                 clinical figures.
         """
-        found = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
-        return {site: said for site, said in found.items() if said is not None}
+        by_site = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
+        return {site: value for site, value in by_site.items() if value is not None}
 
     def withheld(self, what: str = IN_METRICS) -> dict[str, list[str]]:
         """Return the names of the test metrics that a site withholds, ``{site: names}``, where it withholds any.
 
         ``what``: :data:`IN_METRICS`; ``IN_GROUPS``: names of groups, and of classes in groups.
         """
-        found = {site: suppressed_in(self.phase.stats[site], what) for site in sorted(self.phase.good)}
-        own = {site: [name for name in names if not name.startswith(VALIDATED)] for site, names in found.items()}
-        return {site: names for site, names in own.items() if names}
+        names_by_site = {site: suppressed_in(self.phase.stats[site], what) for site in sorted(self.phase.good)}
+        in_test = {
+            site: [name for name in names if not name.startswith(VALIDATED)] for site, names in names_by_site.items()
+        }
+        return {site: names for site, names in in_test.items() if names}
 
     def drawn(self, metric: str) -> list[Vector]:
         """Return the primary metric on draws of each site's test cases, with what was drawn (such as patients)."""
@@ -112,7 +114,9 @@ class Tested:
 
     def without(self, metric: str) -> list[str]:
         """Return the sites that answered and whose value of ``metric`` is not finite, sorted."""
-        values = {site: of.get(OWN + metric, of.get(metric, 0.0)) for site, of in self.phase.good.items()}
+        values = {
+            site: figures.get(OWN + metric, figures.get(metric, 0.0)) for site, figures in self.phase.good.items()
+        }
         return sorted(site for site, value in values.items() if math.isnan(value))
 
 
@@ -159,7 +163,7 @@ class FinalTest:
             whole: whether the validation is of whole volumes in a run that validates on patches.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
-        found: dict[str, dict[str, float]] = {}
+        by_site: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
             metrics = self._read(phase, site, message)
@@ -170,7 +174,7 @@ class FinalTest:
                 f"field {DRAWN_UNITS!r} must be one of {', '.join(UNITS)}, got {unit!r:.40}":
                     unit is not None and unit not in UNITS,
             })  # fmt: skip
-            found[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
+            by_site[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
             return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
 
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
@@ -180,7 +184,7 @@ class FinalTest:
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
         phase = exchange(self.roster.known(), self.run.validate_timeout)
-        tested = Tested(phase, found, [phase.record()])
+        tested = Tested(phase, by_site, [phase.record()])
         # Ask failed sites again, unless all failed (then the model is at fault) or a dropped site never came back.
         again = sorted(set(phase.left_out) - self.roster.doubtful(phase.left_out))
         if phase.good and again:
@@ -190,9 +194,11 @@ class FinalTest:
             _merge(phase, second)
         phase.left_out |= self.roster.excluded
         if validation:
-            tested.validation = self.footing.on_one(found)
-            said = tested.said(SAID)
-            self.footing = self.footing.without({site: of.get("structure_support") or {} for site, of in said.items()})
+            tested.validation = self.footing.on_one(by_site)
+            sampling = tested.said(SAID)
+            self.footing = self.footing.without(
+                {site: values.get("structure_support") or {} for site, values in sampling.items()}
+            )
         phase.good = self.footing.on_one(phase.good)
         for site in phase.good if self.footing.how == ADJUSTED else ():
             phase.stats[site][RESAMPLED] = None  # draws resample the plain mean, not the adjusted figure
@@ -230,21 +236,24 @@ class FinalTest:
         """Return an answer's checked metrics, and store its other fields in the phase's ``stats``."""
         head = read_head(site, message, phase.current_round)
         stats = read_stats(site, head, self.metrics[self.primary])
-        told, has = read_report(head, COUNTS, site)["num_samples"], self.facts.get(site, NOTHING)["images"].get(split)
-        images, units = has if told is None else told, stats[NUM_UNITS]
+        sample_count, has = (
+            read_report(head, COUNTS, site)["num_samples"],
+            self.facts.get(site, NOTHING)["images"].get(split),
+        )
+        images, units = has if sample_count is None else sample_count, stats[NUM_UNITS]
         refuse_if(site, {
-            f"it speaks of {told or 0:.0f} {split} images, and had {has or 0:.0f} before the first round":
-                None not in (told, has) and told > has,
+            f"it speaks of {sample_count or 0:.0f} {split} images, and had {has or 0:.0f} before the first round":
+                None not in (sample_count, has) and sample_count > has,
             f"field {NUM_UNITS!r} is {units or 0:.0f}, of {images or 0:.0f} {split} images":
                 None not in (units, images) and units > images,
         })  # fmt: skip
         stats[SAID] = read_sampling(site, stats, images)
-        run, named = self.run, next((found[NAMES] for found in self.facts.values() if found.get(NAMES)), None)
-        kept = {*suppressed_in(stats, IN_GROUPS)}
+        run, named = self.run, next((report[NAMES] for report in self.facts.values() if report.get(NAMES)), None)
+        withheld = {*suppressed_in(stats, IN_GROUPS)}
         if named is not None:
-            kept -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
-        odd = f"it keeps the groups {listed(kept, 3)}, for which nobody asked"
-        refuse_if(site, {printable(odd): bool(kept) and (named is not None or not run.groups)})
+            withheld -= {*named, *(f"{name}/class {part}" for name in run.groups for part in range(self.parts))}
+        odd = f"it keeps the groups {listed(withheld, 3)}, for which nobody asked"
+        refuse_if(site, {printable(odd): bool(withheld) and (named is not None or not run.groups)})
         bins = self.parts, run.group_bins, run.calibration_bins
         stats[BY_GROUP] = (
             read_kept(site, stats, run.groups, shapes(*bins), named)
@@ -271,9 +280,11 @@ def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[s
 
     A mean over the existing values alone would leave out the models that a site could not use.
     """
-    found: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float]] = {}
     for site in sorted({site for test in tests for site in test}):
         names = {name: None for test in tests for name in test.get(site, ())}
         values = {name: [test.get(site, {}).get(name) for test in tests] for name in names}
-        found[site] = {n: sum(math.nan if v is None else v for v in of) / len(of) for n, of in values.items()}
-    return found
+        means[site] = {
+            n: sum(math.nan if v is None else v for v in values) / len(values) for n, values in values.items()
+        }
+    return means

@@ -92,17 +92,17 @@ class Influence:
             name: name of the numbers for the warning; empty for no warning, as there may be thousands of numbers.
             among: further numbers of the same kind, added for the median where fewer than three sites report one.
         """
-        factor, kept = self.bounds.max_update_norm, dict(values)
-        every = [*kept.values(), *(among if len(kept) < 3 else ())]
+        factor, bounded = self.bounds.max_update_norm, dict(values)
+        every = [*bounded.values(), *(among if len(bounded) < 3 else ())]
         middle = statistics.median(every)
         if factor is None or len(every) < 3 or middle == 0:  # of two numbers, either one may be wrong
-            return kept
+            return bounded
         for site, value in sorted(values.items()):
-            kept[site] = used = min(max(value, middle / factor), middle * factor)
+            bounded[site] = used = min(max(value, middle / factor), middle * factor)
             if name:
                 text = f"{name} {value:.4g} counted as {used:.4g}, {factor:g} times from the median (max_update_norm)"
                 self._warn_cut(site, f"max_update_norm, {name}", value, used, text)
-        return kept
+        return bounded
 
     def weighed(self, weighing: Weighing) -> Weighing:
         """Return the weights that the aggregation rule chose, cut to the bounds.
@@ -114,7 +114,7 @@ class Influence:
             if layers == weighing.layers:
                 return weighing
             record = {
-                layer: {site: {**found, "weight": layers[layer][site]} for site, found in by.items()}
+                layer: {site: {**entry, "weight": layers[layer][site]} for site, entry in by.items()}
                 for layer, by in weighing.record.items()
             }
             return replace(weighing, layers=layers, record=record)
@@ -128,14 +128,14 @@ class Influence:
     # -- pieces
 
     def _of_sites(
-        self, weights: SiteWeights, of: str = "", what: str = "weight", when: str = "", *, majority: bool = False
+        self, weights: SiteWeights, part: str = "", what: str = "weight", when: str = "", *, majority: bool = False
     ) -> SiteWeights:
-        return self._bounded({"": weights}, of, what, when, majority=majority)[""]
+        return self._bounded({"": weights}, part, what, when, majority=majority)[""]
 
     def _bounded(
         self,
         given: LayerWeights,
-        of: str = "",
+        part: str = "",
         what: str = "weight",
         when: str = "",
         *,
@@ -146,7 +146,7 @@ class Influence:
 
         Args:
             given: the sites' weights by layer; weights of whole models are given as those of a single layer.
-            of, what, when: words for the warnings: kind and name of the weights, and when they are cut.
+            part, what, when: words for the warnings: kind and name of the weights, and when they are cut.
             count: number of layers; ``None`` if the weights are those of whole models.
             majority: whether to warn also of a site that has more than half of the weight.
         """
@@ -157,10 +157,12 @@ class Influence:
         for site in sites if limit is not None else ():
             held = [by.get(site, 0.0) for by in given.values()]  # a missing weight is found later, by the weights' sum
             text = f"{what} {{}} cut to {limit:.4g}{when}{{}} (max_weight)"
-            self._warn_above(site, f"max_weight{of}", held, limit, text, count)
+            self._warn_above(site, f"max_weight{part}", held, limit, text, count)
         if most is not None:
             text = f"weights above the equal share, {{}} together, brought to {most:.4g}{{}} (max_excess)"
-            self._warn_above("", f"max_excess{of}", [excess_of(by) for by in capped.values() if by], most, text, count)
+            self._warn_above(
+                "", f"max_excess{part}", [excess_of(by) for by in capped.values() if by], most, text, count
+            )
         for site in sites if majority and len(sites) != 2 else ():  # one of two sites nearly always holds more
             held = [by.get(site, 0.0) for by in bounded.values()]
             self._warn_above(site, "majority", held, None, f"{what} {{}}, more than all others together{{}}", count)

@@ -132,7 +132,7 @@ class Exchange:
         sites: Sequence[str],
         timeout: float,
         use: Use,
-        **told: Any,
+        **more: Any,
     ) -> Phase:
         """Perform one exchange with the sites.
 
@@ -143,14 +143,14 @@ class Exchange:
             sites: names of the sites that are asked.
             timeout: seconds to wait for answers.
             use: see :meth:`fill`.
-            told: further fields of :class:`fairflare.exchange.messages.SiteTask`.
+            more: further fields of :class:`fairflare.exchange.messages.SiteTask`.
 
         Raises:
             ServerFault: ``use`` raised an error other than :class:`ReportError`.
             Stopped: the run was stopped.
         """
         run, doubtful = self.run, self.roster.doubtful(sites)
-        fields: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form, **told}
+        fields: dict[str, Any] = {"experiment": run.experiment, "min_cases": run.min_cases, **self.form, **more}
         task = SiteTask(name, dict(state), current_round, run.num_rounds, run.seed, **fields)
         phase = Phase(name, current_round, sorted(sites), doubtful=doubtful)
         if phase.asked:
@@ -190,10 +190,10 @@ class Exchange:
         phase.bytes_out = num_bytes(task.params) * len(sites)
 
         def counted(site: str) -> Mapping[str, Any]:  # makes the tensors for one site, and counts their bytes
-            made = task.each(site) if task.each else {}
+            extra = task.each(site) if task.each else {}
             with lock:
-                phase.bytes_out += num_bytes(made)
-            return made
+                phase.bytes_out += num_bytes(extra)
+            return extra
 
         def hand_over(site: str, answer: Message | str) -> bool:
             with lock:

@@ -107,11 +107,11 @@ class LikeReceived:
 
         layout = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in received.items()}
         notes = _filtered(site, message)
-        if kept := [name for name in message.params if name in self.stays]:
-            notes.append(f"site {site!r}: {in_words(kept)} came that the job's method keeps at the sites; not used")
+        if staying := [name for name in message.params if name in self.stays]:
+            notes.append(f"site {site!r}: {in_words(staying)} came that the job's method keeps at the sites; not used")
         if absent := [name for name in due if name not in params]:
             notes.append(f"site {site!r}: {in_words(absent)} of {len(received)} did not come and count as unchanged")
-        made: dict[str, torch.Tensor] = {}
+        extra: dict[str, torch.Tensor] = {}
         below = []
         moved = not any(is_trained(name, received[name]) for name in params)
         keep = fits is not None and message.is_update and fits(layout)  # a full model's tensors belong to the message
@@ -121,10 +121,10 @@ class LikeReceived:
             if name.rpartition(".")[2] == "running_var" and bool((tensor < 0).any()):
                 below.append(name)
             if keep:
-                made[name] = tensor
+                extra[name] = tensor
         if below:
             notes.append(f"site {site!r}: {in_words(below)} with variances below 0; the average is kept at 0 or more")
-        return Incoming(layout, make, notes, made, moved)
+        return Incoming(layout, make, notes, extra, moved)
 
     def collected(self, state: State) -> State:
         return state

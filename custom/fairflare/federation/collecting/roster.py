@@ -74,8 +74,8 @@ class Roster:
     def doubtful(self, sites: Iterable[str]) -> set[str]:
         """Return those of ``sites`` that were dropped and have shown no sign of life since."""
         with self._lock:
-            found = ((site, self._patience.get((site, ALL))) for site in sites)
-            return {site for site, p in found if p is not None and p.drops and not p.alive}
+            patience = ((site, self._patience.get((site, ALL))) for site in sites)
+            return {site for site, p in patience if p is not None and p.drops and not p.alive}
 
     def why_not(self, asked: Iterable[str], name: str = ALL, among: Iterable[str] | None = None) -> dict[str, str]:
         """Return for each site that is not asked the reason why it is not asked.
@@ -85,8 +85,8 @@ class Roster:
             name: name of the phase that is missed too often; ``ALL``: any phase.
             among: sites to consider; ``None`` for all of the job, the excluded ones too.
         """
-        of = f"{name} " if name else ""
-        reason = f"not asked: no answer in time in {self.max_missed} {of}phase{'s' * (self.max_missed > 1)} running"
+        kind = f"{name} " if name else ""
+        reason = f"not asked: no answer in time in {self.max_missed} {kind}phase{'s' * (self.max_missed > 1)} running"
         silent = dict.fromkeys(sorted({*(self.known() if among is None else among)} - set(asked)), reason)
         return silent if among is not None else {**silent, **self.excluded}
 

@@ -76,8 +76,8 @@ class Listener:
     def round_done(self, record: RoundRecord, metric: str) -> None:
         """Handle the record of a finished round; ``metric`` is the name of the task's primary metric."""
 
-    def best_model(self, state: Mapping[str, Any], made: int) -> None:
-        """Handle a new best model by the validation metric; ``made`` is the round that made the model."""
+    def best_model(self, state: Mapping[str, Any], number: int) -> None:
+        """Handle a new best model by the validation metric; ``number`` is the round that made the model."""
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
         """Handle the final model's metrics on the sites' test splits; ``metric`` names the task's primary metric."""

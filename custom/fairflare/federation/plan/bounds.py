@@ -59,16 +59,16 @@ class Bounds:
 
 def bounds_of(run: Bounds, num_sites: int) -> dict[str, Any]:
     """Return the bounds of a run by name, with ``max_weight=auto`` resolved for a job of ``num_sites`` sites."""
-    found = {name: getattr(run, name) for name in field_names(Bounds)}
+    settings = {name: getattr(run, name) for name in field_names(Bounds)}
     if run.max_weight == AUTO and num_sites:
-        found["max_weight"] = auto_share(num_sites)
-    return found
+        settings["max_weight"] = auto_share(num_sites)
+    return settings
 
 
 def in_words(run: Bounds, num_sites: int | None) -> str:
     """Return the bounds of a job in one line; ``num_sites`` is None if the number of sites is not known yet."""
-    found = bounds_of(run, num_sites or 0)
-    shown = {name: f"{found[name]:g}" for name in FOR_HOSPITALS if isinstance(found[name], (int, float))}
+    settings = bounds_of(run, num_sites or 0)
+    shown = {name: f"{settings[name]:g}" for name in FOR_HOSPITALS if isinstance(settings[name], (int, float))}
     if run.max_weight == AUTO:
         rule = f"{AUTO} (min(0.4, 1.5/K), K the sites that take part)"
         shown["max_weight"] = rule if not num_sites else f"{auto_share(num_sites):.4g} ({AUTO}, {num_sites} sites)"

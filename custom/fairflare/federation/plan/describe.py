@@ -88,14 +88,14 @@ def overview() -> list[Listed]:
 
 
 def _listed(m: Method) -> Listed:
-    half = build(m.training, m.site)
-    home, more = half.home, issubclass(m.rule, (TwoPhase, SendsBeside))
-    private = counted(m.training) and not any(refusals({**vars(half), **m.run, "privacy": True}, [PRIVATE]))
-    own = bool(home.model) or home.named is not None
+    training = build(m.training, m.site)
+    home, more = training.home, issubclass(m.rule, (TwoPhase, SendsBeside))
+    private = counted(m.training) and not any(refusals({**vars(training), **m.run, "privacy": True}, [PRIVATE]))
+    own_model = bool(home.model) or home.named is not None
     less = "1 / up to 1" if issubclass(m.rule, SendsParts) else "0 / 1" if home.named is every_tensor else "1 / 1"
     return Listed(
         m.name, m.title, m.summary, m.source, 1 + issubclass(m.rule, TwoPhase),
-        tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name), *GROUPS[m.group], "own" if own else "one",
+        tuple(sorted(m.kinds, key=m.task.__ne__)), page_of(m.name), *GROUPS[m.group], "own" if own_model else "one",
         "1 / 2" if more else less, m.passes, not sums_of(m).startswith("no"), private,
     )  # fmt: skip
 
@@ -144,9 +144,11 @@ def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
     kind = choice("task", kind or method.task, TASKS_BY_KIND)
     task = load_task_class(TASKS_BY_KIND[kind])
     paper = published_setting(method)
-    told = paper.settings if paper and kind == (paper.task or method.task) else training_by_task(kind, method)
+    published = paper.settings if paper and kind == (paper.task or method.task) else training_by_task(kind, method)
     dealt = dealt_to((paper or method).num_sites, task)
-    server, site, learns = ({**own, **told} for own in (method.server, method.site, {**dealt, **method.learns}))
+    server, site, learns = (
+        {**usual, **published} for usual in (method.server, method.site, {**dealt, **method.learns})
+    )
     return {
         f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), server),
         f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), site),
@@ -162,7 +164,7 @@ def page(name: str, kind: str | None = None) -> str:
     Raises:
         ValueError: the method or the kind of task is unknown.
     """
-    return "\n\n".join(f"## {title}\n\n{markdown(found)}" for title, found in sections(name, kind).items())
+    return "\n\n".join(f"## {title}\n\n{markdown(group)}" for title, group in sections(name, kind).items())
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ def in_use(
         ValueError: the method or a setting is unknown; the message suggests the nearest name.
     """
     groups = sections(name, kind)
-    known = [setting.name for found in groups.values() for setting in found]
+    known = [setting.name for group in groups.values() for setting in group]
     for wanted in only:
         if wanted not in known:
             where = f"`fairflare describe {name}` has all {len(known)}"
@@ -203,19 +205,19 @@ def in_use(
     make = partial(make_plan, name, task=kind, shown=True, settings=given)
     quick = make()
     paper = make(small=False) if papers_of(get_method(name)) else quick
-    found: dict[str, list[InUse]] = {}
+    by_title: dict[str, list[InUse]] = {}
     for place, (title, settings) in enumerate(groups.items()):
         part, other = ((p.rule, p.training, p.task, p.run, p.run)[place] for p in (quick, paper))
         needs = needs_of(type(part))
-        found[title] = []
+        by_title[title] = []
         for setting in settings:
             if only and setting.name not in only:
                 continue
             here, there = (_value(component, setting) for component in (part, other))
             need = needs.get(setting.name)
-            told = "" if typed(here) == typed(there) else typed(there)
-            found[title].append(InUse(replace(setting, default=here, required=False), told, str(need or "")))
-    return {title: settings for title, settings in found.items() if settings}
+            of_paper = "" if typed(here) == typed(there) else typed(there)
+            by_title[title].append(InUse(replace(setting, default=here, required=False), of_paper, str(need or "")))
+    return {title: settings for title, settings in by_title.items() if settings}
 
 
 def _value(component: Any, setting: Setting) -> Any:
@@ -258,5 +260,5 @@ def _shown(value: Any) -> str:
     return str(value.kind) if isinstance(value, Part) else typed(value)
 
 
-def _with(found: list[Setting], chosen: Any) -> list[Setting]:
-    return [replace(s, default=chosen[s.name], required=False) if s.name in chosen else s for s in found]
+def _with(declared: list[Setting], chosen: Any) -> list[Setting]:
+    return [replace(s, default=chosen[s.name], required=False) if s.name in chosen else s for s in declared]

@@ -67,21 +67,21 @@ def contents() -> dict[str, dict[str, Any]]:
 
 
 def _paper(content: Mapping[str, Any], name: str, label: str) -> Paper:
-    own, row = content["experiments"][name], content["rows"][label]
-    told = {**content["settings"], **own.get("settings", {}), **row.get("set", {}), **row.get("paper", {})}
-    values = values_in(told)
+    experiment, row = content["experiments"][name], content["rows"][label]
+    entries = {**content["settings"], **experiment.get("settings", {}), **row.get("set", {}), **row.get("paper", {})}
+    values = values_in(entries)
     return Paper(
-        source=f"{content['source']}, {own['title']}",
+        source=f"{content['source']}, {experiment['title']}",
         num_rounds=values["rounds"],
         num_sites=values["sites"],
         settings={key: value for key, value in values.items() if key not in LENGTH},
-        lacks=(*own.get("lacks", ()), *content["lacks"], *row.get("lacks", ())),
+        lacks=(*experiment.get("lacks", ()), *content["lacks"], *row.get("lacks", ())),
         task=content["task"],
         name=name,
-        sources={key: entry["from"] for key, entry in told.items()},
+        sources={key: entry["from"] for key, entry in entries.items()},
     )
 
 
-def values_in(told: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def values_in(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the values of a paper's settings without the sources that the file gives for each."""
-    return {name: entry["is"] for name, entry in told.items()}
+    return {name: entry["is"] for name, entry in entries.items()}

@@ -38,8 +38,8 @@ from fairflare.methods.base.training import LocalTraining
 #: Command-line option of each setting of the run that ``--set`` does not take, by the setting's name; empty if only a
 #: recipe has the setting. The error about such a setting after ``--set`` names the option.
 OPTIONS = {"sites": "--sites", "phase_timeout": "--timeout"} | {
-    name: "".join(of.flags[:1]).strip(" /") + f" of `fairflare {of.only}`" * bool(of.only)
-    for name, of in BY_OPTION.items()
+    name: "".join(option.flags[:1]).strip(" /") + f" of `fairflare {option.only}`" * bool(option.only)
+    for name, option in BY_OPTION.items()
 }
 OPTIONS |= {words.strip("-"): words for words in OPTIONS.values() if words}
 #: Names of settings that each site sets itself, in its local/fairflare.json, and that ``--set`` therefore refuses.
@@ -225,11 +225,11 @@ def run_and_sites(
     method, names = chosen.method, {"label": chosen.method.name, "method": chosen.method.name}
     by_name = {name: value for name, value in request.settings.items() if name in LIKE_SETTINGS}
     wanted = {name: value for name, value in {**request.options, **by_name}.items() if value is not None}
-    kept = {name: value for name, value in usual.items() if name in LIKE_SETTINGS}
+    usual_of_run = {name: value for name, value in usual.items() if name in LIKE_SETTINGS}
     last = {} if chosen.published is None else {"test_last": 5}  # papers' settings report the last five models
-    base = {"num_rounds": chosen.length.num_rounds, **names, **last, **method.run, **kept}
+    base = {"num_rounds": chosen.length.num_rounds, **names, **last, **method.run, **usual_of_run}
     if request.run is not None:  # the given run's settings, except its names and those that the method needs (cRT)
-        given, plain = ({k: getattr(of, k) for k in field_names(RunSettings)} for of in (request.run, RunSettings()))
+        given, plain = ({k: getattr(run, k) for k in field_names(RunSettings)} for run in (request.run, RunSettings()))
         base = given | {key: value for key, value in {**names, **method.run}.items() if given[key] == plain[key]}
     run = RunSettings(**{**base, **wanted})
     sites = site_list(chosen.length.num_sites if request.sites == 0 else request.sites)
@@ -355,8 +355,8 @@ def _refuse_twice(method: Method, request: RunRequest) -> None:
     """Refuse an object of another method, and a value that is given by name though an object has it."""
     halves = {"rule": request.rule, "training": request.training}
     for what, usual in (("rule", method.rule), ("training", method.training)):
-        if (half := halves[what]) is not None and not isinstance(half, usual):
-            got = type(half).__name__
+        if (component := halves[what]) is not None and not isinstance(component, usual):
+            got = type(component).__name__
             raise ValueError(f"{what} of method {method.name!r} must be a {usual.__name__}, got a {got}")
     options = {name: value for name, value in request.options.items() if name != "label"}
     for by_name, objects in (
@@ -374,9 +374,9 @@ def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]
     """Yield each setting of local training that a task prescribes, with the method's own value where it differs."""
     plain = LocalTraining()
     for name, value in brought.items():
-        own = getattr(usual, name)
-        differs = own not in (value, getattr(plain, name))
-        yield f"{name}={value!r}" + (f" (the method's own: {own!r})" if differs else "")
+        usual_value = getattr(usual, name)
+        differs = usual_value not in (value, getattr(plain, name))
+        yield f"{name}={value!r}" + (f" (the method's own: {usual_value!r})" if differs else "")
 
 
 def _lacks(model: Method, paper: Paper | None, sites: Sequence[str] | None) -> tuple[str, ...]:
@@ -397,10 +397,10 @@ def _shared_setup(
     of_parts = {name: value for name, value in usual.items() if name not in LIKE_SETTINGS}
     _, site, learns = route_settings(of_parts, model, task_class)
     training = build(model.training, {**model.site, **site})
-    found = {name: getattr(training, name) for name in field_names(LocalTraining)}
-    found |= {**(model.learns if own_task else {}), **learns}
-    kept = (*chosen.keeps, *model.keeps)  # settings of these parts are left out too
-    return {name: value for name, value in found.items() if name.partition(".")[0] not in kept}
+    settings = {name: getattr(training, name) for name in field_names(LocalTraining)}
+    settings |= {**(model.learns if own_task else {}), **learns}
+    left_out = (*chosen.keeps, *model.keeps)  # settings of these parts are left out too
+    return {name: value for name, value in settings.items() if name.partition(".")[0] not in left_out}
 
 
 def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
@@ -412,12 +412,12 @@ def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class
     papers = papers_of(chosen)
     if other is None or not papers:
         return {}
-    told = papers.get(other.name) or published_setting(chosen)
+    paper = papers.get(other.name) or published_setting(chosen)
     shared, parts = {*field_names(LocalTraining)}, (chosen.rule, chosen.training)
-    kept = {*chosen.keeps, *model.keeps}
-    own = {name for part in parts for name in field_names(part) if name not in shared or name in kept}
-    own |= {name for name in field_names(task_class) if name in chosen.keeps}
-    return {k: v for k, v in (told.settings.items() if told else ()) if k.partition(".")[0] in own}
+    left_out = {*chosen.keeps, *model.keeps}
+    names = {name for part in parts for name in field_names(part) if name not in shared or name in left_out}
+    names |= {name for name in field_names(task_class) if name in chosen.keeps}
+    return {k: v for k, v in (paper.settings.items() if paper else ()) if k.partition(".")[0] in names}
 
 
 def site_list(sites: int | Sequence[str] | None) -> list[str] | None:

@@ -25,9 +25,9 @@ def facts_of(
         task: the task; ``None`` where it is not looked at.
         more: further facts, which take the place of these.
     """
-    half, most, heaviest = training or LocalTraining(), Limits().max_weight, run.max_weight
+    site_half, most, heaviest = training or LocalTraining(), Limits().max_weight, run.max_weight
     facts: dict[str, Any] = {name: getattr(run, name) for name in field_names(RunSettings)}
-    facts |= {name: getattr(half, name) for name in field_names(LocalTraining)}
+    facts |= {name: getattr(site_half, name) for name in field_names(LocalTraining)}
     return facts | {
         "rule": type(rule).__name__,
         "reads_models": rule.reads_models,

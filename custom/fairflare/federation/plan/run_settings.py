@@ -301,8 +301,8 @@ class Place:
         Raises:
             ValueError: the value in the server's file is no number of bytes.
         """
-        found = self.settings.get("models_in_memory")
-        return None if found is None else number("models_in_memory in the server's local/fairflare.json", found, low=0)
+        limit = self.settings.get("models_in_memory")
+        return None if limit is None else number("models_in_memory in the server's local/fairflare.json", limit, low=0)
 
     def initial_weights(self, run: RunSettings) -> str | None:
         """Return the checkpoint that the federation starts from: the job's, or that of the server's private file.
@@ -310,13 +310,15 @@ class Place:
         Raises:
             ValueError: both name a checkpoint, or the job's relative path leads out of the files that the job carries.
         """
-        own = self.settings.get("initial_weights") if run.num_rounds else None  # no rounds: the given model alone
+        from_server = (
+            self.settings.get("initial_weights") if run.num_rounds else None
+        )  # no rounds: the given model alone
         if not run.initial_ckpt:
-            return own
-        if own is not None:
+            return from_server
+        if from_server is not None:
             raise ValueError(
                 f"the run starts from initial_ckpt {run.initial_ckpt!r} and the server's local/fairflare.json names "
-                f"initial_weights {own!r}; take out one of them"
+                f"initial_weights {from_server!r}; take out one of them"
             )
         path = (self.carried or Path()) / run.initial_ckpt
         outside = self.carried is not None and not path.resolve().is_relative_to(self.carried.resolve())

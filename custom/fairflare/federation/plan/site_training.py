@@ -36,8 +36,8 @@ class HalvesDiffer(ValueError):
 
 def training_by_task(kind: str, method: Method) -> dict[str, Any]:
     """Return a quick job's settings of local training for a kind of task, without those that belong to the method."""
-    found = {**ANY_TASK, **TRAINING_BY_TASK.get(kind, {})}
-    return {name: value for name, value in found.items() if name not in (*method.keeps, *method.site)}
+    settings = {**ANY_TASK, **TRAINING_BY_TASK.get(kind, {})}
+    return {name: value for name, value in settings.items() if name not in (*method.keeps, *method.site)}
 
 
 def training_of(site_half: Any) -> LocalTraining | None:
@@ -67,9 +67,9 @@ def check_shared(rule: Rule, training: LocalTraining) -> None:
         HalvesDiffer: a setting differs; the message names the first one, with both values.
     """
     for name, value in shared_values(type(rule), training).items():
-        if (own := getattr(rule, name)) != value:
+        if (given := getattr(rule, name)) != value:
             one, other = type(rule).__name__, type(training).__name__
-            raise HalvesDiffer(f"{name} is {own!r} in {one} and {value!r} in {other}: give both the same")
+            raise HalvesDiffer(f"{name} is {given!r} in {one} and {value!r} in {other}: give both the same")
 
 
 def check_halves(rule: Rule, site_half: Any, norm_statistics: str) -> None:
@@ -142,5 +142,5 @@ def at_home(site_half: Any, network: torch.nn.Module, say: Callable[..., None]) 
         say(f"every site has a model {home.model}")
     if names:
         say(f"at the sites stay {in_words(names)} of {len(network.state_dict())}; every site is measured with its own")
-    own = bool(names) or isinstance(home, OwnModel)
-    return AtHome(frozenset(names), PERSONAL if names or home.model else COMMON, own)
+    own_parts = bool(names) or isinstance(home, OwnModel)
+    return AtHome(frozenset(names), PERSONAL if names or home.model else COMMON, own_parts)

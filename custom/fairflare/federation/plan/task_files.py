@@ -79,9 +79,9 @@ def of_bundle(folder: Path, **others: Any) -> type[Task]:
     for name, value in others.items():
         if value is not None:
             raise ValueError(f"{name} and monai_bundle exclude each other: give one of them")
-    found = load_task_class(BUNDLE_TASK)
-    found.folder = folder.expanduser().absolute()  # type: ignore[attr-defined]
-    return found
+    task_class = load_task_class(BUNDLE_TASK)
+    task_class.folder = folder.expanduser().absolute()  # type: ignore[attr-defined]
+    return task_class
 
 
 def dealt_to(sites: int, task: type) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def load_task_class(path: Path) -> type[Task]:
             )
             text = f"task file {path} cannot be run: {type(error).__name__}: {error}{how * beside}"
             raise TaskFileError(text) from error
-    found = getattr(module, "Task", None)
-    if not isinstance(found, type) or not issubclass(found, Task):
+    task_class = getattr(module, "Task", None)
+    if not isinstance(task_class, type) or not issubclass(task_class, Task):
         raise TaskFileError(f"task file {path} must define a class Task (a subclass of fairflare.tasks.base.Task)")
-    return found
+    return task_class
 
 
 def brings(task: Task) -> Callable[[], None]:
@@ -129,6 +129,6 @@ def brings(task: Task) -> Callable[[], None]:
 
 def _load(file: Path, bundle: Path | None) -> None:
     shield_imports()
-    found: Any = load_task_class(file)
+    task_class: Any = load_task_class(file)
     if bundle is not None:
-        found.folder = bundle
+        task_class.folder = bundle

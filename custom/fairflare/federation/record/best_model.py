@@ -55,33 +55,33 @@ class BestModel:
             made: round that made the model; -1: it is the initial model.
             last: whether this is the run's last model, which is taken if no model was scored by all counting sites.
         """
-        found = {site: float(scores[site]) for site in sorted(scores) if math.isfinite(scores[site])}
-        self._missed = {site: missed + 1 for site, missed in self._missed.items()} | dict.fromkeys(found, 0)
-        if not found and not last:
+        finite = {site: float(scores[site]) for site in sorted(scores) if math.isfinite(scores[site])}
+        self._missed = {site: missed + 1 for site, missed in self._missed.items()} | dict.fromkeys(finite, 0)
+        if not finite and not last:
             return False
         counting = {site for site, missed in self._missed.items() if missed <= self.run.max_missed}
-        rank = _UNTRAINED if made < 0 else _WHOLLY if found and counting <= set(found) else _PARTLY
-        if not self._better(found, rank, last):
+        rank = _UNTRAINED if made < 0 else _WHOLLY if finite and counting <= set(finite) else _PARTLY
+        if not self._better(finite, rank, last):
             return False
-        self.made, self.scores, self._rank = made, found, rank
+        self.made, self.scores, self._rank = made, finite, rank
         return True
 
-    def _better(self, found: Mapping[str, float], rank: int, last: bool) -> bool:
+    def _better(self, finite: Mapping[str, float], rank: int, last: bool) -> bool:
         if rank != self._rank or rank != _WHOLLY:
             return rank > self._rank or (rank == self._rank == _PARTLY and last)
-        both = [site for site in found if site in self.scores]
+        both = [site for site in finite if site in self.scores]
         if not both:
             return True
-        new, old = (self._criterion({site: by[site] for site in both}) for by in (found, self.scores))
+        new, old = (self._criterion({site: by[site] for site in both}) for by in (finite, self.scores))
         return new >= old if self.higher else new <= old
 
     def _criterion(self, scores: Mapping[str, float]) -> float:
-        found = summarize(scores, higher_is_better=self.higher)
-        less = (1 if self.higher else -1) * self.run.best_lambda * found.std
+        summary = summarize(scores, higher_is_better=self.higher)
+        less = (1 if self.higher else -1) * self.run.best_lambda * summary.std
         return {
-            "mean": found.mean,
-            "worst": found.worst,
-            "mean_minus_std": found.mean - less,
+            "mean": summary.mean,
+            "worst": summary.worst,
+            "mean_minus_std": summary.mean - less,
             "median": statistics.median(scores.values()),
         }[self.run.best_by]
 

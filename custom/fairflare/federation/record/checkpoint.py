@@ -174,12 +174,12 @@ class CheckpointFolder:
         for salvage in (False, True):  # an older checkpoint with whole results is preferred to a newer one without
             for number in self._numbers()[::-1]:
                 try:
-                    found = self._read(number, check, salvage=salvage)
+                    checkpoint = self._read(number, check, salvage=salvage)
                 except _Damaged as error:
                     reasons += [] if salvage else [str(error)]
                     continue
-                found.passed_over = [*reasons, *found.passed_over]
-                return found
+                checkpoint.passed_over = [*reasons, *checkpoint.passed_over]
+                return checkpoint
         if reasons:
             raise CheckpointError(f"{self.folder}: no checkpoint can be read ({'; '.join(reasons)}); {_REMEDY}")
         return None
@@ -194,14 +194,14 @@ class CheckpointFolder:
             CheckpointError: the checkpoint contradicts itself.
         """
         try:
-            found = self._read(current_round - 1)
+            checkpoint = self._read(current_round - 1)
         except _Damaged:
             return None
         for number in self._numbers():
             if number >= current_round:
                 self._state(number).unlink()
         to_disk(self.folder)
-        return found
+        return checkpoint
 
     def best_model(self, checkpoint: Checkpoint) -> dict[str, torch.Tensor] | None:
         """Return the best model so far; ``None`` when there is none, or its file is damaged or gone."""
@@ -229,7 +229,7 @@ class CheckpointFolder:
             stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
             before = known.get(path)
             self._memory[path] = before if before and before[0] == stamp else (stamp, sha256_of(path))
-        return {str(path.relative_to(self.folder)): found for path, (_, found) in self._memory.items()}
+        return {str(path.relative_to(self.folder)): checksum for path, (_, checksum) in self._memory.items()}
 
     def _remove_all_but(self, newest: int) -> None:
         """Remove the files that the two newest checkpoints do not name."""
@@ -249,8 +249,8 @@ class CheckpointFolder:
     # -- reading
 
     def _numbers(self) -> list[int]:
-        found = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.json"))
-        return sorted(int(match.group(1)) for match in found if match)
+        matches = (_STATE.fullmatch(path.name) for path in self.folder.glob("state-*.json"))
+        return sorted(int(match.group(1)) for match in matches if match)
 
     def _state(self, number: int) -> Path:
         return self.folder / f"state-{number:06d}.json"
@@ -280,7 +280,7 @@ class CheckpointFolder:
             raise CheckpointError(f"{path}: {problem}; {_REMEDY}")
         files = head.files
         model, rule = _model_file(number), f"rule-{number:06d}.pt"
-        found = Checkpoint(
+        checkpoint = Checkpoint(
             next_round=number,
             model=_checked(self.folder / model, files[model], load_file),
             rule=_checked(self.folder / rule, files[rule], partial(torch.load, map_location="cpu", weights_only=True)),
@@ -300,11 +300,11 @@ class CheckpointFolder:
             raise _Damaged(problem)
         if problem:
             left = self.log.salvage(head.rounds.bytes)
-            found.passed_over = [
+            checkpoint.passed_over = [
                 f"the results of {left} of {number} rounds can be read, the others are lost; the model is whole"
             ]
         self._sums = {**head.best, model: files[model]}
-        return found
+        return checkpoint
 
 
 def _model_file(number: int) -> str:
@@ -347,9 +347,9 @@ def check_same_config(old: Mapping[str, Any], new: Mapping[str, Any], experiment
     Raises:
         CheckpointError: settings differ; the message names each of them with both values.
     """
-    if found := differing(old, new):
+    if differences := differing(old, new):
         raise CheckpointError(
-            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(found)}); give the run "
+            f"experiment {experiment!r} has a checkpoint of other settings ({'; '.join(differences)}); give the run "
             "another experiment id, or remove the checkpoint folder"
         )
 

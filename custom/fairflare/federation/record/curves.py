@@ -44,7 +44,11 @@ class Curves(Listener):
             *((f"weight/{site}", weight) for site, weight in (record.site_weights or {}).items()),
             *((f"report_{name}/{site}", v) for site, by in record.reports.items() for name, v in by.items()),
             *record.values.items(),
-            *((f"{kind}/{layer}/{site}", of.get(kind)) for layer, site, of in by_layer for kind in ("cka", "weight")),
+            *(
+                (f"{kind}/{layer}/{site}", values.get(kind))
+                for layer, site, values in by_layer
+                for kind in ("cka", "weight")
+            ),
         ]
         self._write(curves, record.current_round)
 

@@ -111,85 +111,85 @@ class Experiment:
             ServerFault: the checkpoint folder or the results cannot be written.
         """
         self._config, self._sites = dict(config), list(info["connected"])
-        found = self._load()
-        if found is not None:
-            self._resume(found, info)
+        checkpoint = self._load()
+        if checkpoint is not None:
+            self._resume(checkpoint, info)
         info.update(run=self.run_id, synthetic=self.journal.synthetic)
         with writing("the results", self.journal.store.folder):
             self.journal.store.start(info)
-            if found is not None and self.folder is not None:
-                self.journal.store.load_state_dict(found.results, self.folder.log)
-        if found is not None:
-            return found.next_round, self._take_back(found, start)
+            if checkpoint is not None and self.folder is not None:
+                self.journal.store.load_state_dict(checkpoint.results, self.folder.log)
+        if checkpoint is not None:
+            return checkpoint.next_round, self._take_back(checkpoint, start)
         self.save(0, start)
         return 0, start
 
     def _load(self) -> Checkpoint | None:
         check = partial(_check_version, experiment=self.run.experiment)
-        found = self.folder.load(check) if self.folder is not None else None
-        if found is not None and found.next_round == 0 and differing(found.config, self._config):
+        checkpoint = self.folder.load(check) if self.folder is not None else None
+        if checkpoint is not None and checkpoint.next_round == 0 and differing(checkpoint.config, self._config):
             self.say(f"experiment {self.run.experiment!r}: no round was done under other settings; starting anew")
             return None
-        return found
+        return checkpoint
 
-    def _resume(self, found: Checkpoint, info: dict[str, Any]) -> None:
+    def _resume(self, checkpoint: Checkpoint, info: dict[str, Any]) -> None:
         run = self.run
-        check_same_config(found.config, self._config, run.experiment)
+        check_same_config(checkpoint.config, self._config, run.experiment)
         following = [*following_rounds(self.rule, self.place.site_half), *(["crt_rounds"] if run.crt_rounds else [])]
-        was = found.config["num_rounds"]
+        was = checkpoint.config["num_rounds"]
         # The retraining rounds after the method's own rounds are not counted in the earlier number of rounds either.
-        done = found.next_round if not run.crt_rounds else min(found.next_round, was)
+        done = checkpoint.next_round if not run.crt_rounds else min(checkpoint.next_round, was)
         check_same_rounds(was, run.num_rounds, done, following, run.experiment)
-        self.run_id = str(found.extra["run"])
-        self.journal.synthetic = bool(found.extra["synthetic"])
-        info["resumed_at_round"] = found.next_round
-        info["said"] = found.extra.get("said", {})  # used in model files until the sites report again
-        info[PRIVACY] = found.extra.get(PRIVACY, {})
-        self.sums |= found.extra.get("sums", {})
-        differences = [*found.passed_over, *self._differences(found, info)]
+        self.run_id = str(checkpoint.extra["run"])
+        self.journal.synthetic = bool(checkpoint.extra["synthetic"])
+        info["resumed_at_round"] = checkpoint.next_round
+        info["said"] = checkpoint.extra.get("said", {})  # used in model files until the sites report again
+        info[PRIVACY] = checkpoint.extra.get(PRIVACY, {})
+        self.sums |= checkpoint.extra.get("sums", {})
+        differences = [*checkpoint.passed_over, *self._differences(checkpoint, info)]
         if differences:
             info["resumed_with"] = differences
-        self.say(f"experiment {run.experiment!r}: going on at round {found.next_round} of {run.rounds_in_all}")
+        self.say(f"experiment {run.experiment!r}: going on at round {checkpoint.next_round} of {run.rounds_in_all}")
         for text in differences:
             self.say(f"experiment {run.experiment!r}: {text}", warning=True)
 
-    def _differences(self, found: Checkpoint, info: Mapping[str, Any]) -> Iterator[str]:
+    def _differences(self, checkpoint: Checkpoint, info: Mapping[str, Any]) -> Iterator[str]:
         """Yield each difference from the experiment's earlier job that may change the results."""
-        was, now = found.extra["versions"], info["versions"]
+        was, now = checkpoint.extra["versions"], info["versions"]
         for name in sorted(set(was) | set(now)):
             if was.get(name) != now.get(name):
                 yield f"{name} was {was.get(name)}, is {now.get(name)}: the last digits may differ"
-        then, here = set(found.extra["sites"]), set(self._sites)
+        then, here = set(checkpoint.extra["sites"]), set(self._sites)
         for what, sites in (("no longer", then - here), ("new", here - then)):
             if sites:
                 yield f"{what} in the job: {', '.join(sorted(sites))}"
-        dealt, deals = (by_name(config).get(BY_SITES) for config in (found.config, self._config))
+        dealt, deals = (by_name(config).get(BY_SITES) for config in (checkpoint.config, self._config))
         if self.journal.synthetic and dealt != deals:
             yield f"the synthetic images were dealt to {dealt} sites, are to {deals}: every site has other images"
-        if found.config["num_rounds"] != self.run.num_rounds:
+        if checkpoint.config["num_rounds"] != self.run.num_rounds:
             unknown = (
                 "" if training_of(self.place.site_half) else "; whether the sites' training depends on it is not known"
             )
-            yield f"num_rounds was {found.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
+            yield f"num_rounds was {checkpoint.config['num_rounds']}, is {self.run.num_rounds}{unknown}"
 
-    def _take_back(self, found: Checkpoint, like: State) -> State:
+    def _take_back(self, checkpoint: Checkpoint, like: State) -> State:
         """Restore the rule, the best model and the model files from a checkpoint.
 
         Returns:
             The global model in the network's own order.
         """
-        check_state(found.model, like, "checkpoint")
-        self.rule.load_state_dict(found.rule)
-        best = self.folder.best_model(found) if self.folder is not None else None
-        if best is None and found.extra["best_round"] is not None:
+        check_state(checkpoint.model, like, "checkpoint")
+        self.rule.load_state_dict(checkpoint.rule)
+        best = self.folder.best_model(checkpoint) if self.folder is not None else None
+        if best is None and checkpoint.extra["best_round"] is not None:
             self.say("the best model so far cannot be read; the best of the rounds to come is kept", warning=True)
-        state = {name: found.model[name] for name in like}  # the file's names are sorted
+        state = {name: checkpoint.model[name] for name in like}  # the file's names are sorted
         with writing("the model", self.files.folder):
             self.files.take_back(
                 state,
-                found.next_round - 1,
+                checkpoint.next_round - 1,
                 None if best is None else {name: best[name] for name in like},
-                found.extra["best"],
+                checkpoint.extra["best"],
             )
         return state
 
@@ -233,15 +233,15 @@ class Experiment:
             ServerFault: a folder cannot be written.
         """
         with writing("the checkpoint folder", self.folder.folder if self.folder else self.place.run_dir):
-            found = self.folder.back_from(current_round) if self.folder is not None else None
-        if found is None or self.folder is None:
+            checkpoint = self.folder.back_from(current_round) if self.folder is not None else None
+        if checkpoint is None or self.folder is None:
             return None
         self.say(
-            f"{reason}. Going back: round {found.next_round} is done again, from the model before it", warning=True
+            f"{reason}. Going back: round {checkpoint.next_round} is done again, from the model before it", warning=True
         )
         with writing("the results", self.journal.store.folder):
-            self.journal.store.go_back(found.results, self.folder.log, reason)
-        return self._take_back(found, like)
+            self.journal.store.go_back(checkpoint.results, self.folder.log, reason)
+        return self._take_back(checkpoint, like)
 
 
 @contextmanager

@@ -83,14 +83,20 @@ class Journal:
 
     def checked(self, phase: Phase, facts: Mapping[str, Mapping[str, Any]], metrics: Mapping[str, Metric]) -> None:
         """Record the sites' reports on their data before the first round, and the metrics that they may measure."""
-        said = {site: {**facts[site]} for site in sorted(facts)}
+        reports = {site: {**facts[site]} for site in sorted(facts)}
         spent = self.info.get(PRIVACY, {})
-        private = {site: {**spent.get(site, {}), **of.pop(PRIVACY)} for site, of in said.items() if PRIVACY in of}
-        absent = {site: of for site, of in spent.items() if site not in said}  # they may come back later
-        self.store.update_info(**directions_of(metrics), said=said, privacy={**absent, **private})
+        private = {
+            site: {**spent.get(site, {}), **report.pop(PRIVACY)}
+            for site, report in reports.items()
+            if PRIVACY in report
+        }
+        absent = {site: entry for site, entry in spent.items() if site not in reports}  # they may come back later
+        self.store.update_info(**directions_of(metrics), said=reports, privacy={**absent, **private})
         if self.info.get("measured") is None:  # the server does not know the settings of the sites' training
-            own = sum(bool(found["personal"]) for found in facts.values())  # the majority decides, not one site
-            self.store.update_info(measured=PERSONAL if 2 * own > len(facts) else COMMON)
+            with_own_parts = sum(
+                bool(report["personal"]) for report in facts.values()
+            )  # the majority decides, not one site
+            self.store.update_info(measured=PERSONAL if 2 * with_own_parts > len(facts) else COMMON)
         for site in sorted(facts):
             self.say(f"check: site {site!r} has {_data_in_words(facts[site])}")
         if other := [f"site {site!r} has other images or labels than in its first round" for site in sorted(facts)
@@ -99,7 +105,7 @@ class Journal:
             self.say(f"check: {', '.join(other)}: the rounds before were trained on those", warning=True)
         for site, reason in sorted(phase.left_out.items()):
             self.say(f"check: site {site!r} is not ready: {reason}", warning=True)
-        if any(found["synthetic"] for found in facts.values()):
+        if any(report["synthetic"] for report in facts.values()):
             self._note_synthetic()
 
     def _note_synthetic(self) -> None:
@@ -112,49 +118,56 @@ class Journal:
         """Record in the results what the sites reported of a round's training."""
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
-        record.suppressed = {site: own for site, f in sorted(phase.trained.items()) if (own := f.stats[SUPPRESSED])}
-        record.train = {site: self._trained(site, found, record) for site, found in sorted(phase.trained.items())}
+        record.suppressed = {
+            site: withheld for site, f in sorted(phase.trained.items()) if (withheld := f.stats[SUPPRESSED])
+        }
+        record.train = {site: self._trained(site, training, record) for site, training in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
-        record.notes = [note for _, found in sorted(phase.trained.items()) for note in found.notes]
+        record.notes = [note for _, training in sorted(phase.trained.items()) for note in training.notes]
         for note in record.notes:
             self.say(f"round {record.current_round}, {note}")
-        if any(found.stats["synthetic"] for found in phase.trained.values()):
+        if any(training.stats["synthetic"] for training in phase.trained.values()):
             self._note_synthetic()
 
     def ledgers(self) -> dict[str, Any]:
         """Return the directive that sends each site with differential privacy the last ledger hash that it reported."""
-        found = {site: of[LAST_LINE] for site, of in self.info.get(PRIVACY, {}).items() if LAST_LINE in of}
-        return {LAST_LINE: BySite(found)} if found else {}
+        lines = {site: entry[LAST_LINE] for site, entry in self.info.get(PRIVACY, {}).items() if LAST_LINE in entry}
+        return {LAST_LINE: BySite(lines)} if lines else {}
 
     def spent(self, phase: Phase) -> None:
         """Record the sites' reports about their privacy ledgers, also those of sites whose answer is not used."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
-        told = {site: {name: of[name] for name in (EPSILON, LAST_LINE) if of[name]} for site, of in stats.items()}
+        spent = {
+            site: {name: statistics[name] for name in (EPSILON, LAST_LINE) if statistics[name]}
+            for site, statistics in stats.items()
+        }
         if private := self.info.get(PRIVACY):
-            self.store.update_info(privacy={site: {**of, **told.get(site, {})} for site, of in private.items()})
+            self.store.update_info(privacy={site: {**entry, **spent.get(site, {})} for site, entry in private.items()})
 
     def _note_classes_at_home(self, phase: Phase) -> None:
         """Record and log which sites withhold metrics by class, so that tables can name this reason for gaps."""
         stats = {site: training.stats for site, training in phase.trained.items()} | phase.stats
-        found = {site for site in phase.good if stats[site][AT_HOME]}
-        if not found <= self._classes_at_home:
-            self._classes_at_home |= found
+        sites = {site for site in phase.good if stats[site][AT_HOME]}
+        if not sites <= self._classes_at_home:
+            self._classes_at_home |= sites
             names = sorted(self._classes_at_home)
             self.store.update_info(classes_at_home=names)
             self.say(f"metrics by class stay at home at: {', '.join(names)}")
 
-    def _trained(self, site: str, found: Training, record: RoundRecord) -> dict[str, Any]:
-        said = {
-            "loss": found.stats["train_loss"],
-            "num_samples": found.num_samples,
-            "num_steps": found.num_steps,
-            "seconds": found.stats["seconds"],
+    def _trained(self, site: str, training: Training, record: RoundRecord) -> dict[str, Any]:
+        fields = {
+            "loss": training.stats["train_loss"],
+            "num_samples": training.num_samples,
+            "num_steps": training.num_steps,
+            "seconds": training.stats["seconds"],
         }
-        said |= {name: found.stats[name] for name in (SHARE, WITHOUT_LABELS, EPSILON) if found.stats[name] is not None}
-        if lost := printable(found.stats["state_lost"] or ""):
-            said["state_lost"] = lost
+        fields |= {
+            name: training.stats[name] for name in (SHARE, WITHOUT_LABELS, EPSILON) if training.stats[name] is not None
+        }
+        if lost := printable(training.stats["state_lost"] or ""):
+            fields["state_lost"] = lost
             self.say(f"round {record.current_round}: site {site!r} lost some of its state: {lost}", warning=True)
-        return said
+        return fields
 
     def left_out(self, phase: Phase, record: RoundRecord) -> None:
         """Record one exchange of a round, and the sites that were left out of the exchange."""
@@ -216,15 +229,15 @@ class Journal:
         number, self._footing = last.phase.current_round, last.footing
         lost = {site: printable(last.phase.stats[site]["state_lost"] or "") for site in sorted(last.phase.good)}
         by_best = of_best.left_out if of_best is not None else ()
-        private, said = (self.info.get(key, {}) for key in (PRIVACY, "said"))
+        private, numbers = (self.info.get(key, {}) for key in (PRIVACY, "said"))
         for text in (
             *(f": site {left.site!r} left out: {left.reason}" for left in last.left_out),
             *(f", best model: site {left.site!r} left out: {left.reason}" for left in by_best),
             *(f": site {site!r}: its {self.metric!r} is not finite" for site in last.without(self.metric)),
             *(f": site {site!r} lost some of its state: {what}" for site, what in lost.items() if what),
             *(
-                f": site {s!r}: {len(of)} metric(s) {withheld_reason(s, private, said)}"
-                for s, of in last.withheld().items()
+                f": site {s!r}: {len(names)} metric(s) {withheld_reason(s, private, numbers)}"
+                for s, names in last.withheld().items()
             ),
         ):
             self.say(f"validate{text}", warning=True)
@@ -234,21 +247,23 @@ class Journal:
         sampling, most = last.said(SAID), best.run.test_last
         inequality, ends = standing(last.test, sampling, self.info, last.footing)
         about = {
-            site: dict(zip(("low", "high", "cases"), (*ends.get(site, (None, None)), of["test_cases"]), strict=True))
-            for site, of in sampling.items()
+            site: dict(
+                zip(("low", "high", "cases"), (*ends.get(site, (None, None)), values["test_cases"]), strict=True)
+            )
+            for site, values in sampling.items()
         }
         cells = self._cells(LAST, last.test, last, about)
         if of_best is not None:
             cells += self._cells(BEST, of_best.test, of_best)
         before = [one for one in rounds if number - most <= one.current_round < number - 1 and one.test] * (most > 1)
-        made = [*(one.current_round for one in before), number - 1] if most > 1 else []
-        if made:
+        last_rounds = [*(one.current_round for one in before), number - 1] if most > 1 else []
+        if last_rounds:
             mean = mean_of([*(one.test for one in before), last.test])
-            cells += self._cells(f"last {len(made)}", mean, last)
+            cells += self._cells(f"last {len(last_rounds)}", mean, last)
         cells += [
             Cell(metric, site, model, VALIDATION, value=value)
-            for model, of in ((LAST, last), (BEST, of_best)) if of is not None
-            for site, of_site in of.validation.items() for metric, value in of_site.items()
+            for model, results in ((LAST, last), (BEST, of_best)) if results is not None
+            for site, of_site in results.validation.items() for metric, value in of_site.items()
         ]  # fmt: skip
         clinical, vectors = clinical_of(last.said(CLINICAL))
         of_all, lists = last.of_all or ([], None)
@@ -265,7 +280,7 @@ class Journal:
                 **best.as_dict(), "is_last": is_last,
                 "left_out": last.left_out if is_last else of_best.left_out if of_best else [],
             },
-            last_rounds=made,
+            last_rounds=last_rounds,
             phases=last.phases + (of_best.phases if of_best is not None else []),
             left_out=[*last.left_out, *last.of_sums],
         )  # fmt: skip
@@ -280,14 +295,14 @@ class Journal:
         self,
         model: str,
         test: Mapping[str, Mapping[str, float]],
-        of: Tested,
+        tested: Tested,
         about: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[Cell]:
         """Return the test metrics of a model as cells; ``about``: interval and cases of the primary one, by site."""
-        private, said = (self.info.get(key, {}) for key in (PRIVACY, "said"))
-        withheld = of.withheld()
-        reasons = {site: withheld_reason(site, private, said) for site in withheld}
-        classes = {name for one in of.said(SAID).values() for name in one.get("class_support") or ()}
+        private, numbers = (self.info.get(key, {}) for key in (PRIVACY, "said"))
+        withheld = tested.withheld()
+        reasons = {site: withheld_reason(site, private, numbers) for site in withheld}
+        classes = {name for one in tested.said(SAID).values() for name in one.get("class_support") or ()}
         return cells_of(
             model, test, withheld, reasons, self._footing.of, self._footing.empty, classes, {self.metric: about}
         )
@@ -304,11 +319,11 @@ class Journal:
 MUCH = 5  # times that validation may take as long as training before a remedy is named
 
 
-def _costs(found: Mapping[str, Any]) -> dict[str, bool]:
+def _costs(report: Mapping[str, Any]) -> dict[str, bool]:
     """Return what a round on whole volumes costs at a site, in words, where the site reports it."""
-    if not found.get("seconds") or not found.get("windows"):
+    if not report.get("seconds") or not report.get("windows"):
         return {}
-    (now, coarser), (reading, training, validation) = found["windows"], found["seconds"]
+    (now, coarser), (reading, training, validation) = report["windows"], report["seconds"]
     return {
         f"up to {now:.0f} windows a volume; about {reading:.3g} s a round for reading, {training:.3g} s for training, "
         f"{validation:.3g} s for validation": True,
@@ -318,19 +333,19 @@ def _costs(found: Mapping[str, Any]) -> dict[str, bool]:
     }  # fmt: skip
 
 
-def _data_in_words(found: Mapping[str, Any]) -> str:
+def _data_in_words(report: Mapping[str, Any]) -> str:
     """Return a site's report about its data as a sentence."""
-    lists, home = ", ".join(f"{count} {split}" for split, count in found["images"].items()), found["suppressed"] or ()
-    private = [PRIVATE[name] % of for name, of in found.get(PRIVACY, {}).items()]
-    told = {
+    lists, home = ", ".join(f"{count} {split}" for split, count in report["images"].items()), report["suppressed"] or ()
+    private = [PRIVATE[name] % value for name, value in report.get(PRIVACY, {}).items()]
+    remarks = {
         f"{lists} images": lists,
         "said nothing about its data": not lists and not home,
-        f"{', '.join(home)} {SUPPRESSED} (fewer than {found['min_cases']} cases)": home,
-        "SYNTHETIC": found["synthetic"],
-        f"{found['num_classes']} classes": found["num_classes"] is not None,
-        f"prior {found['prior']}": found["prior"],
+        f"{', '.join(home)} {SUPPRESSED} (fewer than {report['min_cases']} cases)": home,
+        "SYNTHETIC": report["synthetic"],
+        f"{report['num_classes']} classes": report["num_classes"] is not None,
+        f"prior {report['prior']}": report["prior"],
         f"differential privacy ({'; '.join(private)})": private,
-        **{str(found[key]): found[key] for key in ("device", "computing")},
-        **_costs(found),
+        **{str(report[key]): report[key] for key in ("device", "computing")},
+        **_costs(report),
     }
-    return ", ".join(text for text, there in told.items() if there)
+    return ", ".join(text for text, there in remarks.items() if there)

@@ -61,7 +61,7 @@ class ModelFiles:
         state: Mapping[str, torch.Tensor],
         validation: Mapping[str, Mapping[str, float]],
         metric: str,
-        made: int,
+        number: int,
         *,
         last: bool = False,
     ) -> bool:
@@ -71,13 +71,13 @@ class ModelFiles:
             state: the model that the sites validated.
             validation: the model's validation metrics, ``{site: {metric: value}}``.
             metric: name of the metric that decides.
-            made: round that made the model; -1: it is the initial model.
+            number: round that made the model; -1: it is the initial model.
             last: see :meth:`fairflare.federation.record.best_model.BestModel.offer`.
         """
         scores = {site: by[metric] for site, by in validation.items() if metric in by}
-        if not self.best.offer(scores, made, last=last):
+        if not self.best.offer(scores, number, last=last):
             return False
-        self.save(state, made, BEST_MODEL_FILE)
+        self.save(state, number, BEST_MODEL_FILE)
         return True
 
     def load_best(self) -> dict[str, torch.Tensor]:
@@ -88,26 +88,26 @@ class ModelFiles:
     def take_back(
         self,
         state: Mapping[str, torch.Tensor],
-        made: int,
+        number: int,
         best: Mapping[str, torch.Tensor] | None,
-        kept: Mapping[str, Any],
+        memory: Mapping[str, Any],
     ) -> None:
         """Write both model files again as they were after an earlier round.
 
         Args:
             state: the global model.
-            made: round that made the global model; -1: it is the initial model.
+            number: round that made the global model; -1: it is the initial model.
             best: tensors of the best model; ``None`` if there is no best model.
-            kept: saved state of :attr:`best`, the :class:`BestModel`.
+            memory: saved state of :attr:`best`, the :class:`BestModel`.
         """
         for name in (MODEL_FILE, BEST_MODEL_FILE):
             (self.folder / name).unlink(missing_ok=True)
-        if made >= 0:
-            self.save(state, made)
+        if number >= 0:
+            self.save(state, number)
         self.best.forget()
         if best is not None:
-            self.best.load_state_dict(kept)
-            self.save(best, int(kept["made"]), BEST_MODEL_FILE)
+            self.best.load_state_dict(memory)
+            self.save(best, int(memory["made"]), BEST_MODEL_FILE)
 
 
 def model_files(

@@ -79,16 +79,16 @@ def _what_is_run(run: RunSettings, rule: Rule, training: LocalTraining | None, t
     same = called and type(rule) is called.rule and (training is None or type(training) is called.training)
     method = called if called and same else method_of(rule, training)
     title = method.title + (" + cRT" if run.crt_rounds and "crt_rounds" not in method.run else "")
-    packaged, own = origin(type(task))
-    kind = packaged.split(".")[-2].replace("_", " ") + (", with code of its own" if own else "")
+    packaged, user_code = origin(type(task))
+    kind = packaged.split(".")[-2].replace("_", " ") + (", with code of its own" if user_code else "")
     loss = method.site.get("criterion", "task")
     used = getattr(training, "criterion", loss)
     title += f" with {used}" if loss == "task" != used else ""
     title += f" ({method.name})" if label in ("", method.name) else f', run "{label}"'
     without = used != loss != "task"
-    told = f"{method.name} without its own loss: criterion={used!r} (its own: {loss!r})" if without else ""
+    loss_in_words = f"{method.name} without its own loss: criterion={used!r} (its own: {loss!r})" if without else ""
     title = title if run.num_rounds else f"given model {label!r}, tested without training"
-    return {"title": title, "kind": kind, "without": told}
+    return {"title": title, "kind": kind, "without": loss_in_words}
 
 
 def directions_of(metrics: Mapping[str, Metric]) -> dict[str, dict[str, Any]]:
@@ -105,25 +105,30 @@ def source_of(task: Task) -> dict[str, str] | None:
     """
     try:
         path = Path(inspect.getfile(type(task)))
-        found = {"name": path.name, "sha256": sha256_of(path)}
+        source = {"name": path.name, "sha256": sha256_of(path)}
     except (OSError, TypeError):
         return None
     bundle = getattr(task, "monai_bundle_sha256", None)
-    return found if bundle is None else {**found, "monai_bundle_sha256": bundle}
+    return source if bundle is None else {**source, "monai_bundle_sha256": bundle}
 
 
 def versions() -> dict[str, str]:
     """Return the versions of this package, of Python, and of the packages that the results depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = dict.fromkeys(("nvflare", "torch", "monai", "numpy"), "not installed")
-    for name in found:
+    by_package = dict.fromkeys(("nvflare", "torch", "monai", "numpy"), "not installed")
+    for name in by_package:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return {"fairflare": __version__, "python": platform.python_version(), **found}
+            by_package[name] = version(name)
+    return {"fairflare": __version__, "python": platform.python_version(), **by_package}
 
 
 def following_rounds(rule: object, site_half: Any) -> list[str]:
     """Return settings whose effect in a round depends on ``num_rounds``, such as ``training.schedule``."""
     halves = {"rule": rule, "training": training_of(site_half)}.items()
-    return [f"{n}.{s}" for n, half in halves if isinstance(half, FollowsNumRounds) for s in half.follows_num_rounds()]
+    return [
+        f"{n}.{s}"
+        for n, component in halves
+        if isinstance(component, FollowsNumRounds)
+        for s in component.follows_num_rounds()
+    ]

@@ -34,10 +34,10 @@ class TaskRecorder:
     def __call__(self) -> dict[str, Any]:
         """Return the description of the task as plain values, see ``docs/predict.md``."""
         task, info = self.task, self.info()
-        packaged, own = origin(type(task))
-        found: dict[str, Any] = {
+        packaged, user_code = origin(type(task))
+        record: dict[str, Any] = {
             "class": packaged,
-            "own_code": own,
+            "own_code": user_code,
             "settings": values_of(task)["args"],
             "class_names": class_names(task, info),
             "metric": task.primary_metric,
@@ -45,10 +45,10 @@ class TaskRecorder:
             "fairflare": __version__,
         }
         shape = {key: getattr(task, key, None) for key in ("in_channels", "image_size", "intensities")}
-        found |= {key: list(value) if isinstance(value, tuple) else value for key, value in shape.items()}
-        if own:
-            found |= self._source
-        return found
+        record |= {key: list(value) if isinstance(value, tuple) else value for key, value in shape.items()}
+        if user_code:
+            record |= self._source
+        return record
 
     @cached_property
     def _source(self) -> dict[str, str]:
@@ -65,14 +65,14 @@ class TaskRecorder:
 
 def origin(cls: type) -> tuple[str, list[str]]:
     """Return the packaged class that a task's class is or extends, and the names that the task's own code adds."""
-    own: dict[str, None] = {}
+    user_parts: dict[str, None] = {}
     for base in cls.__mro__:
         if base.__module__.startswith(PACKAGE):
-            return f"{base.__module__}.{base.__name__}", list(own)
+            return f"{base.__module__}.{base.__name__}", list(user_parts)
         # What Python itself puts into a class (``__module__``, ``__doc__``) is not the task's own code. A class that
         # adds nothing else to a packaged class counts as that packaged class.
         named = {n: v for n, v in vars(base).items() if n != "_abc_impl"}
-        own |= {n: None for n, v in named.items() if callable(v) or not re.fullmatch("__.*__", n)}
+        user_parts |= {n: None for n, v in named.items() if callable(v) or not re.fullmatch("__.*__", n)}
     raise TypeError(f"{cls.__name__} is no Task")
 
 
@@ -84,6 +84,6 @@ def class_names(task: Task, info: Mapping[str, Any]) -> list[str] | None:
     names = getattr(task, "names", None)
     if names is None or task.classes is None or getattr(task, "class_names", None) or info.get("synthetic"):
         return None if names is None else list(names())
-    said = [found.get("class_names") for found in (info.get("said") or {}).values()]
-    told = {tuple(given) for given in said if given and len(given) == task.classes}
-    return list(told.pop()) if len(told) == 1 else [f"class_{number}" for number in range(task.classes)]
+    name_lists = [report.get("class_names") for report in (info.get("said") or {}).values()]
+    distinct = {tuple(given) for given in name_lists if given and len(given) == task.classes}
+    return list(distinct.pop()) if len(distinct) == 1 else [f"class_{number}" for number in range(task.classes)]

@@ -161,34 +161,34 @@ def read_check(site: str, message: Message, current_round: int) -> dict[str, Any
         ReportError: the answer cannot be used (the message names site, field and value), or the site reports that it
             cannot take part.
     """
-    found = read_report(read_head(site, message, current_round).get("report"), FIELDS, site)
-    splits, counts = found.pop("splits") or [], found.pop("images") or []
+    report = read_report(read_head(site, message, current_round).get("report"), FIELDS, site)
+    splits, counts = report.pop("splits") or [], report.pop("images") or []
     of_classes = [
-        found[key] or ()
+        report[key] or ()
         for key in ("class_names", MASK_LABELS, "class_groups", NAMES, ACTED_ON, ANNOTATED, CHANNELS, MEASURED, MARKED)
     ]
-    size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(found["suppressed"] or ())
+    size, lists = sum(map(len, chain(splits, *of_classes))), len(splits) + len(report["suppressed"] or ())
     refuse_if(site, {
         f"more than {MAX_LISTS} lists or {MOST_CLASSES} classes or groups":
             lists > MAX_LISTS or max(map(len, of_classes)) > MOST_CLASSES,
         f"the names in its report have {size} characters, more than {MAX_WORDS}": size > MAX_WORDS,
         "'windows' has two entries and 'seconds' three":
-            len(found["windows"] or range(2)) != 2 or len(found["seconds"] or range(3)) != 3,
+            len(report["windows"] or range(2)) != 2 or len(report["seconds"] or range(3)) != 3,
         f"{PRIVACY!r} has three parts and {BUDGET!r} four":
-            found[PRIVACY] is not None and (len(found[PRIVACY]), len(found[BUDGET] or ())) != (3, 4),
+            report[PRIVACY] is not None and (len(report[PRIVACY]), len(report[BUDGET] or ())) != (3, 4),
     })  # fmt: skip
     for field in FIELDS:
-        if (value := found.get(field.name)) is not None and field.kind in SHOWN:
-            found[field.name] = SHOWN[field.kind](value)
+        if (value := report.get(field.name)) is not None and field.kind in SHOWN:
+            report[field.name] = SHOWN[field.kind](value)
     # None if not asked for, or the site reports nothing about its labels or its privacy.
     rare = (NAMES, MASK_LABELS, ACTED_ON, ANNOTATED, CHANNELS, MEASURED, MARKED, MARKED_CASES, PRIVACY, BUDGET, *COSTS)
-    found = {key: value for key, value in found.items() if value is not None or key not in rare}
-    if MARKED in found:
-        found[MARKED] = dict(zip(found[MARKED], map(int, found.pop(MARKED_CASES, ())), strict=False))
-    if PRIVACY in found:
+    report = {key: value for key, value in report.items() if value is not None or key not in rare}
+    if MARKED in report:
+        report[MARKED] = dict(zip(report[MARKED], map(int, report.pop(MARKED_CASES, ())), strict=False))
+    if PRIVACY in report:
         parts = ("unit", "mechanism", "covers", "target", "delta", "worth", "lasts")
-        found[PRIVACY] = dict(zip(parts, [*found[PRIVACY], *found.pop(BUDGET)], strict=True))
-    return {"images": {printable(split): int(n) for split, n in zip(splits, counts, strict=False)}, **found}
+        report[PRIVACY] = dict(zip(parts, [*report[PRIVACY], *report.pop(BUDGET)], strict=True))
+    return {"images": {printable(split): int(n) for split, n in zip(splits, counts, strict=False)}, **report}
 
 
 #: Functions that convert a value of a site's report, by the kind of the value's field.
@@ -200,14 +200,14 @@ SHOWN: dict[str, Callable[[Any], Any]] = {
 class _Said(SiteData):
     """Represent a site's data at the server by the site's report, from which the task takes the class names."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self.synthetic = bool(found["synthetic"])
-        self.num_classes = found["num_classes"]
-        self.class_names = None if found["class_names"] is None else tuple(found["class_names"])
-        if found["class_groups"] is not None:
-            pairs = [entry.rpartition(" ")[::2] for entry in found["class_groups"]]
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        self.synthetic = bool(report["synthetic"])
+        self.num_classes = report["num_classes"]
+        self.class_names = None if report["class_names"] is None else tuple(report["class_names"])
+        if report["class_groups"] is not None:
+            pairs = [entry.rpartition(" ")[::2] for entry in report["class_groups"]]
             self.class_groups = {n: tuple(int(c) for g, c in pairs if g == n and c.isdigit()) for n, _ in pairs}
-        self._images = found["images"]
+        self._images = report["images"]
 
     def num_samples(self, split: str) -> int:
         return int(self._images.get(split, 0))
@@ -256,28 +256,28 @@ class Check:
         run, sites = self.settings, self.roster.known()
         # The extra rounds' directives come beforehand, so that the sites can say whether they can do such rounds.
         extra = self.retraining.classifier.directives(run.num_rounds, run.num_rounds, sites) if run.crt_rounds else {}
-        told: dict[str, Any] = {"groups": tuple(run.groups), "directives": {**self.journal.ledgers(), **extra}}
-        phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **told)
+        extras: dict[str, Any] = {"groups": tuple(run.groups), "directives": {**self.journal.ledgers(), **extra}}
+        phase = self.ask(TASK_CHECK, current_round, {}, sites, run.check_timeout, self._take, **extras)
         problems = list(dict.fromkeys(self._problems(phase, self.journal.synthetic if current_round > 0 else None)))
-        for found in self.facts.values():
-            for name, metric in self.task.suited_to(_Said(found)).by_name().items():
+        for report in self.facts.values():
+            for name, metric in self.task.suited_to(_Said(report)).by_name().items():
                 self.metrics.setdefault(name, metric)  # no site can change a metric that the job declares
         self.journal.checked(phase, self.facts, self.metrics)
         if self.patchwise or self.journal.info.get("validation"):
             self.journal.store.update_info(validation="patches")
             self.journal.say("validation: patches, 50 fixed ones a volume, since volumes have many windows")
-        said = {found["synthetic"] for found in self.facts.values()} - {None}
+        kinds = {answer["synthetic"] for answer in self.facts.values()} - {None}
         left = run.num_rounds - current_round
-        private = {site: found[PRIVACY] for site, found in sorted(self.facts.items()) if PRIVACY in found}
+        private = {site: answer[PRIVACY] for site, answer in sorted(self.facts.items()) if PRIVACY in answer}
         if problems := [*problems, *self._unready(phase, private, left)]:
             raise RoundFailed(
                 " ".join(["check, before any", "training:" if run.num_rounds else "test:", *map(_ended, problems)]),
                 phase,
             )
-        for site, of in private.items():
-            for text, warning in budget_notes(of["target"], of["lasts"], left):
+        for site, budget in private.items():
+            for text, warning in budget_notes(budget["target"], budget["lasts"], left):
                 self.journal.note(f"privacy budget of site {site!r}: {text}", warning=warning)
-        self.synthetic = said.pop() if said else None
+        self.synthetic = kinds.pop() if kinds else None
 
     @property
     def global_lists(self) -> list[list[str]]:
@@ -294,8 +294,8 @@ class Check:
 
         Under differential privacy it is not, since the noise is reckoned for figures of patients.
         """
-        return not any(PRIVACY in found for found in self.facts.values()) and any(
-            found.get("windows", (0,))[0] > MOST_WINDOWS for found in self.facts.values()
+        return not any(PRIVACY in report for report in self.facts.values()) and any(
+            report.get("windows", (0,))[0] > MOST_WINDOWS for report in self.facts.values()
         )
 
     @property
@@ -306,9 +306,9 @@ class Check:
         images.
         """
         return {
-            site: {**dict.fromkeys(found["suppressed"] or (), 0), **found["images"]}
-            | ({"groups": len(found[ACTED_ON]) - 1} if found.get(ACTED_ON) else {})
-            for site, found in self.facts.items()
+            site: {**dict.fromkeys(report["suppressed"] or (), 0), **report["images"]}
+            | ({"groups": len(report[ACTED_ON]) - 1} if report.get(ACTED_ON) else {})
+            for site, report in self.facts.items()
         }
 
     @property
@@ -317,24 +317,24 @@ class Check:
 
         Where the site's ``min_cases`` is 1, a structure that none of the site's labels marks is left out.
         """
-        of, support = {}, {}
-        for site, found in sorted(self.facts.items()):
-            every = frozenset(map(printable, self.task.suited_to(_Said(found)).outcome_names()))
-            told = (frozenset(found[key]) for key in (MEASURED, ANNOTATED) if found.get(key) is not None)
-            of[site] = next(told, every)
-            if found.get("marked") and found["min_cases"] is None and self.task.has_classes is False:
-                support[site] = dict.fromkeys(of[site].difference(found["marked"]), 0)
-        return Footing(of, self.task.primary_metric).without(support)
+        structures, support = {}, {}
+        for site, report in sorted(self.facts.items()):
+            every = frozenset(map(printable, self.task.suited_to(_Said(report)).outcome_names()))
+            annotated = (frozenset(report[key]) for key in (MEASURED, ANNOTATED) if report.get(key) is not None)
+            structures[site] = next(annotated, every)
+            if report.get("marked") and report["min_cases"] is None and self.task.has_classes is False:
+                support[site] = dict.fromkeys(structures[site].difference(report["marked"]), 0)
+        return Footing(structures, self.task.primary_metric).without(support)
 
     @property
     def annotators(self) -> dict[str, list[str]]:
         """Return the sites that annotate each structure, class or finding; empty if all sites annotate all."""
-        return self._owners(ANNOTATED, lambda said: self.task.suited_to(_Said(said)).outcome_names())
+        return self._owners(ANNOTATED, lambda report: self.task.suited_to(_Said(report)).outcome_names())
 
     @property
     def channel_owners(self) -> dict[str, list[str]]:
         """Return the sites whose cases have each channel; empty if all sites have all."""
-        return self._owners(CHANNELS, lambda said: map(str, self.task.channels or ()))
+        return self._owners(CHANNELS, lambda report: map(str, self.task.channels or ()))
 
     def _owners(self, key: str, names_of: Callable[[Mapping[str, Any]], Iterable[str]]) -> dict[str, list[str]]:
         """Return the sites that have each of the task's parts, in the network's order; empty if all sites have all.
@@ -343,19 +343,19 @@ class Check:
             key: field of a report that names the parts that the site has; a site without the field has all.
             names_of: function that returns the names of all parts for the report of a site.
         """
-        found: list[tuple[str, list[str]]] = []
-        for site, said in sorted(self.facts.items()):
-            names = [printable(name) for name in names_of(said)]
-            found += [(name, []) for name in names[len(found) :]]
-            for name, (_, sites) in zip(names, found, strict=False):
-                if name in said.get(key, names):
+        owners: list[tuple[str, list[str]]] = []
+        for site, report in sorted(self.facts.items()):
+            names = [printable(name) for name in names_of(report)]
+            owners += [(name, []) for name in names[len(owners) :]]
+            for name, (_, sites) in zip(names, owners, strict=False):
+                if name in report.get(key, names):
                     sites.append(site)
-        return dict(found) if any(len(sites) < len(self.facts) for _, sites in found) else {}
+        return dict(owners) if any(len(sites) < len(self.facts) for _, sites in owners) else {}
 
     @property
     def groups(self) -> Mapping[str, Sequence[int]]:
         """Return the groups of classes (head, medium, tail) in the sites' datalists; empty where the task has none."""
-        return next((self.task.suited_to(_Said(found)).groups() for found in self.facts.values()), {})
+        return next((self.task.suited_to(_Said(report)).groups() for report in self.facts.values()), {})
 
     def same_kind(self, site: str, synthetic: bool | None) -> None:
         """Refuse a site's training where its data are synthetic and other sites' data are real, or the reverse.
@@ -438,9 +438,9 @@ class Check:
             )
         if real := self._of_kind(False):
             yield from self._classes(phase, real)
-        found = contradictions({site: own.get(MASK_LABELS, ()) for site, own in self.facts.items()})
-        for by_meaning in found.values():
-            yield from self._same(phase, by_meaning, question_of_values(found), question_of_values(found))
+        clashes = contradictions({site: report.get(MASK_LABELS, ()) for site, report in self.facts.items()})
+        for by_meaning in clashes.values():
+            yield from self._same(phase, by_meaning, question_of_values(clashes), question_of_values(clashes))
         yield from self._silent(phase)
         for key, whose in ((NAMES, "'groups'"), (ACTED_ON, "the method")):
             yield from self._same(
@@ -455,8 +455,8 @@ class Check:
 
     def _silent(self, phase: Phase) -> Iterator[str]:
         """Yield a question for each site whose labels lack others' structures or classes without a declared reason."""
-        told = {site: found[MARKED] for site, found in self.facts.items() if MARKED in found}
-        lacking = unexplained(told, [site for site, found in self.facts.items() if ANNOTATED in found])
+        marked = {site: report[MARKED] for site, report in self.facts.items() if MARKED in report}
+        lacking = unexplained(marked, [site for site, report in self.facts.items() if ANNOTATED in report])
         together = [lacking] if lacking and self.settings.require_all_sites else None
         for asked in together or [{site: names} for site, names in lacking.items()]:
             site = next(iter(asked))
@@ -502,12 +502,14 @@ class Check:
         """Yield a problem for each site that names other classes than the given model has; or leave the site out."""
         wanted = [*(getattr(self.task, "class_names", None) or ())]
         named = {site: [*(self.facts[site]["class_names"] or wanted)] for site in sites}
-        for site in (site for site, own in named.items() if own != wanted and not all(map(NUMBERED.fullmatch, wanted))):
-            told = f"its datalist names the classes {few(named[site], 4)}, and the given model {few(wanted, 4)}"
+        for site in (
+            site for site, classes in named.items() if classes != wanted and not all(map(NUMBERED.fullmatch, wanted))
+        ):
+            difference = f"its datalist names the classes {few(named[site], 4)}, and the given model {few(wanted, 4)}"
             if self.settings.require_all_sites:
-                yield f"site {site!r}: {told}"
+                yield f"site {site!r}: {difference}"
             else:
-                self._leave_out(phase, site, told)
+                self._leave_out(phase, site, difference)
 
     def _same(
         self,
@@ -551,7 +553,7 @@ class Check:
 
     def _of_kind(self, synthetic: bool) -> list[str]:
         """Return the sites that report synthetic data, or the sites that report real data."""
-        return sorted(site for site, found in self.facts.items() if found["synthetic"] is synthetic)
+        return sorted(site for site, report in self.facts.items() if report["synthetic"] is synthetic)
 
 
 def _by_value(

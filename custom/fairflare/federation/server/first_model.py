@@ -98,8 +98,8 @@ def build(task: Task) -> torch.nn.Module:
     try:
         model = network_of(task)
     except Exception as error:
-        told = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # our text, or the user's
-        raise ValueError(told) from error
+        reason = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # our text, or the user's
+        raise ValueError(reason) from error
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")
     check_network(model, f"the network of the task ({type(task).__name__})")
@@ -153,7 +153,7 @@ def _made(
     rest = sent.rest(model.state_dict())
     before = sent.mark(rest)
     try:
-        said = [(task.initialise(model, checkpoint), False)]
+        log_lines = [(task.initialise(model, checkpoint), False)]
     except (ValueError, OSError) as error:
         if not outside:
             raise
@@ -175,12 +175,12 @@ def _made(
         )
     if rest:
         part = sent.of(state)
-        said.append((
+        log_lines.append((
             f"exchange={exchange!r}: {len(part)} of {len(state)} tensors travel, {num_bytes(part)} of "
             f"{num_bytes(state)} bytes; the others are built at each site",
             False,
         ))  # fmt: skip
-    home = at_home(site_half, model, lambda text, warning=False: said.append((text, warning)))
+    home = at_home(site_half, model, lambda text, warning=False: log_lines.append((text, warning)))
     return FirstModel(
         state={name: tensor.clone() for name, tensor in sent.of(state).items()} if rest else state,
         parameters=sent.parameters,
@@ -196,7 +196,7 @@ def _made(
             "a convolution in the network": any(parameter.ndim in (4, 5) for parameter in model.parameters()),
             "a tensor that it leaves out": bool(rest),
         },
-        said=said,
+        said=log_lines,
     )
 
 

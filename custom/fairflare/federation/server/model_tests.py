@@ -97,17 +97,19 @@ class ModelTests:
     def _add_groups(self, last: Tested, state: State) -> None:
         """Add the figures of groups of people; with secure sums those over all sites are opened as sums."""
         bins = self.run.group_bins, self.run.calibration_bins
-        said, kept = last.said(BY_GROUP), last.withheld(IN_GROUPS)
+        numbers, withheld = last.said(BY_GROUP), last.withheld(IN_GROUPS)
         if self.sums is not None:
-            record, has, said = RoundRecord(current_round=self.run.rounds_in_all), said, {}
+            record, has, numbers = RoundRecord(current_round=self.run.rounds_in_all), numbers, {}
             try:
-                said[POOLED], kept[POOLED] = self.sums.groups(record, state, has, shapes(self.final_test.parts, *bins))
+                numbers[POOLED], withheld[POOLED] = self.sums.groups(
+                    record, state, has, shapes(self.final_test.parts, *bins)
+                )
             except RoundFailed as failed:  # the model and its other figures are available all the same
                 self.asking.transport.say(f"groups: {failed}", warning=True)
                 record.left_out.append(LeftOut(POOLED, "groups", str(failed)))
             last.phases += record.phases
             last.of_sums = [LeftOut(left.site, "groups", left.reason) for left in record.left_out]
-        last.groups = by_group(said, kept)
+        last.groups = by_group(numbers, withheld)
 
     def of_all(self, state: State, number: int, tested: Tested) -> tuple[list[Cell], dict[str, Any]] | None:
         """Return the common model's metrics on ``test_global``, the images that belong to no site alone.
@@ -118,15 +120,15 @@ class ModelTests:
             return None
         if self.context.at_home.own_everywhere:
             return [], {"reason": "no model is the same at all sites: each has parts, or one, of its own"}
-        found, measured = self.final_test.of_all(state, number, lists)
-        tested.phases += found.phases
+        common, measured = self.final_test.of_all(state, number, lists)
+        tested.phases += common.phases
         names = {name for name, metric in self.check.metrics.items() if metric.mean_of_images or name == LOSS.name}
         return global_test(
-            found.test, found.said(SAID), measured, found.phase.left_out if len(measured) < len(lists) else {},
+            common.test, common.said(SAID), measured, common.phase.left_out if len(measured) < len(lists) else {},
             self.journal.info, names, self.check.groups,
         )  # fmt: skip
 
-    def keep_best(self, state: State, validation: Any, made: int, *, last: bool = False) -> None:
-        """Keep a model if it is the best so far; ``made``: the round that made it, -1 for the initial model."""
-        if self.files.keep_best(state, validation, self.task.primary_metric, made, last=last):
+    def keep_best(self, state: State, validation: Any, number: int, *, last: bool = False) -> None:
+        """Keep a model if it is the best so far; ``number``: the round that made it, -1 for the initial model."""
+        if self.files.keep_best(state, validation, self.task.primary_metric, number, last=last):
             self.journal.new_best(state, self.files.best)

@@ -98,45 +98,49 @@ class Opening:
 
     def _say_in_vain(self, network: Mapping[str, bool]) -> None:
         """Say which settings find nothing to act on, and that unlabelled images are not used, as far as it is known."""
-        half, run, task, said = self.place.site_half, self.run, self.task, self.check.said.values()
-        parts = [part for part in (training_of(half), run) if part is not None]
-        found = list(idle(parts, sorted({name for part in parts for name in needs_of(type(part))}), {
+        training, run, task, sizes = self.place.site_half, self.run, self.task, self.check.said.values()
+        parts = [part for part in (training_of(training), run) if part is not None]
+        warnings = list(idle(parts, sorted({name for part in parts for name in needs_of(type(part))}), {
             **network,
             "a site with images that lack labels, or the labels of some structures":
-                any(UNLABELLED in of for of in said) or (task.consistency == "teacher" and self.check.annotators),
+                any(UNLABELLED in size for size in sizes) or (task.consistency == "teacher" and self.check.annotators),
             "a primary metric that can be measured on drawn cases":
                 task.primary.mean_of_images or type(task).resampled is not Task.resampled,
             "a site whose cases have several channels":
-                any(len(own.get(CHANNELS, ())) > 1 for own in self.check.facts.values()),
+                any(len(report.get(CHANNELS, ())) > 1 for report in self.check.facts.values()),
             "a second round": run.num_rounds > 1,
             "a round of such a number before the last one": run.test_every < run.rounds_in_all,
         }))  # fmt: skip
-        for text in found:
+        for text in warnings:
             self.journal.note(text, warning=True)
-        self.journal.store.update_info(in_vain=found)
+        self.journal.store.update_info(in_vain=warnings)
         if (
-            (unused := sum(of.get(UNLABELLED, 0) for of in said))
-            and half is not None
-            and not half.get("args", {}).get("unlabelled")
+            (unused := sum(size.get(UNLABELLED, 0) for size in sizes))
+            and training is not None
+            and not training.get("args", {}).get("unlabelled")
         ):
             self.journal.note(f"{unused:.0f} unlabelled images lie unused; unlabelled=consistency learns from them")
 
     def _weigh_without_reports(self, run_facts: dict[str, Any]) -> None:
         """Use FedAvg in place of a rule if privacy noise makes its weights random, or a site withholds its reports."""
-        rule, own = self.rule, self.check.facts.items()
+        rule, facts = self.rule, self.check.facts.items()
         # Fail now, before the method's rounds spend the budget.
-        refuse(run_facts | {PRIVACY: ", ".join(site for site, said in own if PRIVACY in said)})
+        refuse(run_facts | {PRIVACY: ", ".join(site for site, report in facts if PRIVACY in report)})
         # No noise limits one patient's influence on the comparison with the anchor, so such a rule is always replaced.
         least = math.inf if isinstance(rule, TwoPhase) else float(getattr(rule, "noisy_from", LOTTERY))
         worth = {
-            site: said[PRIVACY]["worth"] for site, said in own if PRIVACY in said and said[PRIVACY]["worth"] < least
+            site: report[PRIVACY]["worth"]
+            for site, report in facts
+            if PRIVACY in report and report[PRIVACY]["worth"] < least
         }
         if worth and rule.weighs and (rule.report_fields or isinstance(rule, TwoPhase)):
-            told = ", ".join(
+            worths = ", ".join(
                 f"{site} {f'has {n:.3g}' if n and least < math.inf else 'sends none'}" for site, n in worth.items()
             )
             needs = f" (weights are lots below {least:g} patients times epsilon)" * (least < math.inf)
-            why = f"{type(rule).__name__} falls back to FedAvg: of its reports under differential privacy {told}{needs}"
+            why = (
+                f"{type(rule).__name__} falls back to FedAvg: of its reports under differential privacy {worths}{needs}"
+            )
             fallback = WithoutReports()
             fallback.why = why
             self.retraining.fall_back(fallback)

@@ -45,14 +45,14 @@ def own_models(
     part, number = tuned_part(str(settings.get("personalise", ""))), last.phase.current_round
     if not part:
         return None
-    told = dict[str, dict[str, Any]]()
+    statistics = dict[str, dict[str, Any]]()
 
     def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
         stats = read_stats(site, read_head(site, message, number), metric)
         refuse_if(site, {f"field {OWN_GAIN!r} must have 7 entries": len(stats[OWN_GAIN] or range(7)) != 7})
         if stats["tuned_steps"] and message.params:
             staging.put(site, read_state(LikeReceived(state), message, site, staging))
-        told[site] = stats
+        statistics[site] = stats
         return {}
 
     sites, timeout = ask.roster.live(number), ask.run.train_timeout
@@ -62,10 +62,12 @@ def own_models(
     for owner in staging.sites():
         tested = test({**state, **staging.open(owner)}, number)
         last.phases += tested.phases
-        at_others[owner] = {site: of[name] for site, of in tested.test.items() if site != owner and name in of}
-    cases = {site: said[CASES] for site, said in last.said(SAID).items()}
+        at_others[owner] = {
+            site: figures[name] for site, figures in tested.test.items() if site != owner and name in figures
+        }
+    cases = {site: numbers[CASES] for site, numbers in last.said(SAID).items()}
     return {
         "part": part,
-        **personal(metric, told, last.test, cases, at_others),
+        **personal(metric, statistics, last.test, cases, at_others),
         "left_out": dict(sorted(tuned.left_out.items())),
     }

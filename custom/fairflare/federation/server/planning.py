@@ -46,21 +46,21 @@ class Planning(Rounds):
         run, record = self.settings, RoundRecord(current_round=0, sites=self.roster.live(0))
         assert isinstance(run, PlanRun)
         of_ct, target = self.task.of_ct, tuple[float, ...]((0.0, 0.0, 0.0))
-        found: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         for number in range(2 + bool(of_ct)):
-            found |= self._counted(number, target, record)
+            answer |= self._counted(number, target, record)
             if not number:
-                answers = Answers(_axes(found, "spacing"), _axes(found, "size"))
+                answers = Answers(_axes(answer, "spacing"), _axes(answer, "size"))
                 target = answers.target
         answers = Answers(
-            answers.spacing, answers.size, _axes(found, "resampled"), round(found[CROPPED]),
-            {channel: found[FOREGROUND][k * HUS : (k + 1) * HUS] for k, channel in enumerate(of_ct)},
+            answers.spacing, answers.size, _axes(answer, "resampled"), round(answer[CROPPED]),
+            {channel: answer[FOREGROUND][k * HUS : (k + 1) * HUS] for k, channel in enumerate(of_ct)},
         )  # fmt: skip
-        least = min(found[MEMORY].values(), default=USUAL_MEMORY)
+        least = min(answer[MEMORY].values(), default=USUAL_MEMORY)
         memory = run.plan_memory or least
         channels = list(getattr(self.task, "channels", None) or ["CT" if of_ct else "MR"])
         plan = plan_of(answers, channels=channels, outputs=len(self.task.outcome_names()) + 1, memory=memory)
-        more = sum(own > memory for own in found[MEMORY].values())
+        more = sum(need > memory for need in answer[MEMORY].values())
         self.journal.note(
             f"plan of {answers.cases} cases at {len(record.accepted)} sites for {memory:g} GB"
             f"{f'; {more} site(s) have more' * bool(more)}"
@@ -117,8 +117,8 @@ class Planning(Rounds):
         return {**whole, CROPPED: float(whole[CROPPED][0]), MEMORY: memory}
 
 
-def _axes(found: Mapping[str, Any], kind: str) -> list[Counter[int]]:
-    return [found[f"{kind}_{axis}"] for axis in range(3)]
+def _axes(counts: Mapping[str, Any], kind: str) -> list[Counter[int]]:
+    return [counts[f"{kind}_{axis}"] for axis in range(3)]
 
 
 def _counts(report: Mapping[str, Any], name: str) -> Counter[int]:
@@ -142,25 +142,25 @@ def read_counts(
         ReportError: the answer cannot be used; the message names site, field and value.
     """
     meta = read_head(site, message, number)
-    found = {name: value for name, value in read_report(meta.get("report"), FIELDS, site).items() if value is not None}
+    counts = {name: value for name, value in read_report(meta.get("report"), FIELDS, site).items() if value is not None}
     vectors = {*names, *(f"{name}_cases" for name in names)}
-    lacking = sorted(vectors.union([CROPPED] * (not secure)) - {*found})
+    lacking = sorted(vectors.union([CROPPED] * (not secure)) - {*counts})
     refuse_if(site, {f"the answer lacks the field {lacking[0] if lacking else ''!r}": bool(lacking)})
-    odd = {name: value for name in vectors for value in found[name] if value != int(value)}
-    cases = {name: sum(found[f"{name}_cases"]) for name in names}
+    odd = {name: value for name in vectors for value in counts[name] if value != int(value)}
+    cases = {name: sum(counts[f"{name}_cases"]) for name in names}
     size = HUS * channels
-    foreground = found.get(FOREGROUND, np.zeros(0))
+    foreground = counts.get(FOREGROUND, np.zeros(0))
     refuse_if(site, {
         f"field {next(iter(odd), '')!r} must hold whole numbers, got {next(iter(odd.values()), 0):.8g}": bool(odd),
         **{
-            f"field '{name}_cases' has {of:g} cases, field 'cases' {found[CASES]}": of != found[CASES]
-            for name, of in cases.items()
+            f"field '{name}_cases' has {number:g} cases, field 'cases' {counts[CASES]}": number != counts[CASES]
+            for name, number in cases.items()
         },
-        f"field {CROPPED!r} is above the number of cases": found.get(CROPPED, 0) > found[CASES],
+        f"field {CROPPED!r} is above the number of cases": counts.get(CROPPED, 0) > counts[CASES],
         f"field {FOREGROUND!r} has {len(foreground)} entries, asked were {size}":
             bool(names is not None and number == len(KINDS) - 1 and len(foreground) != (0 if secure else size)),
     })  # fmt: skip
     total_share = float(foreground.sum())
-    if not math.isfinite(total_share) or total_share > channels * found[CASES] * (1 + 1e-3):
+    if not math.isfinite(total_share) or total_share > channels * counts[CASES] * (1 + 1e-3):
         refuse_if(site, {f"field {FOREGROUND!r} has a sum of {total_share:g}, above the number of cases": True})
-    return found
+    return counts

@@ -80,28 +80,28 @@ def read_norms(
     meta = read_head(site, message, current_round)
     held = suppressed_in(read_stats(site, meta), IN_REPORT)
     fields = [field for field in FIELDS if not (secure and field.name in MEASURED)]
-    found = read_report(meta.get("report"), fields, site, suppressed=held)
-    images, names = read_report(meta, COUNTS, site)["num_samples"], found["norms"]
+    report = read_report(meta.get("report"), fields, site, suppressed=held)
+    images, names = read_report(meta, COUNTS, site)["num_samples"], report["norms"]
     unknown = next((name for name in names if name not in pending), None)
-    odd = next((value for value in found["values"] if value != int(value)), 0.0)
+    odd = next((value for value in report["values"] if value != int(value)), 0.0)
     widths = [pending.get(name, 0) for name in names]
     refuse_if(site, {
         "the answer lacks the field 'num_samples'": images is None,
         f"field 'norms' names {shortened(unknown)}, which is not asked for": unknown is not None,
         "field 'norms' names a norm twice": len(set(names)) != len(names),
-        "field 'more' is true, and field 'norms' is empty": found["more"] and not names,
+        "field 'more' is true, and field 'norms' is empty": report["more"] and not names,
         f"field 'values' must hold whole numbers, got {odd:.8g}": odd != 0,
         **{
-            f"field {key!r} has {len(found[key])} entries, these norms have {sum(widths)} channels":
-                len(found[key]) != sum(widths) for key in MEASURED if key in found
+            f"field {key!r} has {len(report[key])} entries, these norms have {sum(widths)} channels":
+                len(report[key]) != sum(widths) for key in MEASURED if key in report
         },
     })  # fmt: skip
     state: dict[str, torch.Tensor] = {}
     for key, kind in zip(MEASURED, () if secure else KINDS, strict=False):
-        tensors = torch.tensor(found[key], dtype=torch.float64).split(widths)
+        tensors = torch.tensor(report[key], dtype=torch.float64).split(widths)
         state |= {f"{name}.{kind}": tensor for name, tensor in zip(names, tensors, strict=True)}
-    values = {name: int(value) for name, value in zip(names, found["values"], strict=True)}
-    return NormReport(values, state, int(images), found["more"])
+    values = {name: int(value) for name, value in zip(names, report["values"], strict=True)}
+    return NormReport(values, state, int(images), report["more"])
 
 
 class Recalibration:
@@ -154,24 +154,24 @@ class Recalibration:
             return {}
 
         while more and pending:
-            told = {DONE: list(done), EXCHANGE: exchanges}
+            directives = {DONE: list(done), EXCHANGE: exchanges}
             live = [site for site in total.asked if site not in total.left_out]
             reports.clear()
             sent = new if exchanges else whole
-            _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=told))
+            _add(total, self.ask(TASK_NORMS, number, sent, live, run.norms_timeout, use, directives=directives))
             (names, more), usable = self._usable(reports, total)
             try:
-                found, warned = self._pooled(names, usable, whole)
+                pooled_state, warned = self._pooled(names, usable, whole)
             except SitesLost as lost:  # the remaining sites measure again
                 for site, reason in lost.args[0].items():
                     total.refuse(site, reason)
                 more = True
                 continue
-            new |= found
-            whole |= found
+            new |= pooled_state
+            whole |= pooled_state
             done += names
             pending = {name: width for name, width in pending.items() if name not in names}
-            images = {site: said.images for site, said in usable.items()}
+            images = {site: report.images for site, report in usable.items()}
             exchanges += 1
             for one in warned:
                 warnings.setdefault((one.site, one.kind), replace(one, kind=f"{TASK_NORMS}, {one.kind}"))
@@ -233,16 +233,18 @@ class Recalibration:
         weights = influence.weighed(Weighing(layers=weights)).layers or {}
         received = {key: state[key] for name in names for key in (f"{name}.{MEAN}", f"{name}.{VARIANCE}")}
         if self.sums is None:
-            states = influence.states({site: said.state for site, said in reports.items()}, received)
+            states = influence.states({site: report.state for site, report in reports.items()}, received)
         else:
             states = {SUM: self.sums.moments(state, received, weights)}
             weights = {name: {SUM: 1.0} for name in names}
         for name in names:
             total = sum(counts[name].values())
-            own = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}
+            by_kind = {kind: {site: state[f"{name}.{kind}"] for site, state in states.items()} for kind in KINDS}
             for alias in self._norms[name] if total >= 2 else ():  # one value has no variance
-                for kind, made in zip(KINDS, pooled(own[MEAN], own[VARIANCE], weights[name], total), strict=True):
-                    new[f"{alias}.{kind}"] = made.to(received[f"{name}.{kind}"].dtype, copy=True)
+                for kind, pooled_tensor in zip(
+                    KINDS, pooled(by_kind[MEAN], by_kind[VARIANCE], weights[name], total), strict=True
+                ):
+                    new[f"{alias}.{kind}"] = pooled_tensor.to(received[f"{name}.{kind}"].dtype, copy=True)
         return new, [*warnings, *(warned for warned in influence.warnings if warned.kind != "majority")]
 
 
@@ -257,7 +259,7 @@ def bounded_counts(
     With ``max_samples`` a site's values count as those of at most so many images. An image is taken to have as many
     values a channel as an image of the median site.
     """
-    counts = {name: {site: said.values[name] for site, said in reports.items()} for name in names}
+    counts = {name: {site: report.values[name] for site, report in reports.items()} for name in names}
     if most is None:
         return counts, []
     warnings: dict[str, Warned] = {}
@@ -271,10 +273,10 @@ def bounded_counts(
     return counts, list(warnings.values())
 
 
-def _odd(site: str, said: NormReport, agreed: tuple[tuple[str, ...], bool]) -> str:
-    if said.group[0] == agreed[0]:
-        return f"site {site!r}: field 'more' is {said.more}, at most sites {agreed[1]}"
-    odd = sorted(set(said.values) ^ set(agreed[0]))
+def _odd(site: str, report: NormReport, agreed: tuple[tuple[str, ...], bool]) -> str:
+    if report.group[0] == agreed[0]:
+        return f"site {site!r}: field 'more' is {report.more}, at most sites {agreed[1]}"
+    odd = sorted(set(report.values) ^ set(agreed[0]))
     return f"site {site!r}: field 'norms' differs from that of most sites in {len(odd)} norm(s), such as {odd[0]!r:.80}"
 
 

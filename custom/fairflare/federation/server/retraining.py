@@ -48,8 +48,8 @@ class Retraining:
         if isinstance(rule, SeesModel):
             rule.begin_round(state)
         if rule is self.own:
-            made = rule.makes if isinstance(rule, MakesTensors) else ()
-            return {name: tensor for name, tensor in state.items() if not name.startswith(made)}
+            prefixes = rule.makes if isinstance(rule, MakesTensors) else ()
+            return {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
         return {name: state[name] for name in of_classifier(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:

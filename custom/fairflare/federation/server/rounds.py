@@ -83,8 +83,8 @@ class Rounds:
         self.retraining = Retraining(rule, run)
         self.asking = Exchange(run, transport, self.roster, run.straggler_grace, self.journal.tell)
         self.sums = SecureSums(run, self.asking, self.journal) if run.secure else None
-        kept = {} if self.sums is None else self.sums.kept
-        self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say, kept)
+        sums_files = {} if self.sums is None else self.sums.kept
+        self.experiment = Experiment(run, place, self.retraining, self.journal, self.files, transport.say, sums_files)
         enter_run(rule, self.experiment.memory, secure=bool(run.secure))
         self.check = Check(task, run, self.asking, self.journal, self.retraining, self.metrics)
         self.opening = Opening(
@@ -179,7 +179,7 @@ class Rounds:
             makes, stay = rule.makes if isinstance(rule, MakesTensors) else (), self.context.at_home.tensors
             self.sums.begin(
                 record,
-                {name: own for name, own in trained.items() if name not in stay and not name.startswith(makes)},
+                {name: tensor for name, tensor in trained.items() if name not in stay and not name.startswith(makes)},
                 self.context.parameters or frozenset(),
             )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
@@ -268,17 +268,17 @@ class Rounds:
         whole: bool = False, **task_of: Any,
     ) -> Phase:  # fmt: skip
         rule = self.retraining.rule_at(current_round)
-        told = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
+        directives = {**rule.directives(current_round, self.settings.num_rounds, sites), **self.journal.ledgers()}
         if self.journal.info.get("validation") and not whole:  # also where an earlier part of the run was validated so
-            told[PATCHWISE] = True
+            directives[PATCHWISE] = True
         if name == TASK_TRAIN and (self.settings.channel_drop or self.check.channel_owners):
-            told[CHANNEL_DROP] = DROP if self.settings.channel_drop is None else self.settings.channel_drop
+            directives[CHANNEL_DROP] = DROP if self.settings.channel_drop is None else self.settings.channel_drop
         if name == TASK_VALIDATE and self.tests.final_test.footing.differs:
-            told[COMPARED] = BySite({site: self.tests.final_test.footing.compared(site) for site in sites})
+            directives[COMPARED] = BySite({site: self.tests.final_test.footing.compared(site) for site in sites})
         task_of["each"] = rule.each(state) if isinstance(rule, SendsParts) else None
         if name == TASK_TRAIN and isinstance(rule, SendsBeside):
             task_of["beside"] = dict(rule.beside())
-        phase = self.asking(name, current_round, state, sites, timeout, use, directives=told, **task_of)
+        phase = self.asking(name, current_round, state, sites, timeout, use, directives=directives, **task_of)
         self.journal.spent(phase)
         return phase
 

@@ -246,10 +246,12 @@ class SecureSums:
         even, members = set[str](), sorted(next(iter(weights.values())))
         question = self._question(NORMS, BUFFERS, like, weights, members, even)
         self._evened(Weighing(layers=weights), (even, set()), members)
-        found = dict(self._opened([question], members)[0])
+        moments = dict(self._opened([question], members)[0])
         for name in weights:  # the sites send the mean square, as variances cannot be averaged
-            found[f"{name}.{VARIANCE}"] = (found[f"{name}.{VARIANCE}"] - found[f"{name}.{MEAN}"] ** 2).clamp_min(0)
-        return found
+            moments[f"{name}.{VARIANCE}"] = (moments[f"{name}.{VARIANCE}"] - moments[f"{name}.{MEAN}"] ** 2).clamp_min(
+                0
+            )
+        return moments
 
     def counts(self, record: RoundRecord, asked: State, like: State, members: list[str]) -> dict[str, torch.Tensor]:
         """Return the sums over all members of counts of the names and shapes of ``like``, float64.
@@ -282,38 +284,45 @@ class SecureSums:
         """
         self.record, self.model, self._anchor = record, digest(asked), None
         record.left_out += [LeftOut(site, TASK_MASK, why) for site, why in self.out.items() if site in has]
-        has = {site: of for site, of in has.items() if site not in self.out}
+        has = {site: asked_for for site, asked_for in has.items() if site not in self.out}
         names, members = next((names for names, _ in has.values()), []), sorted(has)
         if len(has) < FEWEST:
             self.journal.say(f"groups: {len(has)} site(s) have sums, needed are {FEWEST}: none is opened", warning=True)
             return {}, names
-        told, sums = np.stack([has[site][1] for site in members]), blank(names, form)
-        owners, found = (told == 2).sum(0).tolist(), {f"{place:06d}": of for place, of in enumerate(pieces(sums))}
+        answered, sums = np.stack([has[site][1] for site in members]), blank(names, form)
+        owners, views = (
+            (answered == 2).sum(0).tolist(),
+            {f"{place:06d}": piece for place, piece in enumerate(pieces(sums))},
+        )
         weights = {
-            label: {site: float(mine) / n if n >= FEWEST else 0.0 for site, mine in zip(members, of, strict=True)}
-            for label, of, n in zip(found, told.T == 2, owners, strict=True)
+            label: {site: float(mine) / n if n >= FEWEST else 0.0 for site, mine in zip(members, owns, strict=True)}
+            for label, owns, n in zip(views, answered.T == 2, owners, strict=True)
         }
-        like = {f"{label}.sum": torch.zeros(len(view)) for label, view in found.items()}
+        like = {f"{label}.sum": torch.zeros(len(view)) for label, view in views.items()}
         try:
             if no_key := self.agree(record.current_round, members):
                 record.left_out += [LeftOut(site, TASK_KEYS, reason) for site, reason in no_key.items()]
                 raise SitesLost(no_key)
             (opened,) = self._opened([self._question(GROUPS, SUMS, like, weights, members, set())], members)
         except SitesLost as lost:
-            return self.groups(record, asked, {s: of for s, of in has.items() if s not in lost.args[0]}, form)
-        for (label, view), n, of in zip(found.items(), owners, told.T, strict=True):
-            view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and of.any()) else np.nan
-        few = [name for name, n in zip(names, owners[:: len(found) // len(names)], strict=True) if 0 < n < FEWEST]
+            return self.groups(
+                record, asked, {s: asked_for for s, asked_for in has.items() if s not in lost.args[0]}, form
+            )
+        for (label, view), n, answers in zip(views.items(), owners, answered.T, strict=True):
+            view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and answers.any()) else np.nan
+        few = [name for name, n in zip(names, owners[:: len(views) // len(names)], strict=True) if 0 < n < FEWEST]
         self.journal.warned([
             Warned("", "exposure", len(few), 0.0,
                    f"sums of {listed(few, 5)} are not opened: fewer than {FEWEST} sites have one")
         ] * bool(few), self.record)  # fmt: skip
         known = {
-            key: np.round(of, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # all other sums are counts
-            for key, of in sums.items()
-            if key in (IMAGES, CASES) or not np.isnan(of).all()
+            key: np.round(values, 6 if key in (CALIBRATION, BRIER, DICE) else 0)  # all other sums are counts
+            for key, values in sums.items()
+            if key in (IMAGES, CASES) or not np.isnan(values).all()
         }
-        return {name: {key: of[row] for key, of in known.items()} for row, name in enumerate(names)}, few
+        return {
+            name: {key: rows_of_key[row] for key, rows_of_key in known.items()} for row, name in enumerate(names)
+        }, few
 
     # ------------------------------------------------------------------------------------------------ one sum
 
@@ -341,7 +350,7 @@ class SecureSums:
         self._asked[labels[0]] = {name: vars(weighing)[name] for name in ("sites", "layers", "buffers")}
         # In groups, classes that not all sites have would give single sites away beside earlier sums of all.
         if by_class := None if self.kept["parts"] else weighing.by_class:
-            few = [label for label, of in by_class.items() if sum(map(bool, of.values())) < FEWEST]
+            few = [label for label, by_site in by_class.items() if sum(map(bool, by_site.values())) < FEWEST]
             by_class = by_class | {label: dict.fromkeys(members, 0.0) for label in few}
             asked.append(self._question(CLASS_GRADIENTS, BUFFERS, weighing.means, by_class, members, set()))
             text = (
@@ -351,7 +360,7 @@ class SecureSums:
             self.journal.warned([Warned("", "exposure", len(few), 0.0, text)] if few else [], self.record)
         sums = self._opened(asked, members) if asked else []
         weighing.means = sums.pop() if by_class else {}
-        update = {name: of for of in sums for name in of}
+        update = {name: part for part in sums for name in part}
         received, most = self.received, max((n or 0 for n in steps.values()), default=0)
 
         def make(name: str) -> torch.Tensor:
@@ -378,19 +387,19 @@ class SecureSums:
 
     def _slices(self, layout: Layout, table: Table, least: int) -> str:
         """Return what :attr:`Question.slices` says, for slices (of a structure, a channel) that not all members own."""
-        found = [
+        slices = [
             (name, slices.axis, [
                 self._owners_weights({site: row[layout.columns[name]] for site, row in table.items()}, lacking, least)
                 for lacking in slices.lacking
             ])
             for slices in self.slices for name in slices.tensors if name in layout.columns
         ]  # fmt: skip
-        few = sum(by_slice.count({}) for _, _, by_slice in found)
+        few = sum(by_slice.count({}) for _, _, by_slice in slices)
         text = (
             f"{few} slice(s) of tensors, of channels or structures, stay: fewer than {least} sites of the sum have them"
         )
         self.journal.warned([Warned("", "exposure", few, 0.0, text)] * bool(few), self.record)
-        return json.dumps(found) if any(own is not None for _, _, by_slice in found for own in by_slice) else ""
+        return json.dumps(slices) if any(share is not None for _, _, by_slice in slices for share in by_slice) else ""
 
     def _owners_weights(self, weights: Weights, lacking: Set[str], least: int) -> dict[str, float] | None:
         """Return the owners' weights of a slice, equal where others would show a site's numbers; empty: not summed."""
@@ -398,9 +407,9 @@ class SecureSums:
         if not lacking & weights.keys() or len(owners) < least or self.kept["parts"]:
             return {} if lacking & weights.keys() else None
         total, even = sum(owners.values()), dict.fromkeys(owners, (1 / len(owners),))
-        own = self.bounded({site: weight / total for site, weight in owners.items()}).items()
+        bounded_shares = self.bounded({site: weight / total for site, weight in owners.items()}).items()
         opened = [even] * (self._anchor is not None)
-        rows, _ = softened({site: (weight,) for site, weight in own}, opened, Limits().max_exposure)
+        rows, _ = softened({site: (weight,) for site, weight in bounded_shares}, opened, Limits().max_exposure)
         return {site: weight for site, (weight,) in rows.items()}
 
     def _evened(self, weighing: Weighing, parts: tuple[set[str], set[str]], members: Sequence[str]) -> Weighing:
@@ -423,7 +432,7 @@ class SecureSums:
             buffers = weighing.buffers or weighing.sites
             return replace(weighing, sites=even if parts[0] else weighing.sites, buffers=even if parts[1] else buffers)
         record = {
-            layer: {site: {**told, "weight": even[site]} for site, told in by.items()} if layer in layers else by
+            layer: {site: {**entry, "weight": even[site]} for site, entry in by.items()} if layer in layers else by
             for layer, by in weighing.record.items()
         }
         return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
@@ -444,7 +453,7 @@ class SecureSums:
         totals, keys = dict[str, dict[str, Addition]](), dict[str, dict[str, bytes]]()
         for part in (part for part in parts if tuple(part) not in done):
             totals |= dict.fromkeys(part, additions_for(asked, part if dealt else None))
-        every = {id(of): of for of in totals.values()}.values()  # those of a part's sites are one object
+        every = {id(total): total for total in totals.values()}.values()  # those of a part's sites are one object
         plain = [total.question.plain() for additions in every for total in additions.values()]
         asking = {RUN: self.id, QUESTIONS: plain, **({PARTS: dealt} if dealt else {})}
 
@@ -560,7 +569,7 @@ def _sites(weights: Mapping[str, Any]) -> list[str]:
 
 def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
     """Return the mean over all sites from the opened sums of one or several groups of sites."""
-    sums = [of[question.label] for of in done.values()]
+    sums = [tensors[question.label] for tensors in done.values()]
     shares = [np.array([question.table[site] for site in part]).sum(0) for part in done]  # by group and layer
 
     def make(name: str) -> torch.Tensor:
@@ -585,15 +594,15 @@ def _bytes_of(
         ReportError: a name is not expected, or a value is not bytes of an allowed length (names site and field).
     """
     report = read_head(site, message, current_round).get("report")
-    told = dict(report) if isinstance(report, Mapping) else {}
-    if not told or not told.keys() <= known or (all_of and told.keys() != known):
+    fields = dict(report) if isinstance(report, Mapping) else {}
+    if not fields or not fields.keys() <= known or (all_of and fields.keys() != known):
         raise ReportError(
             f"site {site!r}: the report must have {listed(known)}, got "
-            f"{listed([str(name)[:40] for name in told], 5) or 'nothing'}"
+            f"{listed([str(name)[:40] for name in fields], 5) or 'nothing'}"
         )
-    for name, value in told.items():
+    for name, value in fields.items():
         if not isinstance(value, bytes) or not (most if all_of else 1) <= len(value) <= most:
             raise ReportError(
                 f"site {site!r}: field {name!r} must be {'' if all_of else '1 to '}{most} bytes, got {value!r:.80}"
             )
-    return told
+    return fields

@@ -80,7 +80,7 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         )
     every = [case for _, case in cases]
     _check_before(worker, every, least)
-    found = {
+    counts_by_name = {
         f"{kind}_{axis}": counts
         for kind in KINDS[int(number)]
         for axis, counts in enumerate(counted(every, kind, target))
@@ -90,11 +90,11 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         report[MEMORY] = int(torch.cuda.get_device_properties(run.device).total_memory * MARGIN / 2**30)
     cropped = sum(case.share < LOST for case in every)
     if request.sums:
-        _save(request, store, {**{name: _dense(name, counts) for name, counts in found.items()},
+        _save(request, store, {**{name: _dense(name, counts) for name, counts in counts_by_name.items()},
                                CROPPED: torch.tensor([cropped]), FOREGROUND: torch.from_numpy(histograms)})  # fmt: skip
         return SiteReply(STATUS_OK, report=report)
     # A patient may have several volumes, and a run must be of enough patients.
-    runs = {name: in_runs(counts, least * max(patients.values())) for name, counts in found.items()}
+    runs = {name: in_runs(counts, least * max(patients.values())) for name, counts in counts_by_name.items()}
     few = min(cropped, len(every) - cropped) < least
     report |= {CROPPED: round(cropped / len(every)) * len(every) if few else cropped}
     for name, counts in runs.items():
@@ -110,10 +110,10 @@ def _measured(worker: SiteWorker, run: Any) -> tuple[list[tuple[Hashable, Case]]
         raise SiteError(f"site {run.site!r}: a plan needs whole volumes with masks; its data are of another kind")
     if worker.fingerprints is None:
         worker.fingerprints = run.data.fingerprints("training", worker.task.of_ct)
-    found = worker.fingerprints
-    sums_by_channel = [sum(of[number] for *_, of in found) for number in worker.task.of_ct]
+    measured = worker.fingerprints
+    sums_by_channel = [sum(counts[number] for *_, counts in measured) for number in worker.task.of_ct]
     histograms = np.concatenate([*sums_by_channel, np.zeros(0)])
-    return [(patient, case) for patient, case, _ in found], histograms
+    return [(patient, case) for patient, case, _ in measured], histograms
 
 
 def _dense(name: str, counts: Counts) -> torch.Tensor:
@@ -122,9 +122,9 @@ def _dense(name: str, counts: Counts) -> torch.Tensor:
 
 
 def _save(request: SiteTask, store: SiteStore, numbers: dict[str, torch.Tensor]) -> None:
-    kept = {f"{name}.sum": tensor.double() for name, tensor in numbers.items()}
+    sums = {f"{name}.sum": tensor.double() for name, tensor in numbers.items()}
     model = digest(request.state).hex()
-    store.save(COUNTS, request.current_round, {COUNTS: kept, "model": model}, kept=1)
+    store.save(COUNTS, request.current_round, {COUNTS: sums, "model": model}, kept=1)
 
 
 def _check_before(worker: SiteWorker, cases: Sequence[Case], least: int) -> None:

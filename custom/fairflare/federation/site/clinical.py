@@ -89,9 +89,9 @@ class ClinicalTable:
         if labels.ndim == 2:
             return self._of_findings(least, by_class)
         sums = sums_of(labels, scores, np.ones(len(labels), bool), 1, BINS, cases, least)
-        told = {OVER_ALL: [*sums[CALIBRATION].reshape(-1).tolist(), float(sums[BRIER])]}
+        fields = {OVER_ALL: [*sums[CALIBRATION].reshape(-1).tolist(), float(sums[BRIER])]}
         if not by_class:
-            return told, []
+            return fields, []
         hidden = {
             split: hidden_parts(whose.tolist(), truth, 0 * truth, frozenset(), least, scores.shape[1])
             for split, (truth, _, whose) in self.splits.items()
@@ -102,40 +102,40 @@ class ClinicalTable:
             [np.nan] * len(COLUMNS) if label in none else self._of_class(label, sums, hidden["validation"])
             for label in positives(scores.shape[1])
         ]
-        kept = [f"clinical {split}/class {label}" for split, labels in hidden.items() for label in sorted(labels)]
-        return told | {OF_CLASSES: [float(value) for row in rows for value in row]}, kept
+        withheld = [f"clinical {split}/class {label}" for split, labels in hidden.items() for label in sorted(labels)]
+        return fields | {OF_CLASSES: [float(value) for row in rows for value in row]}, withheld
 
     def _of_findings(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
         """Return the result of :meth:`sent` for findings: each is measured on its known labels, like two classes."""
         rows: list[float] = []
-        kept: list[str] = []
+        withheld: list[str] = []
         bins = np.zeros(3 * BINS + 1)
         for number in range(self.splits["test"][0].shape[1]):
-            own = {}
+            by_split = {}
             for split, (labels, scores, cases) in self.splits.items():
                 known = labels[:, number] >= 0
                 sides = np.stack([1 - scores[known, number], scores[known, number]], 1)
-                own[split] = (labels[known, number], sides, cases[known])
-            told: dict[str, Any] = {OVER_ALL: 0.0, OF_CLASSES: [np.nan] * len(COLUMNS)}
-            if all(len(of) for of, _, _ in own.values()):
-                told, held = ClinicalTable(own).sent(least, by_class)
-                kept += [f"{name.partition('/')[0]}/finding {number}" for name in held[:1]]
-            bins += np.asarray(told[OVER_ALL])
-            rows += told.get(OF_CLASSES, [])
-        return {OVER_ALL: bins.tolist()} | ({OF_CLASSES: rows} if by_class else {}), kept
+                by_split[split] = (labels[known, number], sides, cases[known])
+            fields: dict[str, Any] = {OVER_ALL: 0.0, OF_CLASSES: [np.nan] * len(COLUMNS)}
+            if all(len(labels) for labels, _, _ in by_split.values()):
+                fields, held = ClinicalTable(by_split).sent(least, by_class)
+                withheld += [f"{name.partition('/')[0]}/finding {number}" for name in held[:1]]
+            bins += np.asarray(fields[OVER_ALL])
+            rows += fields.get(OF_CLASSES, [])
+        return {OVER_ALL: bins.tolist()} | ({OF_CLASSES: rows} if by_class else {}), withheld
 
     def _of_class(self, label: int, sums: Sums, without: frozenset[int]) -> list[float]:
         """Return a class's figures in the order of :data:`COLUMNS`; ``without``: classes that have no threshold."""
         from sklearn.metrics import average_precision_score
 
         (labels, scores, cases), (known, marks, _) = self.splits["test"], self.splits["validation"]
-        truth, own = labels == label, scores[:, label]
-        area, variance = delong(truth, own[None], cases)
-        precision = average_precision_score(truth, own) if truth.any() else np.nan
+        truth, class_scores = labels == label, scores[:, label]
+        area, variance = delong(truth, class_scores[None], cases)
+        precision = average_precision_score(truth, class_scores) if truth.any() else np.nan
         row = [*sums[CELLS][label].reshape(-1), *sums[CONFUSION][label], *area, *variance[0], precision]
         for side, share in OPERATING:
             mark = np.nan if label in without else threshold(known == label, marks[:, label], share, side)
-            cells = np.bincount(2 * ~(own >= mark) + ~truth, minlength=4)  # TP, FP, FN, TN
+            cells = np.bincount(2 * ~(class_scores >= mark) + ~truth, minlength=4)  # TP, FP, FN, TN
             shown = round(mark, DIGITS) if np.isfinite(mark) else np.nan
             row += [np.nan] * 5 if np.isnan(mark) else [shown, *cells]
         return row
@@ -143,8 +143,8 @@ class ClinicalTable:
 
 def table_of(task: Task, model: torch.nn.Module, data: SiteData, device: torch.device) -> ClinicalTable:
     """Return classes and probabilities of a site's test and validation images, for a task with one class an image."""
-    told: dict[str, Any] = {split: task.outcomes(model, data, split, device) for split in ("test", "validation")}
-    splits = {split: (*of, numbered(len(of[0]), data.cases(split))[1]) for split, of in told.items()}
+    outcomes: dict[str, Any] = {split: task.outcomes(model, data, split, device) for split in ("test", "validation")}
+    splits = {split: (*arrays, numbered(len(arrays[0]), data.cases(split))[1]) for split, arrays in outcomes.items()}
     return ClinicalTable(splits, data.annotated)
 
 
@@ -180,8 +180,8 @@ def read_clinical(
         for name, (values, size) in lengths.items()
     })  # fmt: skip
     sums = {CALIBRATION: np.reshape(stats[OVER_ALL][:-1], (BINS, 3)), BRIER: np.asarray(stats[OVER_ALL][-1])}
-    told = sums[CALIBRATION][:, 0].sum()
-    count = np.asarray(told if images is None or findings is not None else images)
+    counted = sums[CALIBRATION][:, 0].sum()
+    count = np.asarray(counted if images is None or findings is not None else images)
     most = count if images is None else images
     table = np.reshape(rows or [], (-1, len(COLUMNS)))
     cases, cells, areas, points = np.split(table, [4, 8, 11], axis=1)
@@ -192,12 +192,12 @@ def read_clinical(
         cases[:, 1::2] - sides[0] ** 2, *([] if findings else [most - sides[0].sum(-1)]),
     ]  # fmt: skip
     refuse_if(site, {
-        f"field {OVER_ALL!r} is of {told:.0f} labels, more than {images} images have": told > most * classes,
+        f"field {OVER_ALL!r} is of {counted:.0f} labels, more than {images} images have": counted > most * classes,
         f"field {OVER_ALL!r} cannot be of {count:.0f} images": bool(impossible({IMAGES: count, **sums})),
         f"field {OF_CLASSES!r} cannot be of {count:.0f} images": any((values > 1e-6).any() for values in odd),
     })  # fmt: skip
-    found = metrics_of(sums)
+    metrics = metrics_of(sums)
     return {
-        ALL: {CALIBRATION: sums[CALIBRATION], "brier": found["brier"], "ece": found["ece"]},
+        ALL: {CALIBRATION: sums[CALIBRATION], "brier": metrics["brier"], "ece": metrics["ece"]},
         **{names[label]: dict(zip(COLUMNS, row, strict=True)) for label, row in zip(labels, table, strict=False)},
     }

@@ -37,22 +37,24 @@ def facts_of(data: SiteData, device: torch.device, sends_classes: bool, floor: F
         for split in splits:  # an empty list of a site without labels has no batch
             next(iter(data.batches(split, batch_size=1)), None)
     splits += [UNLABELLED] if UNLABELLED in data.lists else []
-    told = [split for split in splits if floor.holds(split)]
+    reported = [split for split in splits if floor.holds(split)]
     groups = None if data.class_groups is None else data.class_groups.items()
     # Without class names, num_classes reveals that the site has the last class: send it only if that is allowed.
     cases, count = data.class_cases("training") if floor.least > 1 else None, data.num_classes
     many = floor.least <= 1 if cases is None or count is None else count == len(cases) and int(cases[-1]) >= floor.least
-    last = sends_classes and len(told) == len(splits) and many
+    last = sends_classes and len(reported) == len(splits) and many
     facts = {
-        "splits": told,
-        "images": [data.num_samples(split) for split in told],
-        "suppressed": [split for split in splits if split not in told] or None,
+        "splits": reported,
+        "images": [data.num_samples(split) for split in reported],
+        "suppressed": [split for split in splits if split not in reported] or None,
         "min_cases": floor.least if floor.least > 1 else None,
         "synthetic": bool(data.synthetic),
         "device": device.type,
-        GLOBAL_LIST: data.fingerprint(SPLIT_GLOBAL) if SPLIT_GLOBAL in told else None,
+        GLOBAL_LIST: data.fingerprint(SPLIT_GLOBAL) if SPLIT_GLOBAL in reported else None,
         "class_names": None if data.class_names is None else list(data.class_names),
-        "class_groups": None if groups is None else [f"{name} {number}" for name, own in groups for number in own],
+        "class_groups": None
+        if groups is None
+        else [f"{name} {number}" for name, members in groups for number in members],
         MASK_LABELS: list(data.mask_labels) or None,
         "num_classes": count if last or data.class_names is not None else None,
     }
@@ -73,14 +75,18 @@ def labels_of(task: Task, data: SiteData, sends_classes: bool, floor: Floor) -> 
     measured = measured_in(data, floor)
     if measured is not None and sends_classes:
         facts[MEASURED] = [names[k] for k in measured]
-    own = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
-    if None in own or not any(own):  # without any label there is nothing to count
+    marks = [data.marks(split) for split in ("training", "validation", *data.test_splits) if split != SPLIT_GLOBAL]
+    if None in marks or not any(marks):  # without any label there is nothing to count
         return facts
-    told = Census(mark for of in own for mark in of or ()).told(names, floor.least) if sends_classes else {}
-    shown = annotated_by_labels(data.known, [k for k, name in enumerate(names) if name in told], len(names))
+    counts = (
+        Census(mark for marks_of_split in marks for mark in marks_of_split or ()).told(names, floor.least)
+        if sends_classes
+        else {}
+    )
+    shown = annotated_by_labels(data.known, [k for k, name in enumerate(names) if name in counts], len(names))
     if shown is not None:
         facts.setdefault(ANNOTATED, [names[k] for k in shown])
-    return {**facts, MARKED: list(told), MARKED_CASES: list(told.values())}
+    return {**facts, MARKED: list(counts), MARKED_CASES: list(counts.values())}
 
 
 def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
@@ -90,12 +96,14 @@ def measured_in(data: SiteData, floor: Floor) -> tuple[int, ...] | None:
     have neither findings nor structures.
     """
     if data.known is None:
-        shown = [{*own} for split in ("validation", "test") if (own := data.structures(split)) is not None]
+        shown = [
+            {*structures} for split in ("validation", "test") if (structures := data.structures(split)) is not None
+        ]
         return tuple(sorted(set.intersection(*shown))) if shown else None
     cases = [floor.data.class_cases(split) for split in ("validation", "test")]
     if None in cases:
         return None
-    return tuple(k for k in data.known if min(int(of[k]) for of in cases if of is not None) >= max(floor.least, 1))
+    return tuple(k for k in data.known if min(int(n[k]) for n in cases if n is not None) >= max(floor.least, 1))
 
 
 def support_of(task: Task, data: SiteData, floor: Floor) -> dict[str, Any]:
@@ -108,6 +116,6 @@ def support_of(task: Task, data: SiteData, floor: Floor) -> dict[str, Any]:
     if marks is None or task.has_classes:
         return {}
     census, names = Census(marks), task.outcome_names()
-    told = set(names if floor.least <= 1 else census.told(names, floor.least))
-    numbers = [k for k in range(len(names)) if names[k] in told and k in (data.annotated or (k,))]
+    reported = set(names if floor.least <= 1 else census.told(names, floor.least))
+    numbers = [k for k in range(len(names)) if names[k] in reported and k in (data.annotated or (k,))]
     return {STRUCTURES: [names[k] for k in numbers], STRUCTURE_SUPPORT: [census.images[k] for k in numbers]}

@@ -154,13 +154,15 @@ class GroupTable:
         Args:
             least, by_class: as in :meth:`sent`; what may not be sent may not be added up either.
         """
-        told, held = self.sent(least, by_class, 1)
+        fields, held = self.sent(least, by_class, 1)
         sums = blank(self.names, shapes(self.outcomes[1].shape[1], self.bins, self.calibration_bins))
-        for name in [name for name, field in SUMS.items() if field in told]:
-            sums[name][:] = np.reshape(told[SUMS[name]], sums[name].shape)
-        images = np.repeat(sums[IMAGES], len(found := pieces(sums)) // len(self.names))
-        has = [0.0 if np.isnan(of).any() else 1.0 + bool(count > 0) for of, count in zip(found, images, strict=True)]
-        return {NAMES: self.names, KEPT: has, HELD: held}, found
+        for name in [name for name, field in SUMS.items() if field in fields]:
+            sums[name][:] = np.reshape(fields[SUMS[name]], sums[name].shape)
+        images = np.repeat(sums[IMAGES], len(arrays := pieces(sums)) // len(self.names))
+        has = [
+            0.0 if np.isnan(array).any() else 1.0 + bool(count > 0) for array, count in zip(arrays, images, strict=True)
+        ]
+        return {NAMES: self.names, KEPT: has, HELD: held}, arrays
 
     def sent(self, least: int, by_class: bool, most: int = FOLDS) -> tuple[dict[str, Any], list[str]]:
         """Return the declared fields with the sums, and the names of the groups and classes that are withheld.
@@ -192,18 +194,18 @@ class GroupTable:
             if labels is not None and by_class:
                 parts = hidden_parts(self.cases, labels, numbers, hidden, least, scores.shape[1])
                 held += [f"{IN_GROUPS}{attribute}/class {part}" for part in sorted(parts)]
-            own = [name for name in self.names if name.startswith(f"{attribute}=")]
-            held += [IN_GROUPS + own[number] for number in sorted(hidden)]
+            groups = [name for name in self.names if name.startswith(f"{attribute}=")]
+            held += [IN_GROUPS + groups[number] for number in sorted(hidden)]
             for number, fold in product(range(count), range(folds)):
                 chosen = (numbers == number) & (part_of % folds == fold)
                 sums = sums_of(labels, scores, chosen, self.bins, self.calibration_bins, whose, least)
                 for name in wanted:
-                    kept = np.full(form[name], np.nan) if number in hidden else sums[name].copy()
+                    shown = np.full(form[name], np.nan) if number in hidden else sums[name].copy()
                     if name in (CELLS, CONFUSION, HISTOGRAM):
-                        kept[sorted(parts)] = np.nan
-                    rows[name].append(kept)
-        told = {SUMS[name]: np.stack(values).reshape(-1).tolist() for name, values in rows.items()}
-        return {NAMES: self.names, **told}, held
+                        shown[sorted(parts)] = np.nan
+                    rows[name].append(shown)
+        tables = {SUMS[name]: np.stack(values).reshape(-1).tolist() for name, values in rows.items()}
+        return {NAMES: self.names, **tables}, held
 
 
 def blank(names: Sequence[str], form: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
@@ -216,8 +218,8 @@ def pieces(sums: Mapping[str, Array]) -> list[Array]:
     return [
         piece.reshape(-1)
         for group in range(len(sums[IMAGES]))
-        for key, of in sums.items()
-        for piece in (of[group] if key in OF_PARTS else [of[group : group + 1]])
+        for key, values in sums.items()
+        for piece in (values[group] if key in OF_PARTS else [values[group : group + 1]])
     ]
 
 
@@ -308,30 +310,34 @@ def read_groups(
     if names is None or tables[IMAGES] is None:  # groups are not requested, or withheld because of too few test cases
         return None
     form, folds = shapes(parts, bins, calibration_bins), FOLDS if len(tables[IMAGES]) == FOLDS * len(names) else 1
-    told = {key: values for key, values in tables.items() if values is not None}
-    sizes = {key: len(names) * folds * int(np.prod(form[key])) for key in told}
+    sent = {key: values for key, values in tables.items() if values is not None}
+    sizes = {key: len(names) * folds * int(np.prod(form[key])) for key in sent}
     refuse_if(site, {
         **_odd_names(names, asked, declared),
         **{
             f"field {SUMS[key]!r} has {len(values)} entries, expected {sizes[key]}": len(values) != sizes[key]
-            for key, values in told.items()
+            for key, values in sent.items()
         },
         **{
-            f"field {SUMS[one]!r} is missing beside {SUMS[other]!r}": one not in told and other in told
+            f"field {SUMS[one]!r} is missing beside {SUMS[other]!r}": one not in sent and other in sent
             for pair in TOGETHER for one, other in (pair, pair[::-1])
         },
     })  # fmt: skip
-    arrays = {key: np.asarray(told[key], float).reshape(len(names), folds, *form[key]) for key in told}
-    found = {name: {key: array[row] for key, array in arrays.items()} for row, name in enumerate(names)}
-    for name, sums in found.items():
+    arrays = {key: np.asarray(sent[key], float).reshape(len(names), folds, *form[key]) for key in sent}
+    by_group = {name: {key: array[row] for key, array in arrays.items()} for row, name in enumerate(names)}
+    for name, sums in by_group.items():
         wrong, count = impossible(sums), float(np.nansum(sums[IMAGES]))
         refuse_if(site, {
             f"field {SUMS.get(wrong)!r} of {name!r:.80} cannot be of {count:.0f} images": bool(wrong)
         })  # fmt: skip
     for attribute in asked:
-        count = sum(float(np.nansum(of[IMAGES])) for name, of in found.items() if name.partition("=")[0] == attribute)
+        count = sum(
+            float(np.nansum(group_sums[IMAGES]))
+            for name, group_sums in by_group.items()
+            if name.partition("=")[0] == attribute
+        )
         refuse_if(site, {
             f"field {SUMS[IMAGES]!r} counts {count:.0f} images by {attribute!r:.80}, it has {images or 0:.0f} in test":
                 images is not None and count > images + 0.5,
         })  # fmt: skip
-    return found
+    return by_group

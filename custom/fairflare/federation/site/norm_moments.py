@@ -61,13 +61,13 @@ def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch
     if not request.directives.get(EXCHANGE):
         store.save(KEPT, request.current_round, request.state, kept=1)
         return request.state
-    kept = store.load_at(KEPT, request.current_round)
-    if kept is None:
+    stored = store.load_at(KEPT, request.current_round)
+    if stored is None:
         raise SiteError(
             f"site {site!r} has not kept the model of round {request.current_round}, whose batch norms it must measure",
             skipped=True,
         )
-    return {**kept, **request.state}
+    return {**stored, **request.state}
 
 
 def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def report(run: SiteRun, model: torch.nn.Module, batch_size: int) -> dict[str, A
     try:
         done, forward = run.directives.get(DONE) or (), whole_pass(model)
         group = next_group(model, first, done, forward=forward)
-        found = measure(model, images, group, forward=forward)
+        moments = measure(model, images, group, forward=forward)
     except Unmeasurable as error:
         raise SiteError(f"site {run.site!r}: {error}") from error
     return {
-        "norms": list(found),
-        "values": [float(moments.count) for moments in found.values()],
-        "means": [value for moments in found.values() for value in moments.mean.tolist()],
-        "variances": [value for moments in found.values() for value in (moments.squares / moments.count).tolist()],
+        "norms": list(moments),
+        "values": [float(moments.count) for moments in moments.values()],
+        "means": [value for moments in moments.values() for value in moments.mean.tolist()],
+        "variances": [value for moments in moments.values() for value in (moments.squares / moments.count).tolist()],
         "more": group.more,
     }
 

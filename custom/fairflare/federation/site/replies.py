@@ -165,11 +165,11 @@ def read_head(site: str, message: Message, current_round: int) -> Mapping[str, A
         raise ReportError(f"site {site!r}: the message carries no fairflare part, got {shortened(meta)}")
     version, status, reason, answered = *map(meta.get, ("version", "status", "reason")), message.current_round
     ready = isinstance(status, str) and status == STATUS_OK
-    told = printable(reason) if isinstance(reason, str) and reason.strip() else ""
+    text = printable(reason) if isinstance(reason, str) and reason.strip() else ""
     if problem := first_of({
         f"site {site!r} answers with fairflare {shortened(version)}, the server has {__version__}":
             not isinstance(version, str) or not same_version(version),
-        _quoted(site, told): not ready and bool(told),
+        _quoted(site, text): not ready and bool(text),
         f"site {site!r}: field 'status' must be {STATUS_OK!r}, got {shortened(status)}": not ready,
         f"site {site!r} answered for round {shortened(answered)}, asked for round {current_round}":
             answered is not None and not (isinstance(answered, int) and answered == current_round),
@@ -191,13 +191,13 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     """
     of_draws: dict[str, Any] = {} if primary is None else {"low": primary.low, "high": primary.high}
     fields = [replace(field, **of_draws) if field.name == RESAMPLED else field for field in STATS]
-    found = read_report(meta.get("stats"), fields, site, "stats")
-    last = found[LAST_LINE]
+    values = read_report(meta.get("stats"), fields, site, "stats")
+    last = values[LAST_LINE]
     refuse_if(site, {
         f"field {LAST_LINE!r} must be the 64 digits of a SHA-256, got {shortened(last)}":
             last is not None and not SHA256.fullmatch(last),
     })  # fmt: skip
-    return found
+    return values
 
 
 def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
@@ -286,8 +286,10 @@ def reasons(left_out: Iterable[tuple[str, str]]) -> str:
     """Return one line with the sites that are left out and their reasons; sites with the same reason share one."""
     alike = gathered((why.removeprefix(f"site {site!r}: "), (site, why)) for site, why in sorted(left_out))
     texts = []
-    for why, own in alike.items():
-        site, said = own[0]
-        one = said if said.startswith(f"site {site!r}") else f"{site}: {said}"
-        texts.append(one if len(own) == 1 else f"sites {', '.join(repr(name) for name, _ in own)}: {why}")
+    for why, sites_and_texts in alike.items():
+        site, text = sites_and_texts[0]
+        one = text if text.startswith(f"site {site!r}") else f"{site}: {text}"
+        texts.append(
+            one if len(sites_and_texts) == 1 else f"sites {', '.join(repr(name) for name, _ in sites_and_texts)}: {why}"
+        )
     return "; ".join(texts)

@@ -74,12 +74,12 @@ def read_sampling(site: str, stats: Mapping[str, Any], images: float | None) -> 
         ReportError: the numbers contradict each other (names site and field).
     """
     cases, scores, support, names = stats[CASES], stats[SCORES], stats[SUPPORT], stats[CLASSES] or ()
-    for name, found, total in ((SCORES, scores, cases), (SUPPORT, support, images)):
-        counted = sum(found or ())
+    for name, counts, total in ((SCORES, scores, cases), (SUPPORT, support, images)):
+        counted = sum(counts or ())
         refuse_if(site, {
-            f"field {name!r} must hold whole numbers": any(value != int(value) for value in found or ()),
+            f"field {name!r} must hold whole numbers": any(value != int(value) for value in counts or ()),
             f"field {name!r} counts {counted:.0f}, the site has {total or 0:.0f}":
-                None not in (found, total) and counted != total,
+                None not in (counts, total) and counted != total,
         })  # fmt: skip
     refuse_if(site, {
         f"field {SCORES!r} has {len(scores or ())} entries, not {BINS}": scores is not None and len(scores) != BINS,

@@ -43,20 +43,20 @@ def told_training(training: LocalTraining, task: Task) -> dict[str, Any]:
     The description names the class of the site half and holds its settings.
     """
     metrics = {name: metric.told() for name, metric in task.by_name().items()}
-    half = {"kind": type(training).__name__, "settings": values_of(training)["args"]}
-    return {**half, "metrics": metrics, "primary": task.primary_metric}
+    component = {"kind": type(training).__name__, "settings": values_of(training)["args"]}
+    return {**component, "metrics": metrics, "primary": task.primary_metric}
 
 
-def built_training(told: Any) -> LocalTraining:
+def built_training(description: Any) -> LocalTraining:
     """Build the method's site half that a server described; only the site half of a known method is built.
 
     Raises:
         SiteError: the server described no site half, or one that is unknown at this site or refuses the settings.
     """
-    if not isinstance(told, Mapping):
+    if not isinstance(description, Mapping):
         raise SiteError("the server did not say which method it runs; make the job with ScriptRecipe")
     known = {method.training.__name__: method.training for method in all_methods().values()}
-    kind, settings = told.get("kind"), told.get("settings")
+    kind, settings = description.get("kind"), description.get("settings")
     if kind not in known or not isinstance(settings, Mapping):
         raise SiteError(
             f"the server names the training class {kind!r:.80}, which is not known here{nearest(kind, known)}"
@@ -182,10 +182,10 @@ class ScriptSite:
 
         # The thread is a daemon, so that it ends with a script that ends in the middle of a round.
         threading.Thread(target=work, name="fairflare-task", daemon=True).start()
-        found = self._tell.get()
-        if isinstance(found, SiteReply):
-            return found
-        self._loop = found
+        answer = self._tell.get()
+        if isinstance(answer, SiteReply):
+            return answer
+        self._loop = answer
         return None
 
     def finish(self) -> SiteReply:

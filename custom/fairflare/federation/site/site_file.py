@@ -79,12 +79,12 @@ def own_settings(settings: Any, identity: str) -> dict[str, Any]:
     blocks = settings.get("sites", {}) if isinstance(settings, Mapping) else None
     if not isinstance(settings, Mapping) or not isinstance(blocks, Mapping):
         raise SiteError(f"site {identity!r}: local/{SITE_FILE} must hold a JSON object (and 'sites' in it too)")
-    own = blocks.get(identity, {})
-    if not isinstance(own, Mapping):
+    block = blocks.get(identity, {})
+    if not isinstance(block, Mapping):
         raise SiteError(f"site {identity!r}: 'sites.{identity}' in local/{SITE_FILE} must be a JSON object")
-    if identity == SERVER and DATA_KEYS & own.keys():
+    if identity == SERVER and DATA_KEYS & block.keys():
         raise SiteError(f"the block 'server' in local/{SITE_FILE} names images: {NO_SITE}")
-    return {**settings, **own}
+    return {**settings, **block}
 
 
 def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind: Any = Flag, wanted: str = "") -> Any:
@@ -104,8 +104,8 @@ def setting(site: str, settings: Mapping[str, Any], name: str, usual: Any, kind:
     try:
         return TypeAdapter(kind).validate_python(chosen)
     except ValidationError:
-        told = f"setting {name!r} must be {wanted or in_words(kind)}, got {chosen!r:.80}"
-        raise SiteError(f"site {site!r}: {told}") from None
+        problem = f"setting {name!r} must be {wanted or in_words(kind)}, got {chosen!r:.80}"
+        raise SiteError(f"site {site!r}: {problem}") from None
 
 
 def pick_device(site: str, wanted: str | None) -> torch.device:

@@ -112,11 +112,11 @@ class SiteNetwork:
             self.sent = SentTensors(model, exchange, makes)
         except ValueError as error:
             raise SiteError(f"site {self.site!r}: {error}; run the same job at server and sites") from error
-        own = self.sent.mark(model.state_dict())
-        if own != rest:
+        built = self.sent.mark(model.state_dict())
+        if built != rest:
             raise SiteError(
                 f"site {self.site!r}: the part of the network that is not sent (exchange={exchange!r}) differs "
-                f"from the server's: sha256 {own[:12]}, the server has {rest[:12]}; give this site the same encoder "
+                f"from the server's: sha256 {built[:12]}, the server has {rest[:12]}; give this site the same encoder "
                 "file (initial_weights) and the same versions as the server, or let all tensors travel (exchange=all)"
             )
         return self.computing.apply(model.to(self.device), self.device)

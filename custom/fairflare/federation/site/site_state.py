@@ -48,14 +48,14 @@ def note_sent(path: Path, request: SiteTask, reply: SiteReply) -> None:
         OSError: the disk is full or cannot be written.
         NotSendable: a value of the answer cannot be sent.
     """
-    told = encode_reply(replace(reply, update=None), request.current_round)
+    encoded = encode_reply(replace(reply, update=None), request.current_round)
     line = {
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"), "experiment": request.experiment,
         "run": request.run, "round": request.current_round, "task": request.name,
         "lists": request.measure if request.name == TASK_VALIDATE else (),
         "model": fingerprint(request.state) if request.state else None,
         "answer": {
-            **told.meta, "metrics": told.metrics, "update": fingerprint(reply.update) if reply.update else None,
+            **encoded.meta, "metrics": encoded.metrics, "update": fingerprint(reply.update) if reply.update else None,
         },
     }  # fmt: skip
     append(path, json.dumps(line, default=str).encode() + b"\n", durable=False)

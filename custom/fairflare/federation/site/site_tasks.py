@@ -77,9 +77,11 @@ def check(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         **({"computing": worker.computing.on(worker.device)} if str(worker.computing) else {}),
         **({groups.NAMES: groups.names_of(run.data, request.groups)} if request.groups else {}),
     }
-    half = worker.training
-    epochs = half.local_epochs * run.data.num_samples("training")
-    samples = epochs if half.local_steps is None else half.local_steps * half.batch_size  # of training in a round
+    training = worker.training
+    epochs = training.local_epochs * run.data.num_samples("training")
+    samples = (
+        epochs if training.local_steps is None else training.local_steps * training.batch_size
+    )  # of training in a round
     facts |= worker.task.costs(model, run.data, worker.device, samples)
     return SiteReply(STATUS_OK, report={**facts, **answers})
 
@@ -139,8 +141,8 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
 
 def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``anchor``: report how the site's local model compares with the average of all local models."""
-    kept = store.load_at(LOCAL_MODEL, request.current_round)
-    if kept is None:
+    stored = store.load_at(LOCAL_MODEL, request.current_round)
+    if stored is None:
         why = f" ({'; '.join(store.lost)})" if store.lost else ""
         raise SiteError(
             f"site {worker.site!r} has no local model of round {request.current_round} to compare with the average of "
@@ -149,7 +151,7 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
         )
     run, anchor = worker.open(request, store)
     local = network_of(worker.task).to(worker.device)
-    whole = worker.network.whole(kept)
+    whole = worker.network.whole(stored)
     local.load_state_dict(whole)
     # The tensors that the method keeps at this site are those of this round's local model.
     anchor.load_state_dict({name: whole[name] for name in worker.stays(request)}, strict=False)
@@ -170,8 +172,8 @@ def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
     with plainly(model):
         report = norm_moments.report(replace(run, data=data), model, worker.training.batch_size)
-    told = sums.moments_home(request, store, report, run.floor) if request.sums else report
-    return SiteReply(STATUS_OK, report=told, num_samples=data.num_samples("training"))
+    sent = sums.moments_home(request, store, report, run.floor) if request.sums else report
+    return SiteReply(STATUS_OK, report=sent, num_samples=data.num_samples("training"))
 
 
 def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
@@ -196,10 +198,10 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     if SPLIT_GLOBAL in request.measure or (SPLIT_VALIDATION in request.measure and not request.as_sent):
         # These splits are measured only in the test of the run's last model.
         reply.stats = task.sampling(model, run.data, worker.device) | support_of(worker.task, run.data, run.floor)
-    told = bool(worker.task.has_classes or worker.task.findings) and bool(
+    clinical_figures = bool(worker.task.has_classes or worker.task.findings) and bool(
         worker.task.outcome_names()
     )  # a user's own task may have no outcome names
-    if SPLIT_VALIDATION in request.measure and not request.as_sent and told:
+    if SPLIT_VALIDATION in request.measure and not request.as_sent and clinical_figures:
         reply.stats[clinical.TABLE] = clinical.table_of(worker.task, model, run.data, worker.device)
     if request.groups:
         table = groups.table_of(worker.site, of_test, model, run.data, worker.device, request)

@@ -70,11 +70,11 @@ def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     Only the same numbers may be summed again: from two sums with other numbers of a site their difference could be
     computed. The result is ``None`` if the site has not answered yet.
     """
-    kept = store.load_at(KEPT, request.current_round) if request.sums else None
-    names = () if kept is None else (*kept["params"], *kept["buffers"])
-    if kept is None or not request.state.keys() >= set(names) or kept["model"] != _digest(request, names).hex():
+    stored = store.load_at(KEPT, request.current_round) if request.sums else None
+    names = () if stored is None else (*stored["params"], *stored["buffers"])
+    if stored is None or not request.state.keys() >= set(names) or stored["model"] != _digest(request, names).hex():
         return None
-    return SiteReply(**json.loads(kept["reply"]))
+    return SiteReply(**json.loads(stored["reply"]))
 
 
 def kept_home(
@@ -90,10 +90,13 @@ def kept_home(
     received = {name: request.state[name] for name in update}
     same_integers(worker.site, received, local)
     trained = (name for name, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad)
-    of, reply = kinds(received, trained), replace(reply, update=None)
+    kinds_of_tensors, reply = kinds(received, trained), replace(reply, update=None)
     if LENGTH in request.directives:
-        reply.report = {**reply.report, LENGTH: math.sqrt(squared_norms({"": update}, None, of.params)[""])}
-    parts = {what: {name: update[name] for name in getattr(of, what)} for what in ("params", "buffers")}
+        reply.report = {
+            **reply.report,
+            LENGTH: math.sqrt(squared_norms({"": update}, None, kinds_of_tensors.params)[""]),
+        }
+    parts = {what: {name: update[name] for name in getattr(kinds_of_tensors, what)} for what in ("params", "buffers")}
     by_class, shown = reply.report.get(CLASS_GRADIENTS), list[int]()
     if isinstance(by_class, ByClass):
         shown, (classes, size) = floor.shown(by_class.split, by_class.rows), by_class.shape
@@ -101,9 +104,9 @@ def kept_home(
             f"{label}.sum": torch.from_numpy(by_class.rows[label]) if label in shown else torch.zeros(size)
             for label in range(classes)
         }
-        reply.report = {name: of for name, of in reply.report.items() if of is not by_class} | {CLASSES: shown}
+        reply.report = {name: value for name, value in reply.report.items() if value is not by_class} | {CLASSES: shown}
     store.save(KEPT, request.current_round, {
-        **parts, "model": _digest(request, (*of.params, *of.buffers)).hex(),
+        **parts, "model": _digest(request, (*kinds_of_tensors.params, *kinds_of_tensors.buffers)).hex(),
         "reply": json.dumps(clean_meta(vars(reply))), SHOWN: [f"{label}.sum" for label in shown],
     }, kept=1)  # fmt: skip
     return reply
@@ -113,14 +116,14 @@ def moments_home(request: SiteTask, store: SiteStore, report: Mapping[str, Any],
     """Store the moments in an answer to ``norms`` (mean, mean square), and return the report without them."""
     means, variances = (torch.tensor(report[key], dtype=torch.float64) for key in MEASURED)
     widths = [len(request.state[f"{name}.{MEAN}"]) for name in report["norms"]]
-    kept = {
+    stored = {
         f"{name}.{kind}": part
         for kind, values in ((MEAN, means), (VARIANCE, variances + means**2))
         for name, part in zip(report["norms"], values.split(widths), strict=True)
     }
     if floor.holds("training"):
         model = _digest(request, request.state).hex()
-        store.save(NORMS, request.current_round, {NORMS: kept, "model": model}, kept=1)
+        store.save(NORMS, request.current_round, {NORMS: stored, "model": model}, kept=1)
     return {name: value for name, value in report.items() if name not in MEASURED}
 
 
@@ -132,50 +135,63 @@ def groups_home(
     If the same model is tested again, the earlier fields are returned, since its sums may have been opened.
     """
     model, number = _digest(request, request.state).hex(), request.current_round
-    kept = store.load_at(GROUPS, number)
-    if kept is None or kept["model"] != model:
-        told, found = table.kept(run.min_cases, worker.sends_classes)
-        numbers = {f"{place:06d}.sum": torch.from_numpy(np.nan_to_num(of)) for place, of in enumerate(found)}
-        has = [name for name, value in zip(numbers, told[KEPT_GROUPS], strict=True) if value > 1]
-        kept = {GROUPS: numbers, SHOWN: has, "model": model, "told": told}
-        store.save(GROUPS, number, kept, kept=1)
-    return dict(kept["told"])
+    stored = store.load_at(GROUPS, number)
+    if stored is None or stored["model"] != model:
+        fields, arrays = table.kept(run.min_cases, worker.sends_classes)
+        numbers = {f"{place:06d}.sum": torch.from_numpy(np.nan_to_num(array)) for place, array in enumerate(arrays)}
+        has = [name for name, value in zip(numbers, fields[KEPT_GROUPS], strict=True) if value > 1]
+        stored = {GROUPS: numbers, SHOWN: has, "model": model, "told": fields}
+        store.save(GROUPS, number, stored, kept=1)
+    return dict(stored["told"])
 
 
 def keys(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``keys``: send the site's public key, or check those of all sites and agree on a key with each site."""
-    own, run = _keys(worker), request.sums.get(RUN)
+    site_keys, run = _keys(worker), request.sums.get(RUN)
     if HELLOS not in request.sums:
-        return SiteReply(STATUS_OK, report=own.hello(run))
-    own.agree(run, _listed(worker, request, HELLOS, Mapping))
+        return SiteReply(STATUS_OK, report=site_keys.hello(run))
+    site_keys.agree(run, _listed(worker, request, HELLOS, Mapping))
     return SiteReply(STATUS_OK)
 
 
 def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``mask``: send the site's weighted numbers under masks that cancel only in the sum of all sites."""
     asked, number = list(_asked(worker, request)), request.current_round
-    kept = (
-        store.load_at(next((of.label for _, of, _ in asked if of.label in (NORMS, GROUPS, COUNTS)), KEPT), number) or {}
+    stored = (
+        store.load_at(
+            next(
+                (
+                    asked_question.label
+                    for _, asked_question, _ in asked
+                    if asked_question.label in (NORMS, GROUPS, COUNTS)
+                ),
+                KEPT,
+            ),
+            number,
+        )
+        or {}
     )
-    need(kept, SumRefused(worker.site, f"it keeps no numbers of round {number}; it takes part in the next one"))
+    need(stored, SumRefused(worker.site, f"it keeps no numbers of round {number}; it takes part in the next one"))
     vectors, saturated = {}, 0
     for log, question, pairs in asked:
         row, part = question.table.get(worker.site, ()), BY_PART.get(question.label)
-        names = sorted(kept.get(question.vectors, ())) if part else ()
+        names = sorted(stored.get(question.vectors, ())) if part else ()
         weighed = {name for name, weight in zip(names, row, strict=False) if weight}
-        opened = {name for name, of in zip(names, zip(*question.table.values(), strict=True), strict=False) if any(of)}
+        opened = {
+            name for name, totals in zip(names, zip(*question.table.values(), strict=True), strict=False) if any(totals)
+        }
         problem = first_of({
             "what it received is not the model that the server names; a filter on the way changes it":
-                question.model.hex() != kept["model"],
-            "it keeps no such numbers; update the server's FairFlare": question.vectors not in kept,
+                question.model.hex() != stored["model"],
+            "it keeps no such numbers; update the server's FairFlare": question.vectors not in stored,
             f"a {part} that it has no numbers of has a weight, so that they would be of fewer sites":
-                not weighed <= {*kept.get(SHOWN, ())},
+                not weighed <= {*stored.get(SHOWN, ())},
             "it is left out of some sums of its groups, which beside the others would show its numbers":
-                question.label == GROUPS and not opened & {*kept.get(SHOWN, ())} <= weighed,
+                question.label == GROUPS and not opened & {*stored.get(SHOWN, ())} <= weighed,
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
         # Each part has its own weight: a common one would open the numbers of a class that only one site has.
-        layout = Layout.of(update := kept[question.vectors], layers_of(update) if part or len(row) > 1 else None)
+        layout = Layout.of(update := stored[question.vectors], layers_of(update) if part or len(row) > 1 else None)
         vectors[question.label], clipped = log.masked(question, pairs, layout, update)
         saturated += clipped
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})
@@ -214,7 +230,9 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Ques
     log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits, parts)
     pairs = _keys(worker).pairs(request.sums.get(RUN))
     questions = [Question.read(worker.site, plain) for plain in _listed(worker, request, QUESTIONS, Mapping)]
-    for question in (of for of in questions if not parts or worker.site in of.table):
+    for question in (
+        question_of_part for question_of_part in questions if not parts or worker.site in question_of_part.table
+    ):
         why = f"field 'round' is {question.round} in round {request.current_round}"
         need(question.round == request.current_round, SumRefused(worker.site, why))
         yield log, question, pairs

@@ -251,11 +251,11 @@ class SiteWorker:
 
         ``None`` if the model is no longer saved, or its file is damaged.
         """
-        kept = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
-        if kept is None:
+        stored = self.state.store(asked.run).load_at(LOCAL_MODEL, current_round)
+        if stored is None:
             return None
         self.network.of(self.task, asked)
-        return dict(self.network.whole(kept))
+        return dict(self.network.whole(stored))
 
     def stays(self, request: SiteTask | None = None) -> list[str]:
         """Return the names of the model's tensors that the method keeps at this site."""
@@ -349,8 +349,8 @@ class Patchwise(Proxy):
 
     def batches(self, split: str, **options: Any) -> Batches:
         """Return batches as :meth:`fairflare.base.task.SiteData.batches` does."""
-        found: Batches = self._inner.batches(VALIDATION_PATCHES if split == SPLIT_VALIDATION else split, **options)
-        return found
+        batches: Batches = self._inner.batches(VALIDATION_PATCHES if split == SPLIT_VALIDATION else split, **options)
+        return batches
 
 
 class TestedOn(Proxy):
@@ -369,8 +369,8 @@ class TestedOn(Proxy):
         self._test = test
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        return partial(self._of, found) if name in OF_A_LIST else found
+        value = super().__getattr__(name)
+        return partial(self._of, value) if name in OF_A_LIST else value
 
     def _of(self, method: Callable[..., Any], split: str, *args: Any, **options: Any) -> Any:
         return method(self._test if split == SPLIT_TEST else split, *args, **options)
@@ -392,8 +392,8 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
     public = f"site {site!r}: {lacking}" if lacking else getattr(error, "public", None)
     log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
     tell = tells_all and not isinstance(error, OSError)
-    told = in_one_line(error) if tell else f"{_kind(error)} (details in the site's log)"
-    kind = f"site {site!r}: {task} failed with {told}"
+    text = in_one_line(error) if tell else f"{_kind(error)} (details in the site's log)"
+    kind = f"site {site!r}: {task} failed with {text}"
     return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
 
 
@@ -404,6 +404,6 @@ def _kind(error: Exception) -> str:
     """
     name, number = type(error).__name__, error.errno if isinstance(error, OSError) else None
     # These files have fixed names, chosen by the program, so a name may be sent.
-    own = next((name for name in (KEY, LOG, HEAD) if str(getattr(error, "filename", "")).endswith(name)), "")
-    remedy = REMEDIES.get(number or 0, own and "move away what has this name, or give it to the site's user")
-    return name if not number else f"{own or name}: {os.strerror(number)}" + (f"; {remedy}" if remedy else "")
+    broken_file = next((name for name in (KEY, LOG, HEAD) if str(getattr(error, "filename", "")).endswith(name)), "")
+    remedy = REMEDIES.get(number or 0, broken_file and "move away what has this name, or give it to the site's user")
+    return name if not number else f"{broken_file or name}: {os.strerror(number)}" + (f"; {remedy}" if remedy else "")

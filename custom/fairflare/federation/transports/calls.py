@@ -90,8 +90,8 @@ class LocalTransport:
     def _arguments(self, site: str, experiment: str) -> dict[str, Any]:
         """Return the arguments of the site's :class:`SiteWorker`, without task and site half."""
         settings = own_settings(self.local, site)
-        kept = Path(settings.get("state_root") or self.state)
-        root = kept if experiment else self.state
+        checkpoints = Path(settings.get("state_root") or self.state)
+        root = checkpoints if experiment else self.state
         self._folders[site] = root / safe_name(experiment or "run") / safe_name(site)
         return {
             "site": site,
@@ -99,5 +99,5 @@ class LocalTransport:
             "state_folder": self._folders[site],
             "num_threads": 1,
             "tells_all": True,
-            "decoded": kept / DECODED_PLACE / safe_name(site),
+            "decoded": checkpoints / DECODED_PLACE / safe_name(site),
         }

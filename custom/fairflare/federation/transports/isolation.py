@@ -141,22 +141,22 @@ class SiteProcess:
         """
         assert self._pipe is not None
         try:
-            said, update = self._pipe.recv()
+            reply, update = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(LAST_WORDS)
             why = obituary(self.site, self._given[1].name, self._process)
-            said, update = SiteReply(STATUS_FAILED, reason=why), None
+            reply, update = SiteReply(STATUS_FAILED, reason=why), None
             if not self._stopped and self._progress(*self._given[:2]) != self._kept:
                 log.warning("%s; a new one goes on from the half-done round", why)
                 given = self._given
                 self.close()
                 self.begin(*given)
                 return None
-        if isinstance(said, logging.LogRecord):
-            logging.getLogger(said.name).handle(said)
+        if isinstance(reply, logging.LogRecord):
+            logging.getLogger(reply.name).handle(reply)
             return None
         self._given = None
-        return replace(said, update=None if update is None else load_bytes(update))
+        return replace(reply, update=None if update is None else load_bytes(update))
 
     @staticmethod
     def _progress(arguments: dict[str, Any], request: SiteTask) -> list[tuple[str, int]]:

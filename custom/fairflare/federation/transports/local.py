@@ -69,16 +69,16 @@ def run_local(
         raise ValueError("a run in one process has no connected sites: give the number or the names of its sites")
     local = dict(local or {})
     refuse_shared_images(plan.sites, local)
-    own = own_settings(local, "server")
+    server_settings = own_settings(local, "server")
     run_dir = folder / RUN_DIR
     for path in (run_dir, folder / "local"):
         path.mkdir(parents=True, exist_ok=True)
     (folder / "local" / SITE_FILE).write_text(json.dumps(local, indent=2) + "\n", encoding="utf-8")
     place = Place(
         run_dir=run_dir,
-        experiments=Path(own.get("checkpoint_root") or folder / "fairflare_checkpoints"),
+        experiments=Path(server_settings.get("checkpoint_root") or folder / "fairflare_checkpoints"),
         job_id="in_process",
-        settings=own,
+        settings=server_settings,
         site_half=values_of(plan.training),
         apart=jobs > 1,
     )

@@ -32,7 +32,7 @@ def refuse_shared_images(sites: Sequence[str], local: Mapping[str, Any]) -> None
     Raises:
         ValueError: two sites have an image, or a copy of its file, in common (names both, and the image).
     """
-    listed = [(site, *found) for site in sites for found in _images(own_settings(local, site))]
+    listed = [(site, *image) for site in sites for image in _images(own_settings(local, site))]
     copies = _copies({site: {image for name, image, *_ in listed if name == site} for site in sites})
     first: dict[tuple[str, Any], tuple[str, bool]] = {}  # {image: (its site, whether it is for testing only)}
     shared: dict[tuple[str, str], list[str]] = {}
@@ -60,19 +60,19 @@ def _copies(files: Mapping[str, Iterable[str]]) -> dict[str, str]:
         for path in paths:
             with suppress(OSError), Path(path).open("rb") as file:
                 alike.setdefault((os.fstat(file.fileno()).st_size, file.read(BEGINNING)), {})[path] = site
-    found = {}
+    checksums = {}
     for group in alike.values():
         for path in group if len(set(group.values())) > 1 else ():
             with suppress(OSError, ValueError):  # the run's own check reports unreadable images
                 pixels = image_file(Path(path)).decode(is_mask=False, limit=MAX_IMAGE_BYTES)
                 if (pixels != pixels.flat[0]).any():
-                    found[path] = sha256(Path(path).read_bytes()).hexdigest()
-    return found
+                    checksums[path] = sha256(Path(path).read_bytes()).hexdigest()
+    return checksums
 
 
-def _images(own: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
+def _images(settings: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     """Yield for every image in a site's datalist its file, its slice, and whether the image is for testing only."""
-    root, named = own.get("data_root"), own.get("datalist") or "datalist.json"
+    root, named = settings.get("data_root"), settings.get("datalist") or "datalist.json"
     if not isinstance(root, str) or not isinstance(named, str):
         return
     folder = Path(root).expanduser()

@@ -31,12 +31,12 @@ class PocEnv(StockPocEnv):
 
     def get_job_result(self, job_id: str, timeout: float = 0.0) -> str | None:
         """Wait for a job, copy its results and return their folder, or ``None`` if ``timeout`` seconds were too few."""
-        found = super().get_job_result(job_id, timeout)
-        if not found:
+        result = super().get_job_result(job_id, timeout)
+        if not result:
             return None
-        kept = self.results / job_id
-        shutil.copytree(found, kept, dirs_exist_ok=True)
-        return str(kept)
+        folder = self.results / job_id
+        shutil.copytree(result, folder, dirs_exist_ok=True)
+        return str(folder)
 
 
 def of(run: Run, timeout: float = 0.0) -> Results:

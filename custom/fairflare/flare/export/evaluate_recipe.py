@@ -61,7 +61,7 @@ class EvaluateRecipe(JobRecipe):
             )
         deployed = {"deploy_map": {SERVER_APP: ["server"], APP: list(plan.sites or ())}}
         job = Job(name=name, min_clients=plan.run.min_sites, meta_props=deployed)
-        states = {of.run.label: state for of, state in models}
+        states = {document.run.label: state for document, state in models}
         about = {"job_name": name, "min_clients": plan.run.min_sites, "meta_props": deployed}
         job.job = _WithModels(states, plan, packaging, **about)
         job.set_app_packages(["fairflare"])

@@ -78,10 +78,10 @@ def make_job(plan: Plan, name: str, packaging: str, *, isolate: bool = False) ->
     plugin = None if packaging == "bundle" else plugin_of(plan.method)
     job.set_app_packages(["fairflare", *([plugin] if plugin else [])])
     settings = {key: getattr(plan.run, key) for key in field_names(type(plan.run))}
-    told = plan.training if plan.script is not None else None
+    training = plan.training if plan.script is not None else None
     if plan.run.initial_ckpt:
         settings["initial_ckpt"] = _carried(plan.run.initial_ckpt, packaging, job)
-    job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=told, **settings), id="rounds")
+    job.to_server(RoundsController(task=plan.task, rule=plan.rule, training=training, **settings), id="rounds")
     job.to_server(TensorBoard(), id=TENSORBOARD)
     job.to_server(RunModels(), id=PERSISTOR)
     job.to_server(dict(SERVER_CONFIG))

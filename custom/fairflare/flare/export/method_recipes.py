@@ -69,12 +69,12 @@ def class_name(method: Method) -> str:
     Each word is spelled as the method's title spells it.
     """
     title = "".join(filter(str.isalnum, method.title.replace("+", "Plus")))
-    found = []
+    words = []
     for word in method.name.split("_"):
-        at = title.lower().find(word)
-        spelled = word if at < 0 else title[at : at + len(word)]
-        found.append(spelled[0].upper() + spelled[1:])
-    return "".join(found) + "Recipe"
+        begin = title.lower().find(word)
+        spelled = word if begin < 0 else title[begin : begin + len(word)]
+        words.append(spelled[0].upper() + spelled[1:])
+    return "".join(words) + "Recipe"
 
 
 def make_class(name: str, method: Method) -> type[MethodRecipe]:
@@ -136,7 +136,7 @@ def _arguments(method: Method) -> Iterator[tuple[str, inspect.Parameter, str]]:
             of_recipe[name].replace("`", "``"),
         )
     hidden = ("label", "method", *COPIED)
-    yield from (found for found in _settings(quick.run, paper.run) if found[0] not in hidden)
+    yield from (argument for argument in _settings(quick.run, paper.run) if argument[0] not in hidden)
     yield "settings", _parameter("settings", Mapping[str, Any] | None, None), MORE
     for part in ("rule", "training", "task"):
         yield from _settings(getattr(quick, part), getattr(paper, part))

@@ -163,8 +163,8 @@ class SitePolicyBuilder(Builder):
         self._write_policies(local, resources)
         if self.privacy is not None:
             _write(local / "privacy.json", self.privacy)
-        own = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(name, {})}
-        _write(local / "fairflare.json", {**own, **_read(local / "fairflare.json")})
+        settings = {**SITE_FILE, **self._of_site.get(EVERY_SITE, {}), **self._of_site.get(name, {})}
+        _write(local / "fairflare.json", {**settings, **_read(local / "fairflare.json")})
 
     def _write_policies(self, local: Path, resources: Mapping[str, Any]) -> None:
         for name in RESOURCES:
@@ -172,7 +172,7 @@ class SitePolicyBuilder(Builder):
         _write(local / "authorization.json", self._policy)
 
     def _resources(self, name: str, local: Path) -> dict[str, Any]:
-        resources = next((found for file in RESOURCES if (found := _read(local / file))), None)
+        resources = next((content for file in RESOURCES if (content := _read(local / file))), None)
         if resources is None:
             raise RuntimeError(
                 f"SitePolicyBuilder: the kit of {name!r} has no local/resources.json.default yet; list this builder "
@@ -213,14 +213,14 @@ def job_classes() -> list[str]:
     ]  # fmt: skip
     for method in all_methods().values():
         open_ += [method.rule, method.training]
-    found = set[str]()
+    classes = set[str]()
     while open_:
         cls = open_.pop()
         path = f"{cls.__module__}.{cls.__qualname__}"
-        if path not in found and path.startswith(PREFIX):
-            found.add(path)
+        if path not in classes and path.startswith(PREFIX):
+            classes.add(path)
             open_ += [part for name in field_names(cls) for part in parts_of(cls, name).values()]
-    return sorted(found)
+    return sorted(classes)
 
 
 def _needs(name: str, content: Mapping[str, Any], key: str, kind: type) -> None:

@@ -140,7 +140,10 @@ class FairRecipe(JobRecipe):
             ValueError: ``add_experiment_tracking`` has added FLARE's MLflow receiver, which drops the server's values.
         """
         components = self._job._deploy_map["server"].app_config.components
-        if any(f"{type(of).__module__}.{type(of).__name__}" == MLFLOW_RECEIVER for of in components.values()):
+        if any(
+            f"{type(component).__module__}.{type(component).__name__}" == MLFLOW_RECEIVER
+            for component in components.values()
+        ):
             raise ValueError(
                 "FLARE's MLflow receiver drops what a server sends, so there would be no curves; leave it out: they "
                 "are in TensorBoard's files and in results.json"

@@ -155,14 +155,14 @@ class Turns:
 
     def _asked(self, request: Any) -> tuple[_Key, int]:
         """Return the key of a request (site, model), and the bytes of its piece; 0: no piece of a registered model."""
-        told = request.payload if isinstance(request.payload, Mapping) else {}
-        ref = str(told.get("ref_id"))
+        payload = request.payload if isinstance(request.payload, Mapping) else {}
+        ref = str(payload.get("ref_id"))
         key = str(request.get_header(MessageHeaderKey.ORIGIN)), ref
         model = self.models.get(ref)
-        if model is None or told.get("confirm") is not None or told.get("cancel"):
+        if model is None or payload.get("confirm") is not None or payload.get("cancel"):
             return key, 0
         try:
-            return key, model.bytes_after(told.get("state"))
+            return key, model.bytes_after(payload.get("state"))
         except (TypeError, AttributeError):  # the state is malformed, and FLARE's handler refuses it
             return key, 0
 
@@ -182,13 +182,13 @@ class Turns:
     def _work(self) -> None:
         while True:
             with self._changed:
-                found = self._next()
-                while found is None:
+                transfer = self._next()
+                while transfer is None:
                     if self._closed:
                         return
                     self._changed.wait(self._until_next())
-                    found = self._next()
-            request, size, _, answer = found
+                    transfer = self._next()
+            request, size, _, answer = transfer
             try:
                 answer.set_result(self._served(request, size))
             except Exception as error:

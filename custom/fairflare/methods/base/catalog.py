@@ -117,11 +117,11 @@ class Method:
     kinds: tuple[str, ...] = ("segmentation", "classification")
 
     def __post_init__(self) -> None:
-        for half in (self.rule, self.training):
-            hints = {k: v for k, v in inspect.get_annotations(half).items() if "ClassVar" not in str(v) and k[0] != "_"}
-            if vain := sorted(hints.keys() - {*field_names(half)}):
+        for cls in (self.rule, self.training):
+            hints = {k: v for k, v in inspect.get_annotations(cls).items() if "ClassVar" not in str(v) and k[0] != "_"}
+            if vain := sorted(hints.keys() - {*field_names(cls)}):
                 raise TypeError(
-                    f"{half.__name__}: @settings is missing above the class, so {listed(vain)} would be ignored"
+                    f"{cls.__name__}: @settings is missing above the class, so {listed(vain)} would be ignored"
                 )
 
 
@@ -169,35 +169,38 @@ def page_of(name: str) -> str | None:
 
 def plugin_of(method: Method) -> str | None:
     """Return the installed package that provides a method; ``None`` for a method of FairFlare, or of no package."""
-    return next((package for found, package in _plugins() if found is method), None)
+    return next((package for known, package in _plugins() if known is method), None)
 
 
 def _listed() -> dict[str, tuple[Method, str | None]]:
     """Return all methods by name, each with the FairFlare module that lists it; ``None`` for a plugin's method."""
-    found: dict[str, tuple[Method, str | None]] = {}
+    listed: dict[str, tuple[Method, str | None]] = {}
     for info in pkgutil.iter_modules(fairflare.methods.__path__):
         for method in getattr(importlib.import_module(f"fairflare.methods.{info.name}"), "METHODS", ()):
-            if method.name in found:
+            if method.name in listed:
                 raise ValueError(f"two methods are called {method.name!r}")
-            found[method.name] = method, info.name
-    for method, package in (*_plugins(), *((method, str(file)) for file, of in _FILES.items() for method in of)):
-        if method.name not in found:
-            found[method.name] = method, None
-        elif found[method.name][0] is not method:
+            listed[method.name] = method, info.name
+    for method, package in (
+        *_plugins(),
+        *((method, str(file)) for file, methods in _FILES.items() for method in methods),
+    ):
+        if method.name not in listed:
+            listed[method.name] = method, None
+        elif listed[method.name][0] is not method:
             _tell(f"method {method.name!r} of the package {package!r} is left out: another one is called so")
-    return dict(sorted(found.items()))
+    return dict(sorted(listed.items()))
 
 
 @cache
 def _plugins() -> list[tuple[Method, str]]:
     """Return the methods of installed packages, each with its package's name; log a warning for unusable methods."""
-    found: list[tuple[Method, str]] = []
+    offered: list[tuple[Method, str]] = []
     for point in sorted(entry_points(group=PLUGINS), key=lambda point: (point.name, point.value)):
         try:
-            found += [(method, point.module.partition(".")[0]) for method in _checked(loaded(point))]
+            offered += [(method, point.module.partition(".")[0]) for method in _checked(loaded(point))]
         except (Exception, SystemExit) as error:  # importing another package may raise any exception
             _tell(f"plugin {point.name} = {point.value} is left out: {type(error).__name__}: {error}")
-    return found
+    return offered
 
 
 def _checked(brought: Any) -> list[Method]:
@@ -333,6 +336,6 @@ def method_of(rule: Rule | None, training: LocalTraining | None) -> Method:
     return Method(name, title, "", type(rule), type(training) if training else LocalTraining)
 
 
-def _held(half: Rule | LocalTraining | None, own: Mapping[str, Any]) -> int:
-    """Return how many of a method's own settings have the same value in ``half``, minus how many differ."""
-    return sum(1 if getattr(half, name) == value else -1 for name, value in own.items()) if half else 0
+def _held(component: Rule | LocalTraining | None, given: Mapping[str, Any]) -> int:
+    """Return how many of a method's own settings have the same value in ``component``, minus how many differ."""
+    return sum(1 if getattr(component, name) == value else -1 for name, value in given.items()) if component else 0

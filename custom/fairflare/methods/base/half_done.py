@@ -63,14 +63,14 @@ class HalfDone:
     """Save the training of one task from time to time, and resume it when the task is repeated.
 
     Args:
-        half: the method's site half, which trains.
+        training: the method's site half, which trains.
         run: the server's task that this site performs, after ``begin_round``.
         model: the network before the first step.
         optimizer: the optimizer, with the moments that the round begins with.
     """
 
     def __init__(
-        self, half: LocalTraining, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+        self, training: LocalTraining, run: SiteRun, model: torch.nn.Module, optimizer: torch.optim.Optimizer
     ) -> None:
         self.run, self.model, self.optimizer = run, model, optimizer
         self._every = run.save_seconds
@@ -79,7 +79,7 @@ class HalfDone:
         self._due = math.inf
         if self._every > 0:
             self._due = time.monotonic() + self._every
-            self._start = self._fingerprint(half)
+            self._start = self._fingerprint(training)
 
     def taken_up(self) -> Position:
         """Restore the saved training into model, optimizer and run, and return its position.
@@ -92,29 +92,32 @@ class HalfDone:
         if self._every <= 0:
             return Position()
         run.store.clear(HALF_DONE, but=run.current_round)
-        kept = run.store.load_at(HALF_DONE, run.current_round)
-        if kept is None or kept["start"] != self._start:
+        saved = run.store.load_at(HALF_DONE, run.current_round)
+        if saved is None or saved["start"] != self._start:
             return Position()
-        self.model.load_state_dict(kept["model"], strict=False)
-        self.optimizer.load_state_dict(kept["optimizer"])
+        self.model.load_state_dict(saved["model"], strict=False)
+        self.optimizer.load_state_dict(saved["optimizer"])
         if run.scale is not None:
-            run.scale.scaler.load_state_dict(kept["scale"])
-        run.skipped_steps = kept["skipped_steps"]
-        for name, value in kept["own"].items():
+            run.scale.scaler.load_state_dict(saved["scale"])
+        run.skipped_steps = saved["skipped_steps"]
+        for name, value in saved["own"].items():
             mine = getattr(run.own, name)
             if hasattr(mine, "__dict__"):
                 vars(mine).update(value)
             else:
                 setattr(run.own, name, value)
         if run.unlabelled is not None:
-            run.unlabelled.load_state(kept["unlabelled"])
-        self._random = kept["random"]
-        at = Position(**kept["position"])
-        self._kept = (at.epoch, at.steps)
+            run.unlabelled.load_state(saved["unlabelled"])
+        self._random = saved["random"]
+        position = Position(**saved["position"])
+        self._kept = (position.epoch, position.steps)
         log.info(
-            "site %s: round %d goes on behind %d of its steps", run.site, run.current_round, at.num_steps + at.steps
+            "site %s: round %d goes on behind %d of its steps",
+            run.site,
+            run.current_round,
+            position.num_steps + position.steps,
         )
-        return at
+        return position
 
     def resume_random(self) -> None:
         """Restore the saved state of the random number generators; a second call does nothing."""
@@ -124,16 +127,16 @@ class HalfDone:
             if "cuda" in state:
                 torch.cuda.set_rng_state(state["cuda"], self.run.device)
 
-    def keep(self, at: Position, *, last: bool = False) -> None:
+    def keep(self, position: Position, *, last: bool = False) -> None:
         """Save the training if the next save is due; on a full disk, later saves are skipped and the round continues.
 
         Args:
-            at: the position of the training, after a step.
+            position: the position of the training, after a step.
             last: whether the training is finished. Its end is saved if the training was saved before at an earlier
                 position, so that a lost reply need not be computed again.
         """
         begun = time.monotonic()
-        if self._kept is None or self._kept == (at.epoch, at.steps) if last else begun < self._due:
+        if self._kept is None or self._kept == (position.epoch, position.steps) if last else begun < self._due:
             return
         run = self.run
         random = {"cpu": torch.get_rng_state()}
@@ -149,7 +152,7 @@ class HalfDone:
             "own": {name: vars(part) if hasattr(part, "__dict__") else part for name, part in moving.items()},
             "unlabelled": None if run.unlabelled is None else run.unlabelled.state(),
             "random": random,
-            "position": {**vars(at), "total": float(at.total)},
+            "position": {**vars(position), "total": float(position.total)},
         }
         try:
             run.store.save(HALF_DONE, run.current_round, value, kept=1)
@@ -157,24 +160,25 @@ class HalfDone:
             log.warning("site %s: the half-done round cannot be kept (%s); it goes on without", run.site, error)
             self._due = math.inf
             return
-        self._kept = (at.epoch, at.steps)
+        self._kept = (position.epoch, position.steps)
         now = time.monotonic()
         self._due = now + max(self._every, SPARE * (now - begun))
 
-    def _fingerprint(self, half: LocalTraining) -> str:
+    def _fingerprint(self, training: LocalTraining) -> str:
         """Return a fingerprint of everything that a training begins with: model, settings, seed, data size and so on.
 
         The same number of steps from the same fingerprint leads to the same model.
         """
         run = self.run
-        found = hashlib.blake2b(digest_size=16)
-        facts = (type(half).__name__, sorted(vars(half).items(), key=str), run.seed, run.num_rounds, str(run.device),
+        digest = hashlib.blake2b(digest_size=16)
+        settings = sorted(vars(training).items(), key=str)
+        facts = (type(training).__name__, settings, run.seed, run.num_rounds, str(run.device),
                  run.data.num_samples("training"))  # fmt: skip
-        found.update(repr(facts).encode())
+        digest.update(repr(facts).encode())
         for name, tensor in _trained(self.model):
-            found.update(name.encode())
-            found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return found.hexdigest()
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -79,8 +79,8 @@ class Home:
             names.update(running_statistics(model))
         if self.half.personalise.startswith(KEEP):
             pattern, every = self.half.personalise.removeprefix(KEEP), list(model.state_dict())
-            names.update(found := [name for name in every if re.search(pattern, name)])
-            if not found:
+            names.update(matching := [name for name in every if re.search(pattern, name)])
+            if not matching:
                 raise ValueError(
                     f"personalise={self.half.personalise!r} matches no tensor of the task's network; its tensors are "
                     f"called {', '.join(every[:3])}, ..."
@@ -207,9 +207,9 @@ def fitting(run: SiteRun, name: str, like: State) -> dict[str, torch.Tensor]:
     last, share = (run.directives.get(COUNTED) or {}).get(run.site, (run.current_round, 1.0))
     run.store.clear(name, but=run.current_round, after=int(last))
     stored = {} if last == -1 else run.store.load_before(name, run.current_round) or {}
-    kept = {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
+    fits = {n: stored[n].to(x) for n, x in like.items() if n in stored and stored[n].shape == x.shape}
     known = share != 1 and run.store.load_at(name, int(last)) is not None  # else an older round's values are taken
-    return {n: stored[BEFORE + n].to(x).lerp(x, float(share)) for n, x in kept.items()} if known else kept
+    return {n: stored[BEFORE + n].to(x).lerp(x, float(share)) for n, x in fits.items()} if known else fits
 
 
 def keep(run: SiteRun, name: str, before: State, after: State) -> None:

@@ -63,11 +63,11 @@ class Trained:
 
     def losses(self) -> dict[str, Any]:
         """Return the training losses for the statistics of the site's reply; empty if no loss was measured."""
-        told = {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
-        return {**told, **self.more}
+        measured = {"train_loss": self.epoch_losses[-1], "epoch_losses": self.epoch_losses} if self.epoch_losses else {}
+        return {**measured, **self.more}
 
 
-def rate(half: LocalTraining, current_round: int, num_rounds: int, share: float = 0.0) -> float:
+def rate(training: LocalTraining, current_round: int, num_rounds: int, share: float = 0.0) -> float:
     r"""Return the learning rate of round r, counted from 0, of R rounds.
 
     .. math:: \eta_r = \eta_{low} + \tfrac12 (\eta - \eta_{low}) (1 + \cos(\pi (r + 1) / R))
@@ -76,44 +76,46 @@ def rate(half: LocalTraining, current_round: int, num_rounds: int, share: float 
     ``lowest_rate``. For ``"poly"`` (nnU-Net) :math:`\eta (1 - (r + s) / R)^{0.9}`, where ``share`` s of the
     round's steps is done.
     """
-    if half.schedule == "constant":
-        return half.learning_rate
-    if half.schedule == "poly":
-        return float(half.learning_rate * (1 - (current_round + share) / max(num_rounds, current_round + 1)) ** POWER)
-    low = LOWEST_SHARE * half.learning_rate if half.lowest_rate is None else half.lowest_rate
+    if training.schedule == "constant":
+        return training.learning_rate
+    if training.schedule == "poly":
+        return float(
+            training.learning_rate * (1 - (current_round + share) / max(num_rounds, current_round + 1)) ** POWER
+        )
+    low = LOWEST_SHARE * training.learning_rate if training.lowest_rate is None else training.lowest_rate
     turn = math.pi * (current_round + 1) / max(num_rounds, 1)
-    return low + 0.5 * (half.learning_rate - low) * (1 + math.cos(turn))
+    return low + 0.5 * (training.learning_rate - low) * (1 + math.cos(turn))
 
 
 def make_optimizer(
-    half: LocalTraining, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
+    training: LocalTraining, parameters: Iterable[torch.nn.Parameter], task: Task | None = None
 ) -> torch.optim.Optimizer:
     """Return a new optimizer with the settings of a site half; with ``optimizer="task"``, the task's own optimizer."""
     params = [parameter for parameter in parameters if parameter.requires_grad]
-    if half.optimizer == "task":
+    if training.optimizer == "task":
         if task is None:
             raise ValueError("optimizer='task' needs the task, whose optimizer it stands for: pass task")
         return task.make_optimizer(params)
-    common: dict[str, Any] = {"lr": half.learning_rate, "weight_decay": half.weight_decay}
-    if half.optimizer == "sgd":
-        return torch.optim.SGD(params, momentum=half.momentum, nesterov=half.momentum > 0, **common)
-    kind = torch.optim.Adam if half.optimizer == "adam" else torch.optim.AdamW
-    return kind(params, betas=half.betas, **common)
+    common: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": training.weight_decay}
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(params, momentum=training.momentum, nesterov=training.momentum > 0, **common)
+    kind = torch.optim.Adam if training.optimizer == "adam" else torch.optim.AdamW
+    return kind(params, betas=training.betas, **common)
 
 
 def continued_optimizer(
-    half: LocalTraining, run: SiteRun, model: torch.nn.Module, moments: str
+    training: LocalTraining, run: SiteRun, model: torch.nn.Module, moments: str
 ) -> torch.optim.Optimizer:
     """Return a round's optimizer: its rate is the round's; its moments are the last round's, if the half keeps them.
 
     ``moments`` is the name under which the site's store has them.
     """
-    optimizer = make_optimizer(half, model.parameters(), run.task)
-    kept = run.store.load_before(moments, run.current_round) if half.keep_optimizer_state else None
-    if kept is not None:
-        optimizer.load_state_dict(kept)
+    optimizer = make_optimizer(training, model.parameters(), run.task)
+    stored = run.store.load_before(moments, run.current_round) if training.keep_optimizer_state else None
+    if stored is not None:
+        optimizer.load_state_dict(stored)
     for group in optimizer.param_groups:
-        group["lr"] = rate(half, run.current_round, run.num_rounds)
+        group["lr"] = rate(training, run.current_round, run.num_rounds)
     return optimizer
 
 
@@ -160,39 +162,43 @@ class LocalLoop:
             SiteError: a batch with one sample reached a batch norm without running statistics.
         """
         self.begin()
-        found, run = self._train(), self.run
+        trained, run = self._train(), self.run
         if self._told is not None:  # report the round's size as if there were no hidden records
-            found.num_samples, found.num_steps = run.data.num_samples("training"), self._told
-        return found if run.unlabelled is None else run.unlabelled.told(found)
+            trained.num_samples, trained.num_steps = run.data.num_samples("training"), self._told
+        return trained if run.unlabelled is None else run.unlabelled.told(trained)
 
     @all_records()
     def _train(self) -> Trained:
-        half, run = self.half, self.run
-        optimizer = self.optimizer = continued_optimizer(half, run, self.model, MOMENTS)
-        kept = HalfDone(half, run, self.model, optimizer)
-        at = kept.taken_up()
+        training, run = self.half, self.run
+        optimizer = self.optimizer = continued_optimizer(training, run, self.model, MOMENTS)
+        progress = HalfDone(training, run, self.model, optimizer)
+        position = progress.taken_up()
         try:
             with lone_samples(self.model):
-                for run.epoch in itertools.count(at.epoch) if half.local_steps else range(at.epoch, half.local_epochs):
-                    at = at.in_epoch(run.epoch)
-                    left = half.local_steps and half.local_steps - at.num_steps
-                    self._epoch(at, left, kept)
-                    if left and at.steps in (0, left):  # 0: the data gave no batch, nor would another pass
+                for run.epoch in (
+                    itertools.count(position.epoch)
+                    if training.local_steps
+                    else range(position.epoch, training.local_epochs)
+                ):
+                    position = position.in_epoch(run.epoch)
+                    left = training.local_steps and training.local_steps - position.num_steps
+                    self._epoch(position, left, progress)
+                    if left and position.steps in (0, left):  # 0: the data gave no batch, nor would another pass
                         break
         except LoneSample as error:
             raise SiteError(f"site {run.site!r}: {error}") from error
         check_finite(run, self.model)
-        kept.keep(at, last=True)
-        num_steps, losses = at.num_steps + at.steps, [*at.losses, at.loss]
+        progress.keep(position, last=True)
+        num_steps, losses = position.num_steps + position.steps, [*position.losses, position.loss]
         if run.skipped_steps:
             self._say_skipped(num_steps)
         # Save the moments only after the check of the model, and only finite ones: a broken round's moments would break
         # every later round, or (a square that overflowed) stop the update of its weights for good.
-        if half.keep_optimizer_state and _finite_moments(optimizer):
+        if training.keep_optimizer_state and _finite_moments(optimizer):
             run.store.save(MOMENTS, run.current_round, optimizer.state_dict())
-        made = num_steps - run.skipped_steps - self.unsure
-        idle = "" if made else "its training images gave no batch"
-        return Trained(losses, made, run.data.num_samples("training"), idle)
+        counted_steps = num_steps - run.skipped_steps - self.unsure
+        idle = "" if counted_steps else "its training images gave no batch"
+        return Trained(losses, counted_steps, run.data.num_samples("training"), idle)
 
     def one_pass(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Run a forward and a backward pass of a batch on the run's device; return the loss, detached."""
@@ -219,35 +225,37 @@ class LocalLoop:
         if self.half.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.half.max_grad_norm)
 
-    def _epoch(self, at: Position, most: int | None, kept: HalfDone) -> None:
-        """Train from position ``at`` to the end of its epoch of at most ``most`` steps, and advance ``at``."""
-        half, run = self.half, self.run
+    def _epoch(self, position: Position, most: int | None, progress: HalfDone) -> None:
+        """Train from a position to the end of its epoch of at most ``most`` steps, and advance the position."""
+        training, run = self.half, self.run
         seed = run.seed + run.epoch
         order = run.data.order("training", seed)
-        at.total = torch.as_tensor(at.total, dtype=torch.float64, device=run.device)
+        position.total = torch.as_tensor(position.total, dtype=torch.float64, device=run.device)
         # Reading a number from a GPU waits until all of its queued work is done.
         every = 1 if run.device.type == "cpu" else LOOKED_AT
-        data = run.data.batches("training", batch_size=half.batch_size, shuffle_seed=seed, augment=half.augment)
+        data = run.data.batches("training", batch_size=training.batch_size, shuffle_seed=seed, augment=training.augment)
         batches = iter(data)
-        for _ in itertools.islice(batches, at.steps):  # skip batches that are done; reading may draw random numbers
+        for _ in itertools.islice(
+            batches, position.steps
+        ):  # skip batches that are done; reading may draw random numbers
             pass
-        kept.resume_random()
-        for inputs, targets in itertools.islice(batches, None if most is None else most - at.steps):
-            done = at.num_steps + at.steps
+        progress.resume_random()
+        for inputs, targets in itertools.islice(batches, None if most is None else most - position.steps):
+            done = position.num_steps + position.steps
             run.untold = self._told is not None and done >= self._told
-            if half.schedule == "poly":
+            if training.schedule == "poly":
                 share = min(1.0, done / self._steps_of_round())
                 for group in self.optimizer.param_groups:
-                    group["lr"] = rate(half, run.current_round, run.num_rounds, share)
-            run.batch = None if order is None else order[at.seen : at.seen + len(inputs)]
-            inputs = run.with_fewer_channels(inputs, run.epoch, at.steps)
-            at.total = at.total + self._step(inputs, targets).double() * len(inputs)
-            if at.steps % every == 0:
-                self._check_losses(at.total, at.num_steps + at.steps)
-            at.seen += len(inputs)
-            at.steps += 1
-            kept.keep(at)
-        self._check_losses(at.total, at.num_steps + at.steps - 1)
+                    group["lr"] = rate(training, run.current_round, run.num_rounds, share)
+            run.batch = None if order is None else order[position.seen : position.seen + len(inputs)]
+            inputs = run.with_fewer_channels(inputs, run.epoch, position.steps)
+            position.total = position.total + self._step(inputs, targets).double() * len(inputs)
+            if position.steps % every == 0:
+                self._check_losses(position.total, position.num_steps + position.steps)
+            position.seen += len(inputs)
+            position.steps += 1
+            progress.keep(position)
+        self._check_losses(position.total, position.num_steps + position.steps - 1)
 
     def _step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         run, optimizer = self.run, self.optimizer
@@ -255,9 +263,9 @@ class LocalLoop:
         run.first_pass = True
         try:
             loss = self.half.step(run, self.model, optimizer, closure)
-        except NothingSure as found:
+        except NothingSure as unsure:
             self.unsure += 1
-            return found.loss
+            return unsure.loss
         except Overflow as overflow:
             run.skipped_steps += 1
             return overflow.loss

@@ -146,13 +146,13 @@ class Field:
     def _array(self, value: Any, site: str) -> np.ndarray[Any, np.dtype[np.float32]]:
         if not isinstance(value, bytes) or len(value) % 4 or len(value) > MAX_ARRAY:
             raise self._wrong(site, self.name, f"be at most {MAX_ARRAY} bytes, four for each number", value)
-        found = np.frombuffer(value, "<f4").astype(np.float32)
-        outside = ~(np.isfinite(found) & (found >= self.low) & (found <= self.high))
+        array = np.frombuffer(value, "<f4").astype(np.float32)
+        outside = ~(np.isfinite(array) & (array >= self.low) & (array <= self.high))
         if outside.any():
             place = int(outside.argmax())
             wanted = f"be finite and lie in [{self.low:g}, {self.high:g}]"
-            raise self._wrong(site, f"{self.name}[{place}]", wanted, float(found[place]))
-        return found
+            raise self._wrong(site, f"{self.name}[{place}]", wanted, float(array[place]))
+        return array
 
     def _list(self, value: Any, site: str) -> list[Any]:
         if not isinstance(value, (list, tuple)):

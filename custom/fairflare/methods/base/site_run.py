@@ -138,8 +138,8 @@ class SiteStore:
 
         The list changes whenever a training makes progress and is saved again.
         """
-        found = self.folder.glob(f"*{HALF_DONE}.{current_round:06d}.pt")
-        return sorted((path.name, path.stat().st_mtime_ns) for path in found)
+        files = self.folder.glob(f"*{HALF_DONE}.{current_round:06d}.pt")
+        return sorted((path.name, path.stat().st_mtime_ns) for path in files)
 
     def lose(self, what: str) -> None:
         """Record once that a saved value could not be used; the text is sent to the server and must contain no path."""

@@ -167,8 +167,8 @@ class LocalTraining:
 
     def follows_num_rounds(self) -> list[str]:
         """Return the settings whose effect depends on the number of rounds; a run cannot resume with another number."""
-        found = {"schedule": self.schedule != "constant", "unlabelled": bool(self.unlabelled)}
-        return [name for name, there in found.items() if there]
+        follows = {"schedule": self.schedule != "constant", "unlabelled": bool(self.unlabelled)}
+        return [name for name, there in follows.items() if there]
 
     # -- in a round
 
@@ -211,30 +211,32 @@ class LocalTraining:
 # ------------------------------------------------------------------------------------------------ the criterion
 
 
-def criterion_loss(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def criterion_loss(training: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the mean over a batch of the task's loss, or of the chosen loss for imbalanced classes."""
-    if half.criterion == "task":
+    if training.criterion == "task":
         return run.task.loss(outputs, targets)
-    return criterion_losses(half, run, outputs, targets).mean()
+    return criterion_losses(training, run, outputs, targets).mean()
 
 
-def criterion_losses(half: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def criterion_losses(
+    training: LocalTraining, run: SiteRun, outputs: torch.Tensor, targets: torch.Tensor
+) -> torch.Tensor:
     """Return the criterion's loss of each sample in a batch, (n,).
 
     Raises:
         SiteError: the site's data have no classes to count.
     """
-    if half.criterion == "task":
+    if training.criterion == "task":
         return run.task_on("training").sample_losses(outputs, targets)
-    counts, outputs = class_counts(half, run), run.task.chosen(outputs)
-    if half.criterion == "balanced_softmax":
+    counts, outputs = class_counts(training, run), run.task.chosen(outputs)
+    if training.criterion == "balanced_softmax":
         return losses.balanced_softmax(outputs, targets, counts, reduction="none")
-    strength = {} if half.prior_strength is None else {"tau": half.prior_strength}
-    by_name = losses.logit_adjusted_cross_entropy if half.criterion == "logit_adjusted" else losses.fedlc_loss
+    strength = {} if training.prior_strength is None else {"tau": training.prior_strength}
+    by_name = losses.logit_adjusted_cross_entropy if training.criterion == "logit_adjusted" else losses.fedlc_loss
     return by_name(outputs, targets, counts, reduction="none", **strength)
 
 
-def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Tensor:
+def class_counts(training: LocalTraining, run: SiteRun, needs: str = "") -> torch.Tensor:
     """Return the number of training samples of each class; ``needs`` begins the error message ("LDAM's margins need").
 
     Raises:
@@ -242,7 +244,9 @@ def class_counts(half: LocalTraining, run: SiteRun, needs: str = "") -> torch.Te
     """
     counts = run.data.class_counts("training")
     if counts is None:
-        needs, remedy = (needs, "") if needs else (f"criterion {half.criterion!r} needs", "set criterion to 'task' or ")
+        needs, remedy = (
+            (needs, "") if needs else (f"criterion {training.criterion!r} needs", "set criterion to 'task' or ")
+        )
         raise SiteError(
             f"site {run.site!r}: {needs} classes, which the task's data do not have; {remedy}choose a classification "
             "task"

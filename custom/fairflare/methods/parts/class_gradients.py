@@ -63,34 +63,34 @@ class ClassGradientTraining(LocalTraining):
         sums: dict[int, torch.Tensor] = {}
         for repeat in range(self.gradient_repeats):
             for label, features in self._features(run, model, repeat).items():
-                found = classifier_gradient(
+                gradient = classifier_gradient(
                     features, label, classifier.weight, run.task.chosen(classifier.bias)
                 ).detach()
-                sums[label] = sums.get(label, 0) + found / self.gradient_repeats
+                sums[label] = sums.get(label, 0) + gradient / self.gradient_repeats
         run.own = {label: sums[label].cpu() for label in sorted(sums)}
 
     def report(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         head: Any = model.retrained
-        rows = {label: found.flatten().numpy() for label, found in run.own.items()}
+        rows = {label: gradient.flatten().numpy() for label, gradient in run.own.items()}
         return {REPORTED: ByClass("training", rows, (len(head.bias), head.weight.numel() + len(head.bias)))}
 
     def _features(self, run: SiteRun, model: torch.nn.Module, repeat: int) -> dict[int, torch.Tensor]:
         """Return the features of at most ``gradient_images`` random images of each class, by class."""
         counts = class_counts(self, run).clamp_max(self.gradient_images)
-        found: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
+        by_class: dict[int, list[torch.Tensor]] = {label: [] for label in counts.nonzero().flatten().tolist()}
         seed = run.seed + self.local_epochs + repeat  # a seed that no epoch of the training uses
         batches = run.data.batches("training", batch_size=self.batch_size, shuffle_seed=seed, augment=True)
         with evaluating(model):
             for inputs, targets in batches:
                 chosen: list[int] = []
                 for place, label in enumerate(targets.tolist()):
-                    if len(found[label]) + chosen.count(label) < counts[label]:
+                    if len(by_class[label]) + chosen.count(label) < counts[label]:
                         chosen.append(label)
                         targets[place] = -1
                 if chosen:
                     features = model.embed(inputs[targets == -1].to(run.device))  # type: ignore[operator]
                     for label, feature in zip(chosen, features, strict=True):
-                        found[label].append(feature)
-                if all(len(own) == counts[label] for label, own in found.items()):
+                        by_class[label].append(feature)
+                if all(len(features) == counts[label] for label, features in by_class.items()):
                     break
-        return {label: torch.stack(own) for label, own in found.items()}
+        return {label: torch.stack(features) for label, features in by_class.items()}

@@ -102,12 +102,12 @@ class ClassifierRetraining(LocalTraining):
         rate), but has no learning rate schedule, a new optimizer in each round, the task's loss, and no unlabelled
         images.
         """
-        told = directives.get(DIRECTIVE)
-        if told is None:
+        directive = directives.get(DIRECTIVE)
+        if directive is None:
             return training
         usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
         plain = {"criterion": "task", "schedule": "constant", "lowest_rate": None, "keep_optimizer_state": False}
-        return cls(**{**usual, **plain, "unlabelled": "", **dict(told)})
+        return cls(**{**usual, **plain, "unlabelled": "", **dict(directive)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return of_classifier(names)

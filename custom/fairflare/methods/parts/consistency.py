@@ -59,10 +59,10 @@ class TrainedOn(Proxy):
     """Give a site without labels its unlabelled images as training images, with targets that are not used."""
 
     def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
+        value = super().__getattr__(name)
         if name not in ("num_samples", "batches", "order", "cases", "num_cases"):
-            return found
-        return lambda split, *args, **more: found(UNLABELLED if split == "training" else split, *args, **more)
+            return value
+        return lambda split, *args, **more: value(UNLABELLED if split == "training" else split, *args, **more)
 
 
 class Consistency:
@@ -81,8 +81,8 @@ class Consistency:
         et al., NeurIPS 2020, with changes of contrast and brightness, noise and cutout as its strong view.
     """
 
-    def __init__(self, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
-        self.half, self.run = half, run
+    def __init__(self, training: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
+        self.half, self.run = training, run
         self.alone, self.fixmatch = not has_labels(run.data), run.task.consistency == "fixmatch"
         self.weight = 1.0 if self.fixmatch else LARGEST * ramp(run.current_round, run.num_rounds)
         self.teacher: Any = None if self.fixmatch else deepcopy(model).train().requires_grad_(False)
@@ -90,12 +90,12 @@ class Consistency:
         self._stream = self._batches()
 
     @classmethod
-    def of(cls, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
+    def of(cls, training: LocalTraining, run: SiteRun, model: torch.nn.Module) -> Consistency | None:
         """Return the consistency term of this round, or ``None`` if it is off or the site has no unlabelled images."""
-        if half.unlabelled and UNLABELLED in run.data.lists:
-            return cls(half, run, model)
-        partly = half.unlabelled and run.task.consistency == "teacher" and getattr(run.task, "annotated", None)
-        return NotDrawn(half, run, model) if partly and run.current_round else None
+        if training.unlabelled and UNLABELLED in run.data.lists:
+            return cls(training, run, model)
+        partly = training.unlabelled and run.task.consistency == "teacher" and getattr(run.task, "annotated", None)
+        return NotDrawn(training, run, model) if partly and run.current_round else None
 
     def _batches(self) -> Iterator[torch.Tensor]:
         size = self.half.batch_size * (MORE if self.fixmatch else 1)
@@ -136,8 +136,8 @@ class Consistency:
         """Update the mean teacher towards the trained model after a step."""
         self.steps += 1
         share = min(1 - 1 / (self.steps + 1), SMOOTHING)
-        for own, new in zip(self.teacher.parameters() if self.teacher else (), model.parameters(), strict=False):
-            own.mul_(share).add_(new, alpha=1 - share)
+        for old, new in zip(self.teacher.parameters() if self.teacher else (), model.parameters(), strict=False):
+            old.mul_(share).add_(new, alpha=1 - share)
 
     def state(self) -> dict[str, Any]:
         """Return the values that change from step to step, with which an interrupted round continues."""
@@ -179,17 +179,17 @@ class NotDrawn(Consistency):
         Losses, MICCAI 2023; for masks of 0 and 1 it is the Dice loss.
     """
 
-    def __init__(self, half: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
-        super().__init__(half, run, model)
-        of: Any = run.task
-        self.others = of.annotating(tuple(k for k in range(len(of.structures)) if k not in of.annotated))
+    def __init__(self, training: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
+        super().__init__(training, run, model)
+        task: Any = run.task
+        self.others = task.annotating(tuple(k for k in range(len(task.structures)) if k not in task.annotated))
 
     def term(self, model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
         with torch.no_grad(), still_statistics(self.teacher):
             target = self.others.chosen(self.teacher(inputs).sigmoid())
         with still_statistics(model):
-            found = self.others.chosen(model(inputs).sigmoid())
-        apart, both = (values.flatten(2).sum(2) for values in ((found - target).abs(), found + target))
+            probabilities = self.others.chosen(model(inputs).sigmoid())
+        apart, both = (values.flatten(2).sum(2) for values in ((probabilities - target).abs(), probabilities + target))
         return torch.mean(apart / (both + 1e-5))  # as in MONAI's Dice loss, 0 if both are empty
 
     def stepped(self, model: torch.nn.Module) -> None:
@@ -208,10 +208,13 @@ class NotDrawn(Consistency):
 def strong(images: torch.Tensor) -> torch.Tensor:
     """Return images (n, channels, ...) with changed contrast and brightness, and a grey box of half of each side."""
     shape = (len(images), *[1] * (images.ndim - 1))
-    factor, shift = (torch.empty(shape, device=images.device).uniform_(*of) for of in ((0.5, 1.5), (-0.2, 0.2)))
+    factor, shift = (torch.empty(shape, device=images.device).uniform_(*bounds) for bounds in ((0.5, 1.5), (-0.2, 0.2)))
     changed = ((images - 0.5) * factor + 0.5 + shift).clamp(0.0, 1.0)
     for image in changed:
         corners = [int(torch.randint(side - side // 2 + 1, ())) for side in image.shape[1:]]
-        box = [slice(None), *(slice(at, at + side // 2) for at, side in zip(corners, image.shape[1:], strict=True))]
+        box = [
+            slice(None),
+            *(slice(corner, corner + side // 2) for corner, side in zip(corners, image.shape[1:], strict=True)),
+        ]
         image[tuple(box)] = 0.5
     return changed

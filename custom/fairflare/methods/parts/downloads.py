@@ -70,18 +70,18 @@ class Downloads(SendsParts):
         self._first = self._first or dict(received)
 
     def directives(self, current_round: int, num_rounds: int, sites: Sequence[str]) -> dict[str, Any]:
-        told = BySite({site: self._told[site] for site in sites if site in self._told})
-        return {"download": told} if self._told else {}
+        factors = BySite({site: self._told[site] for site in sites if site in self._told})
+        return {"download": factors} if self._told else {}
 
     def each(self, state: State) -> Callable[[str], State]:
         alone = threading.Lock()  # the entries of one site at a time are computed, to save memory
-        first, before, told = self._first, self._before, self._told
+        first, before, factors = self._first, self._before, self._told
         names = frozenset(self._names)
 
         def of(site: str) -> State:
-            if site not in told:
+            if site not in factors:
                 return first
             with alone:
-                return self.part(change_between(state, before, names), told[site]["share"])
+                return self.part(change_between(state, before, names), factors[site]["share"])
 
         return of

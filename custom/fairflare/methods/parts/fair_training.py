@@ -75,31 +75,31 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
 
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         pull = self.pull(run, model)
-        own = run.own = _Fair(pull.mu, pull.received)
-        told = run.directives.get("mean_loss")
-        if self.use_fair and self.fair_weight > 0 and told is not None and math.isfinite(told):
-            own.mean_loss = float(told)
+        memory = run.own = _Fair(pull.mu, pull.received)
+        mean_loss = run.directives.get("mean_loss")
+        if self.use_fair and self.fair_weight > 0 and mean_loss is not None and math.isfinite(mean_loss):
+            memory.mean_loss = float(mean_loss)
 
     def loss(self, run: SiteRun, model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        own = criterion_loss(self, run, model(inputs), targets)
-        run.own.batches.append((run.epoch, float(own.detach()), len(inputs)))
-        return self.fair(own, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
+        objective = criterion_loss(self, run, model(inputs), targets)
+        run.own.batches.append((run.epoch, float(objective.detach()), len(inputs)))
+        return self.fair(objective, run.own) + losses.proximal_term(model, run.own.received, run.own.mu)
 
-    def fair(self, own: torch.Tensor, told: _Fair) -> torch.Tensor:
+    def fair(self, objective: torch.Tensor, memory: _Fair) -> torch.Tensor:
         """Return the loss of a batch with the fairness term.
 
         With ``fair_clamp=None`` the term's value is added, as the paper writes it. Otherwise the gradient of loss and
         term together is a multiple of the loss's gradient. That factor is clamped; it multiplies the loss here, or the
         learning rate, and then the loss is returned unchanged.
         """
-        if told.mean_loss is None:
-            return own
+        if memory.mean_loss is None:
+            return objective
         if self.fair_clamp is None:
-            return own + self.fair_weight * losses.fairness_term(own, told.mean_loss)
-        factor = 1 + 2 * self.fair_weight * (float(own.detach()) - told.mean_loss)
+            return objective + self.fair_weight * losses.fairness_term(objective, memory.mean_loss)
+        factor = 1 + 2 * self.fair_weight * (float(objective.detach()) - memory.mean_loss)
         factor = min(max(factor, self.fair_clamp), self.fair_max)
-        told.factors.append(factor)
-        return own if self._on_rate else factor * own
+        memory.factors.append(factor)
+        return objective if self._on_rate else factor * objective
 
     @property
     def _on_rate(self) -> bool:
@@ -127,7 +127,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         whole = self.local_steps is not None
         last = [(value, n) for epoch, value, n in run.own.batches if whole or epoch == run.epoch]
         counts = run.data.class_counts("training")
-        told = counts if self.share_entropy else None
+        reported = counts if self.share_entropy else None
         return {
             "train_loss": (
                 mean_loss(self, run, model)
@@ -137,7 +137,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
             "accuracy": score(self, run, model, "validation"),
             "global_accuracy": score_in(run, run.metrics),
             "num_validation": run.data.num_samples("validation"),
-            "entropy": told_entropy(told.tolist()) if told is not None and bool(told.any()) else None,
+            "entropy": told_entropy(reported.tolist()) if reported is not None and bool(reported.any()) else None,
             "num_classes": len(counts) if counts is not None else None,
             "mu": run.own.mu,
             "clamped": self._share_clamped(run.own.factors),

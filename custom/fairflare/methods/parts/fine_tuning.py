@@ -55,8 +55,8 @@ class FineTuning(LocalTraining):
         if DIRECTIVE not in directives:
             return training
         usual = {name: getattr(training, name) for name in field_names(LocalTraining)}
-        own = {"schedule": "constant", "lowest_rate": None, "keep_optimizer_state": True, "local_epochs": 1}
-        return cls(**{**usual, **own, "learning_rate": training.learning_rate / 10, "shares": shares})
+        fixed = {"schedule": "constant", "lowest_rate": None, "keep_optimizer_state": True, "local_epochs": 1}
+        return cls(**{**usual, **fixed, "learning_rate": training.learning_rate / 10, "shares": shares})
 
     def sends(self, names: Iterable[str]) -> list[str]:
         return list(names) if self.shares else []
@@ -74,32 +74,41 @@ class FineTuning(LocalTraining):
         enough = labelled and run.data.num_cases("validation") >= FEWEST and math.isfinite(before)
         store = replace(run.store, prefix=PREFIX)
         with only(model, tuned_part(self.personalise)):
-            kept = store.load_at(PROGRESS, 0)
+            stored = store.load_at(PROGRESS, 0)
             fresh = {  # how far the training has come, and the best model so far
                 "start": fingerprint(common), "passes": 0, "steps": 0, "losses": [], "model": common,
                 "best": common, "value": before, "best_steps": 0, "best_pass": 0,
             }  # fmt: skip
-            at: dict[str, Any] = kept if kept is not None and kept["start"] == fresh["start"] else fresh
-            model.load_state_dict(at["model"])
-            while enough and at["passes"] < PASSES and at["passes"] - at["best_pass"] < PATIENCE:
-                told = {"current_round": at["passes"], "num_rounds": PASSES, "seed": run.seed + at["passes"]}
-                trained = super().train(replace(run, store=store, **told), model)
+            progress: dict[str, Any] = stored if stored is not None and stored["start"] == fresh["start"] else fresh
+            model.load_state_dict(progress["model"])
+            while enough and progress["passes"] < PASSES and progress["passes"] - progress["best_pass"] < PATIENCE:
+                numbers = {
+                    "current_round": progress["passes"],
+                    "num_rounds": PASSES,
+                    "seed": run.seed + progress["passes"],
+                }
+                trained = super().train(replace(run, store=store, **numbers), model)
                 batches = run.data.batches("validation", batch_size=self.batch_size)
                 value = run.task_on("validation").evaluate(model, batches, run.device)[run.task.primary_metric]
-                at |= {
-                    "passes": at["passes"] + 1, "steps": at["steps"] + (trained.num_steps or 0),
-                    "losses": [*at["losses"], *trained.epoch_losses], "model": deepcopy(model.state_dict()),
+                progress |= {
+                    "passes": progress["passes"] + 1, "steps": progress["steps"] + (trained.num_steps or 0),
+                    "losses": [*progress["losses"], *trained.epoch_losses], "model": deepcopy(model.state_dict()),
                 }  # fmt: skip
-                if sign * value > sign * at["value"]:
-                    at |= {"best": at["model"], "value": value, "best_steps": at["steps"], "best_pass": at["passes"]}
-                store.save(PROGRESS, 0, at, kept=1)
-            model.load_state_dict(at["best"])
+                if sign * value > sign * progress["value"]:
+                    progress |= {
+                        "best": progress["model"],
+                        "value": value,
+                        "best_steps": progress["steps"],
+                        "best_pass": progress["passes"],
+                    }
+                store.save(PROGRESS, 0, progress, kept=1)
+            model.load_state_dict(progress["best"])
         stats = {
-            "tuned_steps": at["best_steps"], "tuned_passes": at["passes"],
-            **({"tuned_before": before, "tuned_after": at["value"]} if enough else {}),
-            **({OWN_GAIN: self._gain(run, model, common, sign)} if at["best_steps"] else {}),
+            "tuned_steps": progress["best_steps"], "tuned_passes": progress["passes"],
+            **({"tuned_before": before, "tuned_after": progress["value"]} if enough else {}),
+            **({OWN_GAIN: self._gain(run, model, common, sign)} if progress["best_steps"] else {}),
         }  # fmt: skip
-        return Trained(at["losses"], at["steps"], run.data.num_samples("training"), more=stats)
+        return Trained(progress["losses"], progress["steps"], run.data.num_samples("training"), more=stats)
 
     def _gain(self, run: SiteRun, model: torch.nn.Module, common: dict[str, torch.Tensor], sign: int) -> list[float]:
         """Return the values of the common and the own model on the test split, and the gain with its interval.
@@ -108,8 +117,8 @@ class FineTuning(LocalTraining):
         """
         task = run.task_on("test")
         units = units_of(run.data.cases("test"), run.data.num_samples("test"))
-        drawn, own, values, draws = units.drawn(run.site, 1000), deepcopy(model.state_dict()), [], []
-        for state in (common, own):
+        drawn, tuned, values, draws = units.drawn(run.site, 1000), deepcopy(model.state_dict()), [], []
+        for state in (common, tuned):
             model.load_state_dict(state)
             batches = run.data.batches("test", batch_size=self.batch_size)
             values.append(task.evaluate(model, batches, run.device)[run.task.primary_metric])

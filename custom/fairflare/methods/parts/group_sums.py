@@ -57,14 +57,14 @@ def check_attribute(run: SiteRun, attribute: str) -> dict[str, Any]:
     return {ACTED_ON: [f"{attribute}={group}" for group in run.data.attributes[attribute]]}
 
 
-def check_told(run: SiteRun, told: Sequence[float], wanted: int, what: str) -> None:
+def check_told(run: SiteRun, values: Sequence[float], wanted: int, what: str) -> None:
     """Check that the server sent as many numbers as the site has groups (and classes).
 
     Raises:
         SiteError: the server sent more or fewer numbers.
     """
-    if len(told) != wanted:
-        raise SiteError(f"site {run.site!r}: the server sent {len(told)} {what}, the site has {wanted}; {ALIKE}")
+    if len(values) != wanted:
+        raise SiteError(f"site {run.site!r}: the server sent {len(values)} {what}, the site has {wanted}; {ALIKE}")
 
 
 def known_images(numbers: list[int] | None, site: str, method: str) -> list[int]:
@@ -119,14 +119,14 @@ def confusions(run: SiteRun, model: torch.nn.Module, attribute: str, split: str)
     labels, scores = outcomes or (None, np.zeros((0, 0)))
     if labels is None:
         raise SiteError(f"site {run.site!r}: the gap between groups needs a task with classes")
-    numbers, kept = numbers_of(run, attribute, split), hidden(run, attribute, split)
+    numbers, withheld = numbers_of(run, attribute, split), hidden(run, attribute, split)
     parts = hidden_classes(run, attribute, split, labels, scores.shape[1])
-    found = np.stack([
+    tables = np.stack([
         sums_of(labels, scores, numbers == group, 1, 1)[CONFUSION] for group in range(known_groups(run, attribute))
     ])  # fmt: skip
-    found[sorted(kept & set(range(len(found))))] = np.nan
-    found[:, sorted(parts)] = np.nan
-    return found
+    tables[sorted(withheld & set(range(len(tables))))] = np.nan
+    tables[:, sorted(parts)] = np.nan
+    return tables
 
 
 def hidden_classes(
@@ -136,12 +136,12 @@ def hidden_classes(
     if run.settings.get("metrics_by_class") is False:
         return frozenset(range(classes))
     numbers = numbers_of(run, attribute, split) if attribute else np.zeros(len(labels), np.int64)
-    kept = hidden(run, attribute, split) if attribute else frozenset[int]()
-    return hidden_parts(_cases(run, split), labels, numbers, kept, run.min_cases, classes)
+    withheld = hidden(run, attribute, split) if attribute else frozenset[int]()
+    return hidden_parts(_cases(run, split), labels, numbers, withheld, run.min_cases, classes)
 
 
 def training_losses(
-    half: LocalTraining, run: SiteRun, model: torch.nn.Module
+    training: LocalTraining, run: SiteRun, model: torch.nn.Module
 ) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]:
     """Return the loss and class of each training image with the received model, (n,) in the order of the list.
 
@@ -150,20 +150,20 @@ def training_losses(
     losses: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []
     with torch.random.fork_rng(devices=[]), evaluating(model):
-        for inputs, targets in run.data.batches("training", batch_size=half.batch_size):
+        for inputs, targets in run.data.batches("training", batch_size=training.batch_size):
             outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
-            losses.append(criterion_losses(half, run, outputs, targets).double().cpu())
+            losses.append(criterion_losses(training, run, outputs, targets).double().cpu())
             labels.append(targets.long().cpu() if targets.ndim == 1 else torch.zeros(len(inputs), dtype=torch.long))
     return torch.cat(losses).numpy(), torch.cat(labels).numpy()
 
 
 def losses_by_group(
-    half: LocalTraining, run: SiteRun, model: torch.nn.Module, attribute: str, classes: int
+    training: LocalTraining, run: SiteRun, model: torch.nn.Module, attribute: str, classes: int
 ) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
     """Return mean losses and numbers of training images, by report field, as tables of groups and classes.
 
     Args:
-        half: the method's site half, whose criterion is the loss.
+        training: the method's site half, whose criterion is the loss.
         run: the server's task that this site performs, with the site's data.
         model: the received model.
         attribute: the attribute of people that defines the groups; empty if the table has only the row of all images.
@@ -173,19 +173,19 @@ def losses_by_group(
         For each field (rows, classes): a row for all images, then one for each known group. NaN: the value is withheld,
         or there is no such image.
     """
-    losses, labels = training_losses(half, run, model)
+    losses, labels = training_losses(training, run, model)
     rows, out = [np.ones(len(losses), bool)], np.zeros((1, classes), bool)
     if attribute:
-        numbers, kept = numbers_of(run, attribute, "training"), hidden(run, attribute, "training")
+        numbers, withheld = numbers_of(run, attribute, "training"), hidden(run, attribute, "training")
         rows += [numbers == group for group in range(known_groups(run, attribute))]
-        out = np.array([[row in kept] * classes for row in range(-1, len(rows) - 1)])
+        out = np.array([[row in withheld] * classes for row in range(-1, len(rows) - 1)])
     if classes > 1:
         out[:, sorted(hidden_classes(run, attribute, "training", labels, classes))] = True
     column = labels if classes > 1 else np.zeros_like(labels)
     images = np.stack([np.bincount(column[row], minlength=classes) for row in rows])
     sums = np.stack([np.bincount(column[row], losses[row], classes) for row in rows])
-    told = {GROUP_LOSSES.name: sums / np.maximum(images, 1), GROUP_IMAGES.name: images}
-    return {name: np.where(out | (images == 0), np.nan, of) for name, of in told.items()}
+    tables = {GROUP_LOSSES.name: sums / np.maximum(images, 1), GROUP_IMAGES.name: images}
+    return {name: np.where(out | (images == 0), np.nan, table) for name, table in tables.items()}
 
 
 def _cases(run: SiteRun, split: str) -> list[object]:

@@ -39,8 +39,10 @@ class Priors:
             raise ValueError(
                 "its prior networks look at pictures, not at volumes; set lambda_f=0 and rf_source='supervised'"
             )
-        said = getattr(task, "projector_dim", 0) is not None
-        if not said and getattr(task.build_model(), "projector", None) is None:  # a task may build a network of its own
+        declared = getattr(task, "projector_dim", 0) is not None
+        if (
+            not declared and getattr(task.build_model(), "projector", None) is None
+        ):  # a task may build a network of its own
             raise ValueError("it needs a projection head next to the classifier; set projector_dim")
 
     def network(self, run: SiteRun, model: torch.nn.Module) -> PriorNetwork:
@@ -87,10 +89,10 @@ class Priors:
         network = self.network(run, model)
         if not cached or run.data.order("training") is None:
             return SitePrior(network)
-        kept = self._caches.get(run.site)
-        if kept is None or kept.fingerprint != network.fingerprint:
-            kept = self._caches[run.site] = FeatureCache(run, network)
-        return SitePrior(network, kept)
+        cache = self._caches.get(run.site)
+        if cache is None or cache.fingerprint != network.fingerprint:
+            cache = self._caches[run.site] = FeatureCache(run, network)
+        return SitePrior(network, cache)
 
 
 @dataclass
@@ -152,9 +154,9 @@ class FeatureCache:
         self.features = torch.zeros(count, network.width)
         self.computed = 0  # number of images whose features the prior computed
         self._changed = False
-        kept = run.store.load_before("prior_features", run.current_round)
-        if kept is not None and kept["fingerprint"] == self.fingerprint and len(kept["checks"]) == count:
-            self.checks, self.features = kept["checks"], kept["features"]
+        stored = run.store.load_before("prior_features", run.current_round)
+        if stored is not None and stored["fingerprint"] == self.fingerprint and len(stored["checks"]) == count:
+            self.checks, self.features = stored["checks"], stored["features"]
 
     def update(self, run: SiteRun, network: PriorNetwork, numbers: list[int], inputs: torch.Tensor) -> None:
         """Compute the prior network's features of those given images (unaugmented) that are not in the cache yet."""
@@ -163,12 +165,12 @@ class FeatureCache:
         new = self.checks[chosen] != checks
         if not bool(new.any()):
             return
-        found = network(inputs[new].to(run.device)).float().cpu()
-        if not bool(torch.isfinite(found).all()):
+        features = network(inputs[new].to(run.device)).float().cpu()
+        if not bool(torch.isfinite(features).all()):
             raise SiteError(f"site {run.site!r}: the prior network gives features that are not finite")
         self.checks[chosen[new]] = checks[new]
-        self.features[chosen[new]] = torch.nn.functional.normalize(found, dim=1)
-        self.computed += len(found)
+        self.features[chosen[new]] = torch.nn.functional.normalize(features, dim=1)
+        self.computed += len(features)
         self._changed = True
 
     def save(self, run: SiteRun) -> None:
@@ -185,10 +187,10 @@ def check_may_read(run: SiteRun, file: str) -> None:
     Raises:
         SiteError: the file, after following links, lies outside of these folders.
     """
-    own, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
+    root, more = run.settings.get("data_root"), run.settings.get("linked_roots", [])
     if not isinstance(more, list):  # each character of a string would count as a folder
         raise SiteError(f"site {run.site!r}: setting 'linked_roots' must be a list of folders")
-    if not lies_in(Path(file).expanduser(), real_folders([*([own] if own else []), *more])):
+    if not lies_in(Path(file).expanduser(), real_folders([*([root] if root else []), *more])):
         raise SiteError(
             f"site {run.site!r}: the job's checkpoint of the prior network, {file!r}, lies outside data_root and "
             "linked_roots of this site; name it with 'prior' in the site's fairflare.json if it may be read",

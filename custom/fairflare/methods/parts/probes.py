@@ -29,11 +29,11 @@ PROBE_LOSS = Field(
 )  # fmt: skip
 
 
-def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plain: bool = False) -> float:
+def mean_loss(training: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plain: bool = False) -> float:
     """Return the mean loss of a model over the site's training images.
 
     Args:
-        half: the method's site half, whose criterion and batch size are used.
+        training: the method's site half, whose criterion and batch size are used.
         run: the server's task that this site performs, with the site's data.
         model: the network, on the run's device.
         plain: use the task's own loss instead of the criterion.
@@ -43,22 +43,24 @@ def mean_loss(half: LocalTraining, run: SiteRun, model: torch.nn.Module, *, plai
     """
     total, seen = 0.0, 0
     with torch.random.fork_rng(devices=[]), evaluating(model):
-        for inputs, targets in run.data.batches("training", batch_size=half.batch_size):
+        for inputs, targets in run.data.batches("training", batch_size=training.batch_size):
             outputs, targets = model(inputs.to(run.device)), targets.to(run.device)
-            own = run.task_on("training").sample_losses if plain else partial(criterion_losses, half, run)
-            found = own(outputs, targets)
-            total += float(found.double().sum())
+            loss_of = run.task_on("training").sample_losses if plain else partial(criterion_losses, training, run)
+            values = loss_of(outputs, targets)
+            total += float(values.double().sum())
             seen += len(inputs)
     return total / seen if seen else math.nan
 
 
-def score(half: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False) -> float:
+def score(
+    training: LocalTraining, run: SiteRun, model: torch.nn.Module, split: str, *, balanced: bool = False
+) -> float:
     """Return a model's accuracy, or the task's primary metric, on a split of the site; NaN if it is undefined.
 
     See :func:`score_in`.
     """
     with torch.random.fork_rng(devices=[]):
-        batches = run.data.batches(split, batch_size=half.batch_size)
+        batches = run.data.batches(split, batch_size=training.batch_size)
         return score_in(run, run.task_on(split).evaluate(model, batches, run.device), balanced=balanced)
 
 

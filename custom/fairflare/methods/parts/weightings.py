@@ -91,9 +91,9 @@ class BySom(MapSettings, Weighting):
         received = inputs.changing(inputs.received)
         rounds = self._map.rounds
         before = self._kept().at(rounds) if rounds else None
-        found = self._map.step(states, received, kept=before, keep=self._kept().begin(rounds + 1))
-        details = {"bmu": {site: list(cell) for site, cell in found.bmu.items()}, "sigma": found.sigma}
-        return {site: found.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
+        placed = self._map.step(states, received, kept=before, keep=self._kept().begin(rounds + 1))
+        details = {"bmu": {site: list(cell) for site, cell in placed.bmu.items()}, "sigma": placed.sigma}
+        return {site: placed.weights.get(site, 0.0) for site in inputs.sites}, {"som": details}
 
     def _kept(self) -> KeptTensors:
         self._neurons.memory_folder = self.memory_folder

@@ -46,7 +46,7 @@ def exposure(tables: Sequence[Table]) -> Floats:
     Returns:
         (layers, sites), all tables' sites, sorted.
     """
-    sites, widths = sorted({site for table in tables for site in table}), [len(min(of.values())) for of in tables]
+    sites, widths = sorted({site for table in tables for site in table}), [len(min(table.values())) for table in tables]
     rows = [
         np.array([table.get(site, (0.0,) * width) for site in sites]).T
         for table, width in zip(tables, widths, strict=True)
@@ -141,12 +141,20 @@ def check_table(
 
 def _shown(question: Question, limits: Limits, opened: Sequence[Table], least: int) -> str:
     """Return why weights would show too much of a site's numbers, and what to do; an empty text if they do not."""
-    for own in (own for own in question.own_weights if own):
+    for softened in (weights for weights in question.own_weights if weights):
         # Whoever is not named adds nothing to the slice: what a sum shows of it is a matter of the others alone.
-        tables = [{site: (weight,) for site, weight in own.items()}, *[dict.fromkeys(own, (1.0,))] * bool(opened)]
-        within = max(own.values()) <= limits.max_weight + SLACK and exposure(tables).max() <= limits.max_exposure
-        if len(own) < least or min(own.values()) <= 0 or abs(sum(own.values()) - 1) > SLACK or not within:
-            return f"a slice's weights {own} would show a site's numbers (it needs {least} sites); leave it out"
+        tables = [
+            {site: (weight,) for site, weight in softened.items()},
+            *[dict.fromkeys(softened, (1.0,))] * bool(opened),
+        ]
+        within = max(softened.values()) <= limits.max_weight + SLACK and exposure(tables).max() <= limits.max_exposure
+        if (
+            len(softened) < least
+            or min(softened.values()) <= 0
+            or abs(sum(softened.values()) - 1) > SLACK
+            or not within
+        ):
+            return f"a slice's weights {softened} would show a site's numbers (it needs {least} sites); leave it out"
     weights = np.array([question.table[name] for name in question.members])  # (sites, layers)
     if not (np.isfinite(weights) & (weights >= 0)).all():
         return "a weight is below 0 or not finite; mend the method"

@@ -88,9 +88,9 @@ class SumLog:
             "its numbers are others than before; bring its kept update back, or leave it out",
         )  # fmt: skip
         if not any(self._asked(line, question, pairs) for line in before):
-            told = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
+            line = {name: getattr(question, name) for name in ("round", "label", "attempt", "members", "table")}
             self._append({
-                "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **told,
+                "what": "sent", "run": pairs.run.hex(), "experiment": self.experiment, **line,
                 "vectors": question.vectors, "context": question.context().hex(), "model": question.model.hex(),
                 "vector": content.hexdigest(), "day": datetime.now(timezone.utc).date().isoformat(),
                 "parts": self.parts,
@@ -133,16 +133,20 @@ class SumLog:
             if this := self._asked(line, question, pairs):
                 before.append(line)
             elif line["run"] == pairs.run.hex():
-                at, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
+                round_of_line, same = line["round"], (line["round"], line["label"]) == (question.round, question.label)
                 # Each exchange of a recalibration has another model, in which the earlier norms are measured already.
                 same = same and (question.label != NORMS or line["model"] == asked["model"].hex())
-                self._need(at <= question.round, question, f"round {at} has begun; an earlier one is over")
+                self._need(
+                    round_of_line <= question.round,
+                    question,
+                    f"round {round_of_line} has begun; an earlier one is over",
+                )
                 why = f"attempt {line['attempt']} {{}} already; ask it again, or with a higher number"
                 self._need(not (same and line["opened"]), question, why.format("is open"))
                 self._need(not same or line["attempt"] < question.attempt, question, why.format("was asked for"))
-            same, of = line["model"] == asked["model"].hex(), (self.experiment, question.vectors)
+            same, identity = line["model"] == asked["model"].hex(), (self.experiment, question.vectors)
             # A group has the same number of images for every model, so a sum of other members would reveal a site's.
-            alike = (line["experiment"], line["vectors"]) == of and (same or question.label == GROUPS)
+            alike = (line["experiment"], line["vectors"]) == identity and (same or question.label == GROUPS)
             # What a group's sum shows beside that of all sites is the matter of :meth:`_check_parts`.
             if this or not line["opened"] or not alike or bool(line.get("parts")) != bool(self.parts):
                 continue
@@ -221,8 +225,8 @@ class SumLog:
             os.truncate(self.file, len(content) - len(cut))
         try:
             head = self.file.with_name(HEAD)
-            size, told = head.read_text("utf-8").split() if head.exists() else ("0", _hash(b""))
-            need(_hash(content[: int(size)]) == told, ValueError(f"it is not the log that {HEAD} tells of"))
+            size, checksum = head.read_text("utf-8").split() if head.exists() else ("0", _hash(b""))
+            need(_hash(content[: int(size)]) == checksum, ValueError(f"it is not the log that {HEAD} tells of"))
             lines = list(map(json.loads, whole))
             opened = {(line["run"], line["context"]) for line in lines if line["what"] == "released"}
             return [

@@ -115,30 +115,30 @@ class SiteKeys:
         Raises:
             SumRefused: ``run`` is not 32 bytes.
         """
-        if not (kept := self._kept(run)):
+        if not (stored := self._kept(run)):
             private = X25519PrivateKey.generate()
             hello = hello_of(run, self.site, fields(os.urandom(SIZE), private.public_key().public_bytes_raw()))
             secrets = {"private": private.private_bytes_raw().hex(), "own": os.urandom(SIZE).hex()}
-            kept = {"run": run.hex(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
-            self._keep(kept)
-        hello = bytes.fromhex(kept["hello"])
+            stored = {"run": run.hex(), "first": 0, "hello": hello.hex(), "hellos": {}, **secrets}
+            self._keep(stored)
+        hello = bytes.fromhex(stored["hello"])
         if self.kit is None:
             return {"hello": hello}
         key: Any = serialization.load_pem_private_key(self.kit.key, None)  # an RSA key, as FLARE provisions them
         return {"hello": hello, "certificate": self.kit.certificate, "signature": key.sign(hello, PSS, hashes.SHA256())}
 
-    def agree(self, run: Any, told: Sequence[Mapping[str, Any]]) -> Pairs:
+    def agree(self, run: Any, messages: Sequence[Mapping[str, Any]]) -> Pairs:
         """Check and save the hello of every site, and return the keys that this site shares with the others.
 
         Args:
             run: the run's random bytes.
-            told: what :meth:`hello` gave at each site, as the server hands it on.
+            messages: what :meth:`hello` gave at each site, as the server hands it on.
 
         Raises:
             SumRefused: a hello is invalid; the text names the site.
         """
-        kept, hellos, owners = self._of(run), dict[str, str](), dict[bytes, str]()
-        for one in told:
+        stored, hellos, owners = self._of(run), dict[str, str](), dict[bytes, str]()
+        for one in messages:
             name, public = self._read(run, one)
             self._need(name not in hellos, f"field 'hellos' has the site {name!r} twice; each needs a name of its own")
             owner = owners.setdefault(public, name)
@@ -148,14 +148,14 @@ class SiteKeys:
             hellos[name] = one["hello"].hex()
         problem = first_of({
             "field 'hellos' has not its own hello, or a changed one; the server must hand it on unchanged":
-                hellos.get(self.site) != kept["hello"],
+                hellos.get(self.site) != stored["hello"],
             f"field 'hellos' has {len(hellos)} sites; a sum needs at least {FEWEST}, so wait for more":
                 len(hellos) < FEWEST,
         })  # fmt: skip
         self._need(not problem, problem)
-        kept |= {"first": max(kept["first"], len(hellos)), "hellos": hellos}
-        pairs = self._pairs(kept)
-        self._keep(kept)
+        stored |= {"first": max(stored["first"], len(hellos)), "hellos": hellos}
+        pairs = self._pairs(stored)
+        self._keep(stored)
         return pairs
 
     def pairs(self, run: Any) -> Pairs:
@@ -164,10 +164,12 @@ class SiteKeys:
         Raises:
             SumRefused: ``run`` is not 32 bytes, the site has no key of it, or there was no agreement.
         """
-        kept = self._of(run)
-        self._need(kept["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first")
+        stored = self._of(run)
+        self._need(
+            stored["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first"
+        )
         os.utime(self.file)  # a run that takes weeks keeps its key
-        return self._pairs(kept)
+        return self._pairs(stored)
 
     def forget(self) -> None:
         """Remove the site's private key at the end of a run."""
@@ -199,20 +201,22 @@ class SiteKeys:
             )
         names = [str(entry.value) for entry in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         self._need(names == [name], f"the certificate that site {name!r} shows is for {names}; it must show its own")
-        found = certificate.fingerprint(hashes.SHA256()).hex()
-        pin = kit.pins.get(name, found if name == self.site or not kit.pins else "none").lower()
-        self._need(pin == found, f"the certificate of site {name!r} is {found}, pinned is {pin}; ask that site why")
+        fingerprint = certificate.fingerprint(hashes.SHA256()).hex()
+        pin = kit.pins.get(name, fingerprint if name == self.site or not kit.pins else "none").lower()
+        self._need(
+            pin == fingerprint, f"the certificate of site {name!r} is {fingerprint}, pinned is {pin}; ask that site why"
+        )
         try:
             public: Any = certificate.public_key()
             public.verify(one["signature"], one["hello"], PSS, hashes.SHA256())
         except (AttributeError, KeyError, TypeError, InvalidSignature):
             self._refuse(f"the signature of site {name!r} is not of its hello; ask that site for a new one")
 
-    def _pairs(self, kept: Mapping[str, Any]) -> Pairs:
-        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(kept["private"]))
+    def _pairs(self, stored: Mapping[str, Any]) -> Pairs:
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(stored["private"]))
         run, hellos = (
-            bytes.fromhex(kept["run"]),
-            {n: bytes.fromhex(hello) for n, hello in sorted(kept["hellos"].items())},
+            bytes.fromhex(stored["run"]),
+            {n: bytes.fromhex(hello) for n, hello in sorted(stored["hellos"].items())},
         )
         roster, keys = hashlib.sha256(fields(MAGIC, b"roster", run, *hellos.values())).digest(), {}
         for name in hellos.keys() - {self.site}:
@@ -221,16 +225,16 @@ class SiteKeys:
             except ValueError:
                 self._refuse(f"the public key of site {name!r} is none; ask that site for a new one")
             keys[name] = derived(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
-        return Pairs(self.site, run, roster, keys, bytes.fromhex(kept["own"]), kept["first"])
+        return Pairs(self.site, run, roster, keys, bytes.fromhex(stored["own"]), stored["first"])
 
     def _of(self, run: Any) -> dict[str, Any]:
-        kept = self._kept(run)
+        stored = self._kept(run)
         self._need(
-            kept,
+            stored,
             "it has no key of this run, and takes part again after the next agreement on keys; of two jobs of one "
             "experiment at a time end one, as each replaces the other's keys",
         )
-        return kept
+        return stored
 
     def _kept(self, run: Any) -> dict[str, Any]:
         """Return the key file's content, empty if it belongs to another run; remove outdated keys of all runs."""
@@ -240,14 +244,14 @@ class SiteKeys:
             with suppress(OSError):  # a run that is just ending removes its own key
                 if time.time() - path.stat().st_mtime > LIFE:
                     path.unlink()
-        told, _, text = (self.file.read_bytes() if self.file.exists() else b"").partition(b" ")
-        whole = told.decode("latin-1") == hashlib.sha256(text).hexdigest()  # a damaged file counts as missing
-        kept = json.loads(text) if whole else {}
-        return kept if kept.get("run") == run.hex() else {}
+        checksum, _, text = (self.file.read_bytes() if self.file.exists() else b"").partition(b" ")
+        whole = checksum.decode("latin-1") == hashlib.sha256(text).hexdigest()  # a damaged file counts as missing
+        stored = json.loads(text) if whole else {}
+        return stored if stored.get("run") == run.hex() else {}
 
-    def _keep(self, kept: Mapping[str, Any]) -> None:
+    def _keep(self, secrets: Mapping[str, Any]) -> None:
         private_folder(self.file.parent)
-        text = json.dumps(dict(kept)).encode()
+        text = json.dumps(dict(secrets)).encode()
         write_whole(self.file, lambda path: path.write_bytes(f"{hashlib.sha256(text).hexdigest()} ".encode() + text))
 
     def _need(self, good: object, why: str) -> None:

@@ -70,7 +70,8 @@ class Question:
             "label": self.label in MEANS,
             "model": isinstance(self.model, bytes) and len(self.model) == SIZE,
             "table": _is_table(self.table),
-            "slices": isinstance(self.slices, str) and all(own.keys() <= self.table.keys() for own in self.own_weights),
+            "slices": isinstance(self.slices, str)
+            and all(weights.keys() <= self.table.keys() for weights in self.own_weights),
         }
         for name, good in fits.items():
             need(good, ValueError(f"field {name!r} of a question for a sum is {getattr(self, name)!r:.80}"))
@@ -89,7 +90,7 @@ class Question:
     @property
     def own_weights(self) -> list[dict[str, float]]:
         """Return the weights by site of each slice that has its own."""
-        return [own for _, _, by_slice in self.partial for own in by_slice if own is not None]
+        return [weights for _, _, by_slice in self.partial for weights in by_slice if weights is not None]
 
     @property
     def vectors(self) -> str:
@@ -113,15 +114,15 @@ class Question:
         Raises:
             SumRefused: a part of the message is missing or invalid; the text names it.
         """
-        told, field = dict[str, Any](), "ring"
+        fields, field = dict[str, Any](), "ring"
         try:
-            told |= plain
-            told[field] = Ring(*told.get(field, ()))
+            fields |= plain
+            fields[field] = Ring(*fields.get(field, ()))
             field = "table"
-            told[field] = {name: tuple(row) for name, row in told.get(field, ()).items()}
-            return cls(**told)
+            fields[field] = {name: tuple(row) for name, row in fields.get(field, ()).items()}
+            return cls(**fields)
         except (AttributeError, TypeError, ValueError) as error:
-            why = f"the server's question cannot be read ({error!s:.200}; field {field!r}: {told.get(field)!r:.80})"
+            why = f"the server's question cannot be read ({error!s:.200}; field {field!r}: {fields.get(field)!r:.80})"
             raise SumRefused(site, f"{why}; use the same version at server and sites") from error
 
     def context(self) -> bytes:
@@ -134,16 +135,16 @@ class Question:
 
     def weighed(self, site: str, layout: Layout, update: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return a site's numbers, to be multiplied by the layers' weights, such that slices get their own weights."""
-        found = dict(update)
+        weighed = dict(update)
         for name, axis, by_slice in self.partial:
-            tensor = found[name] = update[name].clone() if name in update else torch.empty(0)
+            tensor = weighed[name] = update[name].clone() if name in update else torch.empty(0)
             why = f"field 'slices' has {len(by_slice)} of {name!r}, its model {tuple(tensor.shape)}; use one model"
             need(tensor.shape[axis : axis + 1] == (len(by_slice),), SumRefused(site, why))
             of_layer = self.table[site][layout.columns[name]]
-            for number, own in enumerate(by_slice):
-                if own is not None:
-                    tensor.select(axis, number).mul_(own.get(site, 0.0) / of_layer if of_layer else 0.0)
-        return found
+            for number, share in enumerate(by_slice):
+                if share is not None:
+                    tensor.select(axis, number).mul_(share.get(site, 0.0) / of_layer if of_layer else 0.0)
+        return weighed
 
 
 def _is_table(table: Table) -> bool:
@@ -224,11 +225,11 @@ class Addition:
             self._total[start : start + BLOCK] += words[start : start + BLOCK]
         self.missing.remove(site)
 
-    def opened(self, own: Mapping[str, bytes]) -> Made:
+    def opened(self, shares: Mapping[str, bytes]) -> Made:
         """Remove the sites' own masks, and return the opened sum, made in float64 at access; call this once.
 
         Args:
-            own: the key of every member's own mask.
+            shares: the key of every member's own mask.
 
         Raises:
             ValueError: a vector is missing; the text names the site.
@@ -236,7 +237,7 @@ class Addition:
         """
         ring, limit, label = self.question.ring, self.question.limit, self.question.label
         need(not self.missing, ValueError(f"no vector from {sorted(self.missing)} for {label!r}; ask them, or anew"))
-        masks, outside = Masks([], [own[site] for site in self.question.members]), 0
+        masks, outside = Masks([], [shares[site] for site in self.question.members]), 0
         for start in range(0, len(self._total), BLOCK):
             part = self._total[start : start + BLOCK]
             masks.put_on(part)
@@ -270,4 +271,7 @@ def additions_for(asked: Sequence[tuple[Question, Layout]], part: Mapping[str, f
 
 def opened_by(totals: Mapping[str, Addition], keys: Mapping[str, Mapping[str, bytes]]) -> dict[str, State]:
     """Return the opened sums of a group of sites; ``keys``: of each site, the key of its own mask by sum."""
-    return {label: total.opened({site: of[label] for site, of in keys.items()}) for label, total in totals.items()}
+    return {
+        label: total.opened({site: by_label[label] for site, by_label in keys.items()})
+        for label, total in totals.items()
+    }

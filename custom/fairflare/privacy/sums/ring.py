@@ -129,13 +129,13 @@ class Kinds(NamedTuple):
 
 def kinds(state: Mapping[str, torch.Tensor], trained: Iterable[str]) -> Kinds:
     """Return the names of a model's tensors by kind; ``trained`` are the names of its trained parameters."""
-    found, chosen = Kinds([], [], [], []), set(trained)
+    names, chosen = Kinds([], [], [], []), set(trained)
     for name in sorted(state):
         if state[name].is_floating_point():
-            (found.params if name in chosen else found.buffers).append(name)
+            (names.params if name in chosen else names.buffers).append(name)
         else:
-            (found.steps if name.rpartition(".")[2] == COUNTER else found.fixed).append(name)
-    return found
+            (names.steps if name.rpartition(".")[2] == COUNTER else names.fixed).append(name)
+    return names
 
 
 def same_integers(site: str, received: Mapping[str, torch.Tensor], local: Mapping[str, torch.Tensor]) -> None:

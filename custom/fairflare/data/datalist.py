@@ -106,10 +106,10 @@ def load_datalist(
         with checked.noted():
             names = checked.class_names(content)
             groups = checked.class_groups(content, names)
-    told, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
+    attributes, doubts = checked.attributes, doubts_of(checked.attributes, checked.numbers, names or ())
     doubts += checked.unread_of(content)
     return Datalist(
-        site, file, splits, names, groups, content.get("synthetic") is True, told, tuple(doubts), labels,
+        site, file, splits, names, groups, content.get("synthetic") is True, attributes, tuple(doubts), labels,
         tuple(checked.channels),
     )  # fmt: skip
 
@@ -126,14 +126,14 @@ def write_datalist(
     write_whole(Path(path), lambda draft: draft.write_text(text, encoding="utf-8"), durable=False, shared=True)
 
 
-def labels_in(own: Mapping[str, Any]) -> tuple[list[Any], Any]:
+def labels_in(settings: Mapping[str, Any]) -> tuple[list[Any], Any]:
     """Return all labels of a site's datalist and its ``class_names``, unchecked; ``[], None`` if it cannot be read.
 
     Args:
-        own: settings of the site, as in its ``fairflare.json``.
+        settings: settings of the site, as in its ``fairflare.json``.
     """
     try:
-        content = json.loads((Path(own["data_root"]) / own.get("datalist", "datalist.json")).read_bytes())
+        content = json.loads((Path(settings["data_root"]) / settings.get("datalist", "datalist.json")).read_bytes())
         entries = [entry for split in content.values() if isinstance(split, list) for entry in split]
         return [entry.get("label") for entry in entries if isinstance(entry, Mapping)], content.get("class_names")
     except (KeyError, TypeError, AttributeError, OSError, ValueError):

@@ -142,10 +142,10 @@ def headers(path: Path) -> tuple[Picture, ...]:
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
-    found = [*map(_of_series, files_of_series(path) or dicom_files(path))]  # without an image, the first file says so
-    if not found:
+    heads = [*map(_of_series, files_of_series(path) or dicom_files(path))]  # without an image, the first file says so
+    if not heads:
         raise ValueError("the folder has no DICOM file")
-    return tuple(found[k] for k in stack_of(found).order) if len(found) > 1 else tuple(found)
+    return tuple(heads[k] for k in stack_of(heads).order) if len(heads) > 1 else tuple(heads)
 
 
 def _of_series(file: Path) -> Picture:
@@ -227,8 +227,8 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
     groups = _frame_groups(head, frames)
     planes = _planes(path, head, kind, groups, frames)
-    found = stack(planes, "frames" if frames > 1 else "files")  # frames without positions have one plane in common
-    ordered = [[*groups[k], head] for k in (found.order if len(groups) > 1 else (0,))]
+    stacked = stack(planes, "frames" if frames > 1 else "files")  # frames without positions have one plane in common
+    ordered = [[*groups[k], head] for k in (stacked.order if len(groups) > 1 else (0,))]
     rescaling = tuple(map(_rescale, ordered))
     rescaled, table = any(each != (1.0, 0.0) for each in rescaling), bool(head.get("ModalityLUTSequence"))
     tables = [name for name, there in (("a palette", kind == PALETTE), ("a Modality LUT", table)) if there]
@@ -260,20 +260,20 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
         lossy=syntax in LOSSY or str(head.get("LossyImageCompression")) == "01",
         notes=notes_of(head, padding is not None) + ((ignored,) if ignored else ()),
         plane=planes[0],
-        stack=found,
+        stack=stacked,
         frame=str(head.get("FrameOfReferenceUID", "")),
         posture=_text(head.get("PatientOrientation")),
     )
 
 
 def _rescale(places: Sequence[Any]) -> tuple[float, float]:
-    found = _first(places, "RescaleSlope", 1.0), _first(places, "RescaleIntercept", 0.0)
+    values = _first(places, "RescaleSlope", 1.0), _first(places, "RescaleIntercept", 0.0)
     try:
-        slope, intercept = float(found[0]), float(found[1])
+        slope, intercept = float(values[0]), float(values[1])
     except (TypeError, ValueError):
         slope = intercept = math.nan
     if slope == 0 or not (math.isfinite(slope) and math.isfinite(intercept)):
-        raise ValueError(f"its header is damaged: RescaleSlope is {found[0]}, RescaleIntercept {found[1]}")
+        raise ValueError(f"its header is damaged: RescaleSlope is {values[0]}, RescaleIntercept {values[1]}")
     return slope, intercept
 
 
@@ -285,15 +285,15 @@ def _frame_groups(head: Any, frames: int) -> list[list[Any]]:
     """
     from pydicom.sequence import Sequence as Items
 
-    own, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
-    if own and len(own) != frames:
+    per_frame, shared = head.get("PerFrameFunctionalGroupsSequence"), head.get("SharedFunctionalGroupsSequence")
+    if per_frame and len(per_frame) != frames:
         raise Misfit(
             "per-frame functional groups and frames differ in number",
-            f"its header has {len(own)} functional groups for {frames} frames",
+            f"its header has {len(per_frame)} functional groups for {frames} frames",
             "Fetch the file again, or leave it out",
         )
     of_all = [shared[0]] if shared else []
-    outer = [[each, *of_all] for each in own] if own else [of_all]
+    outer = [[each, *of_all] for each in per_frame] if per_frame else [of_all]
     return [
         [item.value[0] for group in groups for item in group if isinstance(item.value, Items) and len(item.value)]
         for groups in outer
@@ -338,16 +338,16 @@ def _planes(path: Path, head: Any, kind: str, groups: Sequence[Sequence[Any]], f
         return [replace(top, name=f"frame {k}", position=tuple(place)) for k, place in enumerate(behind)]
     pointers = [each.get("DimensionIndexPointer") or 0 for each in head.get("DimensionIndexSequence") or ()]
     dimensions = [keyword_for_tag(pointer) or str(pointer) for pointer in pointers]
-    found = []
+    planes = []
     for k, places in enumerate(groups):
-        own = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
+        differing = {name: _text(_first(places, name, None)) for name in FRAMES_APART}
         values = _first(places, "DimensionIndexValues", None)
         values = [values] if isinstance(values, int) else values or ()
-        own |= {f"dimension {n}": str(v) for n, v in zip(dimensions, values, strict=False) if n not in PLACES}
+        differing |= {f"dimension {n}": str(v) for n, v in zip(dimensions, values, strict=False) if n not in PLACES}
         one = replace(usual, **_place(places))
-        alike = {name: own[name] for name in ("TemporalPositionIndex", "StackID")}
-        found.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=alike, apart=own))
-    return found
+        alike = {name: differing[name] for name in ("TemporalPositionIndex", "StackID")}
+        planes.append(one if frames == 1 else replace(one, name=f"frame {k}", alike=alike, apart=differing))
+    return planes
 
 
 def _place(places: Sequence[Any]) -> dict[str, Any]:
@@ -380,10 +380,10 @@ def _numbers(value: Any, count: int) -> tuple[float, ...] | None:
     if value is None or len(value) != count:
         return None
     try:
-        found = tuple(float(each) for each in value)
+        numbers = tuple(float(each) for each in value)
     except ValueError:
         raise ValueError(f"its header is damaged: {list(value)} are no {count} numbers") from None
-    return found if all(map(math.isfinite, found)) else None
+    return numbers if all(map(math.isfinite, numbers)) else None
 
 
 def _window(places: Sequence[Any]) -> Window | None:
@@ -392,9 +392,9 @@ def _window(places: Sequence[Any]) -> Window | None:
         return None
     first = [value if isinstance(value, (int, float, str)) else value[0] for value in (centre, width)]
     function = str(_first(places, "VOILUTFunction", "LINEAR"))
-    found = _numbers(first, 2)
-    usable = found and found[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
-    return Window(found[0], found[1], function) if found and usable else None
+    numbers = _numbers(first, 2)
+    usable = numbers and numbers[1] > 0 and function in ("LINEAR", "LINEAR_EXACT", "SIGMOID")
+    return Window(numbers[0], numbers[1], function) if numbers and usable else None
 
 
 # ------------------------------------------------------------------------------------------------ pixels
@@ -437,31 +437,31 @@ def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
     if "PixelData" not in dataset and not any(name in dataset for name in FLOATS):
         raise ValueError("it is a DICOM file without an image: its header describes one, the pixels are missing")
     stored = stored_values(dataset)
-    found, shape = stored, picture.shape
+    values, shape = stored, picture.shape
     if picture.photometric == PALETTE and is_mask:
         shape = shape[:-1]
     elif picture.photometric == PALETTE:
-        found = palette_colours(dataset, stored)
+        values = palette_colours(dataset, stored)
     elif picture.table:
-        found = modality_table(dataset, stored)
+        values = modality_table(dataset, stored)
     if picture.frames > 1:
-        found, stored = np.moveaxis(found, 0, 2), np.moveaxis(stored, 0, 2)
+        values, stored = np.moveaxis(values, 0, 2), np.moveaxis(stored, 0, 2)
         if len(picture.stack.order) == picture.frames:
-            found, stored = found[:, :, list(picture.stack.order)], stored[:, :, list(picture.stack.order)]
-    if found.shape != shape:
-        raise ValueError(f"the file is damaged: its header describes {shape}, it has {found.shape}")
+            values, stored = values[:, :, list(picture.stack.order)], stored[:, :, list(picture.stack.order)]
+    if values.shape != shape:
+        raise ValueError(f"the file is damaged: its header describes {shape}, it has {values.shape}")
     if is_mask and picture.lossy:
         raise ValueError(
             "it is compressed with loss, which changes labels: it holds "
-            f"{len(np.unique(found))} different values; store the mask again from its source, without loss"
+            f"{len(np.unique(values))} different values; store the mask again from its source, without loss"
         )
     if picture.rescaled:
         slopes, intercepts = (np.array(values, np.float32) for values in zip(*picture.rescaling, strict=True))
-        found = found.astype(np.float32) * slopes + intercepts  # slope and intercept by frame (last axis)
+        values = values.astype(np.float32) * slopes + intercepts  # slope and intercept by frame (last axis)
     if picture.padding is None:
-        return found
+        return values
     low, high = picture.padding
     outside = (stored >= low) & (stored <= high)
     if is_mask:
-        return np.where(outside, 0, found).astype(found.dtype)
-    return np.where(outside, np.float32(np.nan), found.astype(np.float32))
+        return np.where(outside, 0, values).astype(values.dtype)
+    return np.where(outside, np.float32(np.nan), values.astype(np.float32))

@@ -43,10 +43,10 @@ def grid_of(file: Path) -> Grid:
     Raises:
         Misfit: highdicom is not installed, or the file is damaged or cannot be read as a mask.
     """
-    with _reading(file) as found:
-        where, frame = found.get_volume_geometry(), str(found.get("FrameOfReferenceUID", ""))
-        if where is None and len(found.get_source_image_uids()) == 1:
-            return Grid((found.Rows, found.Columns, 1))
+    with _reading(file) as seg:
+        where, frame = seg.get_volume_geometry(), str(seg.get("FrameOfReferenceUID", ""))
+        if where is None and len(seg.get_source_image_uids()) == 1:
+            return Grid((seg.Rows, seg.Columns, 1))
         if where is None:
             raise ValueError("its frames have no regular positions")
         affine = TO_RAS @ np.asarray(where.affine)[:, [1, 2, 0, 3]]
@@ -60,19 +60,19 @@ def labels_of(file: Path) -> npt.NDArray[Any]:
     Raises:
         Misfit: as :func:`grid_of`, or two segments overlap.
     """
-    with _reading(file) as found:
-        if found.get_volume_geometry() is not None:
-            return np.moveaxis(found.get_volume(combine_segments=True).array, 0, 2)
-        sources = [instance for _, _, instance in found.get_source_image_uids()]
-        return np.asarray(found.get_pixels_by_source_instance(sources, combine_segments=True)[0])
+    with _reading(file) as seg:
+        if seg.get_volume_geometry() is not None:
+            return np.moveaxis(seg.get_volume(combine_segments=True).array, 0, 2)
+        sources = [instance for _, _, instance in seg.get_source_image_uids()]
+        return np.asarray(seg.get_pixels_by_source_instance(sources, combine_segments=True)[0])
 
 
 def names_of(file: Path) -> dict[int, str]:
     """Return the label of each segment, by its number."""
-    with _reading(file) as found:
+    with _reading(file) as seg:
         return {
             int(one.SegmentNumber): name[:MAX_NAME]
-            for one in found.SegmentSequence
+            for one in seg.SegmentSequence
             if one.SegmentNumber and (name := str(one.SegmentLabel).strip()).isprintable()
         }
 

@@ -60,11 +60,15 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
 
     A value outside the range of the stored bits is taken modulo 2^BitsAllocated: some files write -2000 as 63536.
     """
-    said = next((names for names in PADDINGS if head.get(names[0]) is not None), None)
-    if said is None or int(head.get("SamplesPerPixel") or 1) != 1 or head.get("PhotometricInterpretation") == PALETTE:
+    declared = next((names for names in PADDINGS if head.get(names[0]) is not None), None)
+    if (
+        declared is None
+        or int(head.get("SamplesPerPixel") or 1) != 1
+        or head.get("PhotometricInterpretation") == PALETTE
+    ):
         return None, ""
-    ends = [head.get(name) for name in said if head.get(name) is not None]
-    if said is not PADDINGS[0]:
+    ends = [head.get(name) for name in declared if head.get(name) is not None]
+    if declared is not PADDINGS[0]:
         return (float(min(ends)), float(max(ends))), ""
     bits, allocated = int(head.get("BitsStored") or head.BitsAllocated), int(head.BitsAllocated)
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if head.get("PixelRepresentation") else (0, 2**bits - 1)
@@ -78,7 +82,7 @@ def padding_of(head: Any) -> tuple[Padding | None, str]:
 
 def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
     """Return notes, for readers of the results, on how the header changes the values or which parts are not applied."""
-    said = {
+    notes = {
         **{words: bool(head.get(tag)) for tag, words in NOT_APPLIED.items()},
         "pixels of the PixelPaddingValue are 0 and count in no minimum, percentile or mean": padded,
         "a lookup table (Modality LUT) gives the measured values": "ModalityLUTSequence" in head,
@@ -86,7 +90,7 @@ def notes_of(head: Any, padded: bool) -> tuple[str, ...]:
         "a supplemental palette is not applied: the grey values alone are read":
             "RedPaletteColorLookupTableDescriptor" in head and head.get("PhotometricInterpretation") != PALETTE,
     }  # fmt: skip
-    return tuple(words for words, holds in said.items() if holds)
+    return tuple(words for words, holds in notes.items() if holds)
 
 
 def stored_values(dataset: Any) -> npt.NDArray[Any]:
@@ -116,7 +120,7 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
     if moved and ((syntax.is_encapsulated and syntax != RLE) or not 0 <= above <= allocated - bits):
         raise ValueError(f"its header is damaged: HighBit is {dataset.HighBit}, with {bits} bits stored")
     try:
-        found: npt.NDArray[Any] = pixel_array(dataset, **({"correct_unused_bits": False} if moved else {}))
+        values: npt.NDArray[Any] = pixel_array(dataset, **({"correct_unused_bits": False} if moved else {}))
     except Exception as error:
         if is_of_machine(error):
             raise
@@ -126,8 +130,8 @@ def stored_values(dataset: Any) -> npt.NDArray[Any]:
                 "else the file is damaged"
             ) from error
         raise ValueError("it is damaged: its pixels do not fit its header") from error
-    found = found.astype(bool if allocated == 1 else found.dtype.newbyteorder("="), copy=False)
-    return (found << above) >> (allocated - bits) if moved else found
+    values = values.astype(bool if allocated == 1 else values.dtype.newbyteorder("="), copy=False)
+    return (values << above) >> (allocated - bits) if moved else values
 
 
 def modality_table(dataset: Any, stored: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -179,7 +183,9 @@ def _entries(data: Any, entries: int, dataset: Any, what: str) -> npt.NDArray[An
     if isinstance(data, bytes):  # pydicom leaves the words of a big endian file as they are
         word = ">u2" if dataset.file_meta.TransferSyntaxUID == BIG_ENDIAN else "<u2"
         data = np.frombuffer(data, word if len(data) >= 2 * entries else "u1")
-    found = np.atleast_1d(np.asarray(data))[:entries]
-    if len(found) < entries:
-        raise ValueError(f"its {what} is damaged: it has {len(found)} of {entries} entries; export the file again")
-    return found
+    entries_there = np.atleast_1d(np.asarray(data))[:entries]
+    if len(entries_there) < entries:
+        raise ValueError(
+            f"its {what} is damaged: it has {len(entries_there)} of {entries} entries; export the file again"
+        )
+    return entries_there

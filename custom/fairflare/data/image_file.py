@@ -211,7 +211,7 @@ class Picture(ImageFile):
             if picture is None:
                 return ()
             colours = bytes(((picture.mode == "P" and picture.getpalette()) or [])[:12]).hex("#", 3).replace("#", " #")
-            said = {
+            notes = {
                 f"its palette's indices are the labels (0, 1, ... are #{colours} ...)": is_mask and picture.mode == "P",
                 "its one bit is read as 0 and 1, not as 0 and 255": is_mask and picture.mode == "1",
                 f"its colours are converted from {picture.mode} to RGB": picture.mode in ("CMYK", "YCbCr", "LAB"),
@@ -222,7 +222,7 @@ class Picture(ImageFile):
                 "its value of no data (GDAL_NODATA) is not applied": NO_DATA in getattr(picture, "tag_v2", {}),
                 "further pictures in it (a preview, or the other eye) are passed over": picture.format == "MPO",
             }
-            return tuple(note for note, true in said.items() if true)
+            return tuple(note for note, true in notes.items() if true)
 
     def names(self) -> dict[int, str]:
         with self.opened() as picture:
@@ -370,12 +370,14 @@ class Dicom(ImageFile):
         from fairflare.data.geometry import Grid
 
         pictures = dicom.headers(self.path)
-        first, found = pictures[0], dicom.stack_of(pictures)
+        first, stacked = pictures[0], dicom.stack_of(pictures)
         frames = max(len(pictures), first.frames)
         several = frames > 1 or self.path.is_dir()
-        said = () if found.affine is None else (("header", found.affine),)
-        of = ("series" if len(pictures) > 1 else "frames") if said and frames > 1 else ""
-        grid = Grid((first.rows, first.columns, frames), said, None, of, first.frame, first.posture, found.note)
+        statements = () if stacked.affine is None else (("header", stacked.affine),)
+        unit = ("series" if len(pictures) > 1 else "frames") if statements and frames > 1 else ""
+        grid = Grid(
+            (first.rows, first.columns, frames), statements, None, unit, first.frame, first.posture, stacked.note
+        )
         return Facts(
             grid,
             frames if several else None,
@@ -548,17 +550,17 @@ def _tag_of(picture: Any) -> int | None:
     """Return the EXIF orientation of a picture without decoding its pixels, or ``None`` if the picture states none."""
     from PIL import Image
 
-    found = Image.Image.getexif(picture)  # used because PngImageFile.getexif would decode the pixels first
-    if picture.format == "PNG" and ORIENTATION not in found:  # the eXIf chunk of a PNG may follow the pixels
-        at = picture.fp.tell()
+    exif = Image.Image.getexif(picture)  # used because PngImageFile.getexif would decode the pixels first
+    if picture.format == "PNG" and ORIENTATION not in exif:  # the eXIf chunk of a PNG may follow the pixels
+        position = picture.fp.tell()
         picture.fp.seek(8)
         while len(head := picture.fp.read(8)) == 8 and head[4:] != b"eXIf":
             picture.fp.seek(int.from_bytes(head[:4], "big") + 4, 1)
         if head[4:] == b"eXIf":
-            found = Image.Exif()
-            found.load(picture.fp.read(int.from_bytes(head[:4], "big")))
-        picture.fp.seek(at)
-    tag = found.get(ORIENTATION)
+            exif = Image.Exif()
+            exif.load(picture.fp.read(int.from_bytes(head[:4], "big")))
+        picture.fp.seek(position)
+    tag = exif.get(ORIENTATION)
     return tag if isinstance(tag, int) else None
 
 
@@ -582,9 +584,9 @@ def _check(size: int, limit: int) -> None:
         raise TooLarge(size)
 
 
-def _check_length(said: int, found: int) -> None:
-    if said != found:
-        raise ValueError(f"the file is damaged: its header describes {said} bytes, it has {found}")
+def _check_length(announced: int, actual: int) -> None:
+    if announced != actual:
+        raise ValueError(f"the file is damaged: its header describes {announced} bytes, it has {actual}")
 
 
 def _count(shape: tuple[int, ...]) -> int:

@@ -66,25 +66,25 @@ def by_kind(problems: Iterable[tuple[str, str | Misfit]]) -> list[str]:
     from fairflare.data.geometry import Misfit
 
     lines = []
-    for own in grouped(problems):
-        what, between, remedy = str(own[0][1]), ", ", ""
-        files = [name for name, _ in own]
-        if isinstance(first := own[0][1], Misfit):
+    for alike in grouped(problems):
+        what, between, remedy = str(alike[0][1]), ", ", ""
+        files = [name for name, _ in alike]
+        if isinstance(first := alike[0][1], Misfit):
             what, between, remedy = first.cause, "; ", f". {first.remedy}"
-            files = [f"{name}: {misfit.value}" for name, misfit in own if isinstance(misfit, Misfit)]
+            files = [f"{name}: {misfit.value}" for name, misfit in alike if isinstance(misfit, Misfit)]
         different = list(dict.fromkeys(files))
         more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
         lines.append(f"{len(different)} x {what}: {between.join(different[:NAMED])}{more}{remedy}")
     return lines
 
 
-def two_names(told: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator[str]:
+def two_names(named_values: Iterable[tuple[str, Mapping[int, str]]]) -> Iterator[str]:
     """Yield a line if files give a value of the masks several names, or several colours.
 
     Args:
-        told: name of each file, and the names of its values.
+        named_values: name of each file, and the names of its values.
     """
-    pairs_of = gathered((value, (name, file)) for file, names in told for value, name in names.items())
+    pairs_of = gathered((value, (name, file)) for file, names in named_values for value, name in names.items())
     if odd := {
         value: by_name
         for value, pairs in sorted(pairs_of.items())
@@ -122,11 +122,12 @@ def odd_pair(image: Path, mask: Path) -> str:
     Args:
         image, mask: paths of files with one picture each.
     """
-    own, other = _values(mask), _values(image)
-    if other is not None and 1 < other <= FEW and (own is None or own > FEW):
+    levels, other = _values(mask), _values(image)
+    if other is not None and 1 < other <= FEW and (levels is None or levels > FEW):
         return (
-            f"image and mask look swapped: the mask has {'colours, or is a JPEG' if own is None else f'{own} values'}, "
-            f"the image {other} values; exchange the two folders"
+            "image and mask look swapped: the mask has "
+            f"{'colours, or is a JPEG' if levels is None else f'{levels} values'}, the image {other} values; "
+            "exchange the two folders"
         )
     return ""
 
@@ -176,15 +177,15 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
     sums = np.zeros((2, 3))  # of all values and of those inside, minus the first one: number, sum, sum of squares
     for values, marks in zip(slabs(image), slabs(inside), strict=True):
         every = values.astype(np.float64) - pivot
-        for row, own in zip(sums, (every.ravel(), every[marks]), strict=True):
-            row += (own := own[~np.isnan(own)]).size, own.sum(), own @ own
+        for row, part in zip(sums, (every.ravel(), every[marks]), strict=True):
+            row += (part := part[~np.isnan(part)]).size, part.sum(), part @ part
     (number, total, squares), (within, marked, _) = sums
     step = marked / within - (total - marked) / (number - within) if 0 < within < number else 0.0
     spread = np.sqrt(max(0.0, squares / max(1, number) - (total / max(1, number)) ** 2)) or 1.0
-    at = np.ix_(
+    places = np.ix_(
         *(np.linspace(0, length - 1, 96 // 2 ** (inside.ndim - 1)).round().astype(int) for length in inside.shape)
     )
-    seen = np.nan_to_num((image[at] - (pivot + total / max(1, number))) / spread).astype(np.float16)
+    seen = np.nan_to_num((image[places] - (pivot + total / max(1, number))) / spread).astype(np.float16)
     whole, area = 0, 1
     for box in find_objects(inside.view(np.int8)):  # the one box around all that is marked
         thin = max(1, math.ceil((inside[box].size / LABELLED) ** (1 / inside.ndim)))
@@ -198,7 +199,7 @@ def drawn_of(file: str, image: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Dr
             and (parts[part] == number).mean() > BOX
         )
     return Drawn(
-        file, _digest(image), _digest(labels), seen, labels[at].astype(np.int32), float(step / spread), whole / area
+        file, _digest(image), _digest(labels), seen, labels[places].astype(np.int32), float(step / spread), whole / area
     )
 
 
@@ -277,8 +278,8 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
         _in_words(way, marked.shape[1:]): ((seen * _placed(marked, way)).sum(axes), abs(given))
         for way in _ways(seen, marked)
     }
-    for of in (marked, np.flip(marked, axes)):
-        table = np.tensordot(seen, of, (axes, axes))
+    for part in (marked, np.flip(marked, axes)):
+        table = np.tensordot(seen, part, (axes, axes))
         chosen.append(max([sign * table[linear_sum_assignment(table, sign > 0)] for sign in (1, -1)], key=np.mean))
     floor = np.maximum(np.maximum(abs(given), chosen[1]), 2 * abs(given.mean()))
     gains = {
@@ -303,7 +304,7 @@ def _terms(seen: npt.NDArray[Any]) -> npt.NDArray[Any]:
     seen = seen.astype(np.float32)
     looks = [*(gaussian_filter(seen, scale) for scale in (0, 1, 2, 4)), gaussian_gradient_magnitude(seen, 1)]
     places = np.meshgrid(*(np.linspace(-1, 1, length, dtype=np.float32) for length in seen.shape), indexing="ij")
-    twice = [a * b for of in (looks, places) for k, a in enumerate(of) for b in of[k:]]
+    twice = [a * b for coordinates in (looks, places) for k, a in enumerate(coordinates) for b in coordinates[k:]]
     return np.stack([np.ones_like(seen), *looks, *places, *twice]).reshape(-1, seen.size)
 
 
@@ -318,9 +319,9 @@ def _likely(masks: Sequence[Drawn]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]
     values, counts = np.unique(marked[marked > 0], return_counts=True)
     drawn = np.stack([marked == value for value in values[np.argsort(-counts)[:CODES]]], 1).astype(np.float32)
     squares, products = 0.0, 0.0
-    for mask, of in zip(masks, drawn, strict=True):
+    for mask, picture in zip(masks, drawn, strict=True):
         terms = _terms(mask.seen)
-        squares, products = squares + terms @ terms.T, products + terms @ of.reshape(len(of), -1).T
+        squares, products = squares + terms @ terms.T, products + terms @ picture.reshape(len(picture), -1).T
     weights = np.linalg.lstsq(squares, products, rcond=1e-6)[0].T.astype(np.float32)
     return np.array([(weights @ _terms(mask.seen)).reshape(drawn.shape[1:]) for mask in masks]), drawn
 
@@ -358,11 +359,11 @@ def of_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     least = int(binom.isf(CHANCE, len(masks), USUAL)) + 1
     if (doubtful := better > WORSE).sum() < least or (better <= FITTING).mean() < SURE:
         return
-    _, *ways = _ways(*(of[doubtful].reshape(-1, *shape) for of in (likely, drawn)))
+    _, *ways = _ways(*(stack[doubtful].reshape(-1, *shape) for stack in (likely, drawn)))
     if all(min(k, length - k) < 2 for k, length in zip(ways[-1][2], shape, strict=True)):
         del ways[-1]  # by one point masks can be moved and still lie well
     changed = np.array([(likely * _units(placed(way), axes, middle)).sum(axes) for way in ways])
-    solved = doubtful & (changed == changed.max(0)) & [(given > of[:, None]).mean(1) <= WORSE for of in changed]
+    solved = doubtful & (changed == changed.max(0)) & [(given > one[:, None]).mean(1) <= WORSE for one in changed]
     best, second = np.argsort(-solved.sum(1))[:2]
     alike = fits(placed(ways[best]))
     odd = solved[best] & ((alike > alike.diagonal()[:, None]).mean(1) <= WORSE)
@@ -373,7 +374,9 @@ def of_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
         if odd.sum() < max(least, between.sum() / 2) or (better > FAR).sum() < odd.sum() / 4:
             return
         how = "lie on their images no better than masks of other images do: given to another one, turned or moved"
-    files = [f"'{masks[at].file}'" for at in sorted(np.flatnonzero(odd).tolist(), key=lambda at: -better[at])]
+    files = [
+        f"'{masks[number].file}'" for number in sorted(np.flatnonzero(odd).tolist(), key=lambda number: -better[number])
+    ]
     yield f"{len(files)} of {len(masks)} masks {how}: {few(files, TEN)}; look at these"
 
 
@@ -389,22 +392,22 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
 
     means = {
         site: np.array(
-            [np.mean(of, 0, np.float32) for of in zip(*((m.marked > 0, m.seen) for m in masks), strict=True)]
+            [np.mean(columns, 0, np.float32) for columns in zip(*((m.marked > 0, m.seen) for m in masks), strict=True)]
         )
         for site, masks in sites.items()
         if len(masks) >= ENOUGH
     }
     axes = tuple(range(1, max((mean.ndim for mean in means.values()), default=1)))
     means = {site: _units(mean, axes, mean.mean(axes, keepdims=True)) for site, mean in means.items()}
-    for site, own in means.items() if len({mean.shape for mean in means.values()}) == 1 < len(means) else ():
+    for site, mean in means.items() if len({mean.shape for mean in means.values()}) == 1 < len(means) else ():
         others = _units(np.sum([mean for name, mean in means.items() if name != site], 0), axes)
-        for way in _ways(others[:1], own[:1]):
-            (marked, seen), (told, alike) = ((others * mean).sum(axes) for mean in (_placed(own, way), own))
-            if min(marked, alike) > ALIKE and min(marked - told, alike - seen) > CLEAR:
+        for way in _ways(others[:1], mean[:1]):
+            (marked, seen), (overlap, alike) = ((others * mean).sum(axes) for mean in (_placed(mean, way), mean))
+            if min(marked, alike) > ALIKE and min(marked - overlap, alike - seen) > CLEAR:
                 yield (
                     site,
                     (
-                        f"its masks lie as those of other sites do if {_in_words(way, own.shape[1:])}, and its images "
+                        f"its masks lie as those of other sites do if {_in_words(way, mean.shape[1:])}, and its images "
                         "do as they are; look at some images with their masks"
                     ),
                 )
@@ -415,8 +418,8 @@ def odd_images(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[
     """Yield site and line for each kind of oddity of cases with several images; arguments as in ``odd_channels``."""
     from fairflare.core.statistics.channels import odd_channels
 
-    for site, own in gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(sites)).items():
-        yield from ((site, line) for line in by_kind(own))
+    for site, problems in gathered((site, (f"'{file}'", text)) for site, file, text in odd_channels(sites)).items():
+        yield from ((site, line) for line in by_kind(problems))
 
 
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
@@ -441,7 +444,7 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
 
     same = gathered((one.mask, (one.image, one.file)) for one in masks if one.contrast)
     if copied := sorted(
-        name for own in map(dict, same.values()) if len({*own.values()}) >= NAMED for name in own.values()
+        name for names in map(dict, same.values()) if len({*names.values()}) >= NAMED for name in names.values()
     ):
         yield f"{len(copied)} different images share a mask with two others or more: {named(copied)}; was it copied?"
     if len(masks) < LEAST:
@@ -450,7 +453,10 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     if len(boxes) >= max(ENOUGH, len(masks) / 2):
         yield f"{len(boxes)} of {len(masks)} masks are boxes: {named(boxes)}; were outlines to be drawn?"
     marked = (one.marked[(slice(None, None, len(one.marked) // POINTS),) * one.marked.ndim] for one in masks)
-    clear, contrast = np.array([np.where(of, -1, 1).ravel() for of in marked]), np.array([of.contrast for of in masks])
+    clear, contrast = (
+        np.array([np.where(mask, -1, 1).ravel() for mask in marked]),
+        np.array([mask.contrast for mask in masks]),
+    )
     along = clear @ np.linalg.svd(clear, full_matrices=False)[2][0] / clear.shape[1] ** 0.5
     most = round(1.5 * np.sign(along).mean())  # 0 unless two thirds have one sign; if 0, those that mark more are odd
     along *= np.sign(most + np.sign(along @ clear.mean(1)) / 2)
@@ -459,7 +465,7 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     if odd.sum() >= max(1, SHARE * len(masks)):
         yield (
             f"{odd.sum()} of {len(masks)} masks mark mostly what the others leave: "
-            f"{named(sorted({masks[at].file for at in np.flatnonzero(odd).tolist()}))}; are inside and outside "
+            f"{named(sorted({masks[number].file for number in np.flatnonzero(odd).tolist()}))}; are inside and outside "
             "exchanged in them?"
         )
     elif len(boxes) < len(masks) / 2 and len(judged := [mask for mask in masks if mask.contrast][:MOST]) >= ENOUGH:

@@ -68,8 +68,8 @@ def turned(array: npt.NDArray[Any], turn: Turn | None) -> npt.NDArray[Any]:
 
     if turn is None:
         return array
-    found = apply_orientation(array if array.ndim > 2 else array[:, :, None], turn)
-    return np.asarray(found if array.ndim > 2 else found[:, :, 0])
+    result = apply_orientation(array if array.ndim > 2 else array[:, :, None], turn)
+    return np.asarray(result if array.ndim > 2 else result[:, :, 0])
 
 
 def back(turn: Turn | None) -> Turn | None:

@@ -49,10 +49,10 @@ def on_both_sides(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], i
     Args:
         lists: names of the images of each split (training, validation and test).
     """
-    found = suggested([name for names in lists.values() for name in names])
-    if found is None:
+    pattern = suggested([name for names in lists.values() for name in names])
+    if pattern is None:
         return None
-    expression, groups = found
+    expression, groups = pattern
     splits = Counter(group for names in lists.values() for group in {groups[name] for name in names})
     both = sorted(group for group, count in splits.items() if count > 1)
     return (expression, both, len(splits)) if both else None

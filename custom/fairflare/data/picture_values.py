@@ -42,9 +42,11 @@ def check_parts(path: Path) -> None:
     with reading_as("TIFF"), tifffile.TiffFile(path) as file:
         page = file.pages.first
         parts, ends = math.prod(page.chunked), file.filehandle.size
-        found = sum(0 < n <= ends - at < ends for at, n in zip(page.dataoffsets, page.databytecounts, strict=False))
-    if found < parts:
-        raise ValueError(f"it is damaged: {parts - found} of its {parts} strips or tiles are not in the file")
+        whole_parts = sum(
+            0 < n <= ends - begin < ends for begin, n in zip(page.dataoffsets, page.databytecounts, strict=False)
+        )
+    if whole_parts < parts:
+        raise ValueError(f"it is damaged: {parts - whole_parts} of its {parts} strips or tiles are not in the file")
 
 
 def is_misread(picture: Any) -> bool:
@@ -125,9 +127,9 @@ def in_rgb(picture: Image.Image) -> Image.Image:
 
     lab, rgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
     exact = ImageCms.Flags.NOOPTIMIZE  # without this flag, dark colours are wrong by up to 12 of 255
-    found = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
-    assert found is not None  # applyTransform returns None only when it changes a picture in place
-    return found
+    converted = ImageCms.applyTransform(picture, ImageCms.buildTransform(lab, rgb, "LAB", "RGB", flags=exact))
+    assert converted is not None  # applyTransform returns None only when it changes a picture in place
+    return converted
 
 
 def plain_mode(mode: str, is_mask: bool) -> str:

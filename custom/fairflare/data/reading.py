@@ -68,16 +68,16 @@ class Reading:
 
     def of_channel(self, number: int) -> Reading:
         """Return the settings for one channel of the network's input, with its own window."""
-        own: Any = self.window and (self.window[number] if isinstance(self.window[0], tuple) else self.window)
-        return replace(self, window=own, channels=(0,), width=1)
+        window: Any = self.window and (self.window[number] if isinstance(self.window[0], tuple) else self.window)
+        return replace(self, window=window, channels=(0,), width=1)
 
     def in_words(self) -> str:
         """Return text that describes how grey values are scaled."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
-        own = (self.of_channel(k).window for k in range(self.width))
+        windows = (self.of_channel(k).window for k in range(self.width))
         named = dict.fromkeys(
-            (of and "of centre {:g} and width {:g}".format(*of)) or "of the DICOM header" for of in own
+            (window and "of centre {:g} and width {:g}".format(*window)) or "of the DICOM header" for window in windows
         )
         return IN_WORDS["window"].replace("a window", f"the window {', '.join(named)}")
 
@@ -228,12 +228,14 @@ def _windowed(
     if len(set(windows)) == 1:
         return windows[0](values)  # type: ignore[misc]
     slices = np.broadcast_to(np.arange(len(windows)), opened.array.shape)  # stored slice index of each voxel
-    of = slices if values.ndim == 3 and values.shape == slices.shape else replace(opened, array=slices).plane(number)
-    found = np.empty(values.shape, np.float32)
-    for place in np.unique(of):
-        here = (of == place).reshape(values.shape)
-        found[here] = windows[place](values[here])
-    return found
+    plane_of_pixel = (
+        slices if values.ndim == 3 and values.shape == slices.shape else replace(opened, array=slices).plane(number)
+    )
+    scaled = np.empty(values.shape, np.float32)
+    for place in np.unique(plane_of_pixel):
+        here = (plane_of_pixel == place).reshape(values.shape)
+        scaled[here] = windows[place](values[here])
+    return scaled
 
 
 def slices_in(path: Path, *, max_bytes: int = MAX_IMAGE_BYTES, how: Reading = PLAIN) -> int | None:
@@ -263,9 +265,9 @@ def _mask(opened: _Opened, number: int | None) -> Labels:
     if array.ndim == 3:
         if array.shape[2] != 1 and (array != array[:, :, :1]).any():
             colours, counts = np.unique(array.reshape(-1, array.shape[2]), axis=0, return_counts=True)
-            found = [str(tuple(colours[place].tolist())) for place in np.argsort(-counts)[:COLOURS_SHOWN]]
+            colours_in_words = [str(tuple(colours[place].tolist())) for place in np.argsort(-counts)[:COLOURS_SHOWN]]
             raise opened.unreadable(
-                f"it is a colour image of {len(colours)} colours ({', '.join(found)}"
+                f"it is a colour image of {len(colours)} colours ({', '.join(colours_in_words)}"
                 f"{' ...' if len(colours) > COLOURS_SHOWN else ''}); a mask has one channel of label values"
             )
         array = array[:, :, 0]
@@ -339,20 +341,20 @@ def _pair(sample: Sample, site: str, split: str, limit: int, how: Reading, masks
         )
     image = _open(sample.image, "image", site, split, limit, how, alone=False, decoded=not masks_only)
     mask = _open(file, "mask", site, split, limit, how, alone=False)
-    found = fit(image.facts.grid, mask.facts.grid, how.drawn_on, how.orientation)
-    if isinstance(found, Misfit):
+    fitting = fit(image.facts.grid, mask.facts.grid, how.drawn_on, how.orientation)
+    if isinstance(fitting, Misfit):
         raise DataError(
-            f"site '{site}': mask '{file}' of '{sample.image}' (split '{split}'): {found}",
-            f"site '{site}': an image of split '{split}' and its mask do not go together: {found.cause}",
-            f"its mask '{file.name}': {found}",
-            found,
+            f"site '{site}': mask '{file}' of '{sample.image}' (split '{split}'): {fitting}",
+            f"site '{site}': an image of split '{split}' and its mask do not go together: {fitting.cause}",
+            f"its mask '{file.name}': {fitting}",
+            fitting,
         )
     with _said_of(sample.image, "image", site, split):
-        turn = turn_of(found.affine, how.orientation, image.facts.slices or 1)
+        turn = turn_of(fitting.affine, how.orientation, image.facts.slices or 1)
     slices = None if mask.facts.slices is None else image.facts.grid.shape[2]
-    array = found.bring(mask.array) if mask.array.ndim > 1 else mask.array
+    array = fitting.bring(mask.array) if mask.array.ndim > 1 else mask.array
     mask = replace(mask, array=array, facts=replace(mask.facts, slices=slices), turn=turn)
-    return replace(image, turn=turn, fit=found), mask
+    return replace(image, turn=turn, fit=fitting), mask
 
 
 def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
@@ -364,8 +366,8 @@ def notes_on(sample: Sample, how: Reading = PLAIN) -> list[str]:
     if not isinstance(sample.label, Path):
         return [image.note]
     mask = _facts(image_file(sample.label), True).grid
-    found = fit(image, mask, how.drawn_on, how.orientation)
-    return [image.note, mask.note, found.note if isinstance(found, Fit) else ""]
+    fitting = fit(image, mask, how.drawn_on, how.orientation)
+    return [image.note, mask.note, fitting.note if isinstance(fitting, Fit) else ""]
 
 
 def every_channel(sample: Sample, site: str, split: str) -> tuple[int, ...]:
@@ -504,18 +506,18 @@ def _turn_for(file: ImageFile) -> threading.Lock:
 
 
 @lru_cache(maxsize=4)
-def _decode(file: ImageFile, is_mask: bool, limit: int, kept: DecodedVolumes | None) -> npt.NDArray[Any]:
+def _decode(file: ImageFile, is_mask: bool, limit: int, decoded: DecodedVolumes | None) -> npt.NDArray[Any]:
     """Decode a file; the last four arrays are cached in memory.
 
     The cache is for slices of one volume, which are read one after the other. A replaced file is decoded again.
     """
-    if kept is None or not file.may_be_volume or (_facts(file, is_mask).slices or 1) == 1:
+    if decoded is None or not file.may_be_volume or (_facts(file, is_mask).slices or 1) == 1:
         return file.decode(is_mask=is_mask, limit=limit)
 
     def slices_first() -> dict[str, npt.NDArray[Any]]:  # so that the values of a slice lie together on disk
         return {"array": np.moveaxis(file.decode(is_mask=is_mask, limit=limit), 2, 0)}
 
-    array = kept.arrays("mask" if is_mask else "image", [file], slices_first)["array"]
+    array = decoded.arrays("mask" if is_mask else "image", [file], slices_first)["array"]
     if array.nbytes > limit:  # the array was cached on disk under a higher limit
         raise TooLarge(array.nbytes)
     return np.moveaxis(array, 0, 2)
@@ -527,16 +529,16 @@ def _facts(file: ImageFile, is_mask: bool = False) -> Facts:
 
 
 @lru_cache(maxsize=4096)
-def _measured(file: ImageFile, kind: str, limit: int, kept: DecodedVolumes | None) -> Bounds | None:
+def _measured(file: ImageFile, kind: str, limit: int, decoded: DecodedVolumes | None) -> Bounds | None:
     """Return the intensity bounds of a file that :func:`_open` could read, once for all slices of a volume.
 
     Return ``None`` if the file has NaN or infinite values.
     """
 
     def measure() -> Bounds | None:
-        return bounds_of(_decode(file, False, limit, kept), kind, _facts(file).padded)
+        return bounds_of(_decode(file, False, limit, decoded), kind, _facts(file).padded)
 
-    return measure() if kept is None else kept.bounds(file, kind, measure)
+    return measure() if decoded is None else decoded.bounds(file, kind, measure)
 
 
 def _unreadable(path: Path, what: str, site: str, split: str, reason: str) -> DataError:

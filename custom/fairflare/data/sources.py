@@ -22,8 +22,8 @@ def source(kind: str) -> Any:
     Raises:
         DataError: no installed package offers this kind.
     """
-    found = [point for point in entry_points(group=SOURCES) if point.name == kind]
-    if not found:
+    points = [point for point in entry_points(group=SOURCES) if point.name == kind]
+    if not points:
         text = f"the phantom {kind!r} is in the package fairflare_lab, which is not installed here; set 'data_root'"
         raise DataError(f"{text} to own images", text)
-    return loaded(found[0])
+    return loaded(points[0])

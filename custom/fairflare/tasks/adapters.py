@@ -166,11 +166,11 @@ class FairLora(Adapters):
             layer = model.get_submodule(name)
             adapter = GroupAdapter(layer, name, self.groups, self.rank, self.alpha, self.own)
             setattr(model.get_submodule(parent), last, adapter)
-        own = tuple(f"{name}.fair_" for name in targets)
+        prefixes = tuple(f"{name}.fair_" for name in targets)
         train_only(
             model,
             lambda name: (
-                name.startswith(own) or (".base_layer." not in name and bool(re.search(self.train_also, name)))
+                name.startswith(prefixes) or (".base_layer." not in name and bool(re.search(self.train_also, name)))
             ),
             norms=self.train_norms,
         )

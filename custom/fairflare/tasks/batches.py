@@ -190,4 +190,4 @@ def changes(names: Sequence[str], *, size: Sequence[int], with_targets: bool) ->
             RandScaleIntensityd(keys="image", prob=0.3, factors=0.1),
         ],
     }  # fmt: skip
-    return Compose([step for any_of, own in steps.items() if {*any_of} & {*names} for step in own])
+    return Compose([step for any_of, transforms in steps.items() if {*any_of} & {*names} for step in transforms])

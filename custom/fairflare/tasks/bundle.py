@@ -117,8 +117,10 @@ class MonaiBundleTask(Task):
         return self._parts_in(self.folder)
 
     def _parts_in(self, folder: Path) -> BundleParts:
-        said = (self.bundle_configs, self.bundle_overrides)
-        return BundleParts(Bundle(folder, *said, sealed=self._classes, text=self.bundle_text), self.class_names)
+        configuration = (self.bundle_configs, self.bundle_overrides)
+        return BundleParts(
+            Bundle(folder, *configuration, sealed=self._classes, text=self.bundle_text), self.class_names
+        )
 
     def heed(self, settings: Mapping[str, Any]) -> None:
         """Take the classes that a sealed bundle may use from this machine's private settings (``bundle_classes``)."""
@@ -148,8 +150,8 @@ class MonaiBundleTask(Task):
             BundleError: the optimizer cannot be made, or a given setting would have no effect on it.
         """
         size = self.parts.kept("train_batch_size")
-        found = {"augment": True, "criterion": "task", **self.parts.optimizer_settings(given)}
-        return found if size is None else {**found, "batch_size": size}
+        settings = {"augment": True, "criterion": "task", **self.parts.optimizer_settings(given)}
+        return settings if size is None else {**settings, "batch_size": size}
 
     def make_optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         return self.parts.optimizer(parameters)
@@ -209,7 +211,7 @@ class MonaiBundleTask(Task):
                 f"{metric.name} is not defined on the images of a list: no mask has a structure that counts",
             )
         by_name = zip(metric.names(scores.shape[1]), scores.T, strict=False)
-        of_each = {f"{metric.name}_{name}": float(own.mean()) for name, own in by_name if own.count()}
+        of_each = {f"{metric.name}_{name}": float(running.mean()) for name, running in by_name if running.count()}
         return {metric.name: value, "loss": float(np.mean(losses)), **of_each}
 
     def image_scores(self, model: torch.nn.Module, data: SiteData, device: Device) -> list[float] | None:
@@ -239,10 +241,10 @@ class MonaiBundleTask(Task):
 
     def _score(self, item: Mapping[str, Any], output: torch.Tensor, target: torch.Tensor) -> npt.NDArray[np.float64]:
         """Return the key metric of one image after the bundle's postprocessing."""
-        found = {**item, "pred": output, self.label_key: target}  # under the keys of MONAI's engines
+        scored = {**item, "pred": output, self.label_key: target}  # under the keys of MONAI's engines
         with telling(f"{self.parts.bundle.name}: key {self.parts.bundle.place('validate_postprocessing')!r} fails"):
-            found = self.parts.kept("validate_postprocessing")(found)
-        return self.parts.kept("key_metric").of_image(found, self.label_key)
+            scored = self.parts.kept("validate_postprocessing")(scored)
+        return self.parts.kept("key_metric").of_image(scored, self.label_key)
 
     def declared_metrics(self) -> tuple[Metric, ...]:
         return cast("KeyMetric", self.parts.kept("key_metric")).declared()
@@ -251,29 +253,33 @@ class MonaiBundleTask(Task):
         """Return the images of the site's datalist, prepared by the bundle's transforms."""
         from fairflare.tasks.bundles.bundle_data import BundleData, takes_class_numbers
 
-        own = read_settings(BundleSite, site, settings)
+        site_settings = read_settings(BundleSite, site, settings)
         self.heed(settings)
         if self.bundle_text is not None:
             with setting_of(site, "bundle_classes"):
                 self.parts.check()
-        if own.data_root is None:
+        if site_settings.data_root is None:
             raise setting_error(
                 site, "data_root", "no data: 'data_root' is not set, and a MONAI bundle has no made-up data; set "
                 "'data_root' (`fairflare phantom volumes3d` writes synthetic volumes)",
             )  # fmt: skip
         train = self.parts.made("train_preprocessing")
         listed = load_datalist(
-            own.data_root, own.datalist or "datalist.json", site=site, several=True, linked_roots=own.linked_roots,
+            site_settings.data_root,
+            site_settings.datalist or "datalist.json",
+            site=site,
+            several=True,
+            linked_roots=site_settings.linked_roots,
             class_labels=takes_class_numbers(train, self.label_key),
-        )  # fmt: skip
+        )
         return BundleData(
             listed,
             train,
             self.parts.made("validate_preprocessing"),
             keys=(self.image_key, self.label_key),
             validate_batch=self.parts.kept("validate_batch_size") or 1,
-            cache_bytes=own.cache_bytes,
-            num_workers=own.num_workers,
+            cache_bytes=site_settings.cache_bytes,
+            num_workers=site_settings.num_workers,
         )
 
 

@@ -124,7 +124,7 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
 
     def plan(self, seed: int) -> Any:
         """Return the plan of the synthetic federation that the phantom's settings describe."""
-        named = {name: getattr(self, own) for name, own in PLAN_NAMES.items()} | {"seed": seed}
+        named = {name: getattr(self, setting) for name, setting in PLAN_NAMES.items()} | {"seed": seed}
         least = max(MIN_CLASS, round(self.phantom_min_share * self.phantom_samples))
         same = {name: getattr(self, name) for name in PLAN_SETTINGS}
         try:
@@ -133,16 +133,16 @@ class ClassificationTask(Dealt, Preprocessing, ClassTask):
             text = re.sub(rf"\b({'|'.join(PLAN_NAMES)})\b", lambda m: PLAN_NAMES[m[0]], str(error))
             raise ValueError(text) from error
 
-    def open_folder(self, site: str, own: ClassificationSite, datalist: Datalist) -> SiteData:
-        self.check_classes(site, own, datalist)
-        return FolderClasses(self, datalist, own.class_numbers, **own.memory())
+    def open_folder(self, site: str, settings: ClassificationSite, datalist: Datalist) -> SiteData:
+        self.check_classes(site, settings, datalist)
+        return FolderClasses(self, datalist, settings.class_numbers, **settings.memory())
 
-    def open_phantom(self, site: str, own: ClassificationSite) -> SiteData:
+    def open_phantom(self, site: str, settings: ClassificationSite) -> SiteData:
         classes = len(phantom_of(self.phantom).class_names)
         self.check_phantom_fits(site, self.phantom, f"{classes} classes", self.classes == classes and not self.channels)
-        index = phantom_index(site, own.phantom_site, self.phantom_sites)
+        index = phantom_index(site, settings.phantom_site, self.phantom_sites)
         try:
-            plan = self.plan(self.phantom_seed if own.phantom_seed is None else own.phantom_seed)
+            plan = self.plan(self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed)
             return PhantomClasses(self, site, plan, index)
         except ValueError as error:  # a partition that leaves a site too few images
             raise DataError(f"site '{site}': {error}", f"site '{site}': the phantom cannot be made: {error}") from error
@@ -187,10 +187,10 @@ class PhantomClasses(PhantomImages):
 
     def _drawn_findings(self, split: str) -> npt.NDArray[np.int64]:
         """Return the classes of both halves of each picture as findings; every fifth label of them is not known."""
-        own = np.eye(self.task.classes, dtype=np.int64)[np.array(self._drawn.labels[split])]
-        found = own | np.roll(own, 1, axis=0)
-        found.reshape(-1)[2::5] = -1
-        return found
+        one_hot = np.eye(self.task.classes, dtype=np.int64)[np.array(self._drawn.labels[split])]
+        findings = one_hot | np.roll(one_hot, 1, axis=0)
+        findings.reshape(-1)[2::5] = -1
+        return findings
 
     def marks(self, split: str) -> list[tuple[Hashable, Collection[int]]] | None:
         rows = self._findings.get(self.check_split(split))

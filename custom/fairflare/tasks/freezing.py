@@ -28,11 +28,11 @@ def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool 
         norms: True: the parameters of norms are trained whatever ``trained`` returns.
     """
     for prefix, module in model.named_modules():
-        own = dict(module.named_parameters(prefix, recurse=False))
+        parameters = dict(module.named_parameters(prefix, recurse=False))
         always = norms and isinstance(module, norms_of("all"))
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.requires_grad_(always or trained(name))
-        learns = always or any(map(trained, own or (f"{prefix}.",)))
+        learns = always or any(map(trained, parameters or (f"{prefix}.",)))
         if getattr(module, "running_mean", None) is not None and not learns:
             module.register_forward_pre_hook(_as_in_evaluation)
 
@@ -48,15 +48,15 @@ def matching(setting: str, pattern: str, names: list[str], what: str) -> list[st
     Raises:
         ValueError: the pattern is found in no name; the message lists the names.
     """
-    found = [name for name in names if re.search(pattern, name)]
-    if not found:
+    matches = [name for name in names if re.search(pattern, name)]
+    if not matches:
         kinds = list(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
         more = f", and {len(kinds) - NAMES} more" if len(kinds) > NAMES else ""
         raise ValueError(
             f"{setting}={pattern!r} is found in no name of the network's {what}; there are (N: a number) "
             f"{', '.join(kinds[:NAMES])}{more}"
         )
-    return found
+    return matches
 
 
 def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
@@ -75,8 +75,8 @@ def targets_of(model: nn.Module, targets: str, train_also: str) -> list[str]:
     layers = ((name, module) for name, module in model.named_modules() if isinstance(module, kinds))
     # Convolutions with groups are left out: the product of an adapter's two factors does not have their weight's shape.
     usable = [name for name, module in layers if getattr(module, "groups", 1) == 1]
-    found = matching("adapters.targets", targets, usable, "linear layers and convolutions")
+    matches = matching("adapters.targets", targets, usable, "linear layers and convolutions")
     if train_also != "^$":
         parameters = [name for name, _ in model.named_parameters()]
         matching("adapters.train_also", train_also, parameters, "parameters")
-    return found
+    return matches

@@ -96,11 +96,11 @@ class Intensities:
         }):  # fmt: skip
             raise ValueError(problem)
 
-    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        """Return the settings for reading image files; ``kept`` is a cache of decoded volumes on disk, if any."""
+    def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
+        """Return the settings for reading image files; ``decoded`` is a cache of decoded volumes on disk, if any."""
         width = len(self.channels or "1")
         places = self.placed_in or tuple(range(width))
-        return Reading("stored", self.intensity, self.window, kept, channels=places, width=width)
+        return Reading("stored", self.intensity, self.window, decoded, channels=places, width=width)
 
     @property
     def intensities(self) -> str:
@@ -124,14 +124,14 @@ class Preprocessing(Intensities):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        own: Any = self
+        task: Any = self
         if self.channels:
-            own.in_channels = len(self.channels)
-        elif own.in_channels not in (1, 3):
-            raise ValueError(f"in_channels must be one of 1, 3, got {own.in_channels}")
+            task.in_channels = len(self.channels)
+        elif task.in_channels not in (1, 3):
+            raise ValueError(f"in_channels must be one of 1, 3, got {task.in_channels}")
 
-    def reading(self, kept: DecodedVolumes | None = None) -> Reading:
-        return replace(super().reading(kept), orientation=self.orientation)
+    def reading(self, decoded: DecodedVolumes | None = None) -> Reading:
+        return replace(super().reading(decoded), orientation=self.orientation)
 
     def read_input(self, file: Path, number: int | None = None, more: tuple[Path, ...] = ()) -> torch.Tensor:
         """Read one image without a datalist, and prepare it as for evaluation; ``fairflare predict`` uses this.
@@ -202,27 +202,27 @@ class ImageTask(Intensities, Fitted, Task):
                 f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has its own loss or "
                 "metrics, which may take those that are not annotated for absent ones; leave the site out"
             )
-        own = copy.copy(self)
-        vars(own)["annotated"] = numbers
-        return own
+        narrowed = copy.copy(self)
+        vars(narrowed)["annotated"] = numbers
+        return narrowed
 
-    def annotated_in(self, site: str, own: SiteSettings) -> tuple[int, ...] | None:
+    def annotated_in(self, site: str, settings: SiteSettings) -> tuple[int, ...] | None:
         """Return the numbers of the structures or classes that a site's file calls annotated; ``None`` if it has none.
 
         Raises: DataError: the site's file names a label that the task does not have, or only some labels of a
             structure.
         """
         key = KEYS[self.class_labels]
-        said = getattr(own, key, None)
-        if said in (None, "all"):
-            return None if said is None else tuple(range(len(self.structures)))
-        found = tuple(k for k, labels in enumerate(self.structures) if {*labels} <= {*said})
-        if strange := sorted({*said}.difference(*(self.structures[k] for k in found))):
+        declared = getattr(settings, key, None)
+        if declared in (None, "all"):
+            return None if declared is None else tuple(range(len(self.structures)))
+        numbers = tuple(k for k, labels in enumerate(self.structures) if {*labels} <= {*declared})
+        if strange := sorted({*declared}.difference(*(self.structures[k] for k in numbers))):
             problem = f"{key}: {strange} make no whole one of {self.structures}; name all labels of one, or none"
             raise setting_error(site, key, problem)
         with setting_of(site, key):
-            self.annotating(found)
-        return found
+            self.annotating(numbers)
+        return numbers
 
     def outcome_names(self) -> list[str]:
         return self.names()
@@ -259,33 +259,33 @@ class ImageTask(Intensities, Fitted, Task):
             settings: content of the site's private file; its class is ``site_settings``. Under ``"sites"`` are all
                 blocks of the file, including those of other sites.
         """
-        own = read_settings(self.site_settings, site, settings)
-        if own.data_root is None:
-            if not own.phantom and not self.allow_phantom:
+        chosen = read_settings(self.site_settings, site, settings)
+        if chosen.data_root is None:
+            if not chosen.phantom and not self.allow_phantom:
                 raise setting_error(
                     site,
                     "data_root",
                     "no data: 'data_root' is not set, and this job allows no made-up data (allow_phantom=false); set "
                     "'data_root'",
                 )
-            return self.open_phantom(site, own)
+            return self.open_phantom(site, chosen)
         listed = load_datalist(
-            own.data_root, own.datalist or "datalist.json", site=site, class_labels=self.class_labels,
-            linked_roots=own.linked_roots,
+            chosen.data_root, chosen.datalist or "datalist.json", site=site, class_labels=self.class_labels,
+            linked_roots=chosen.linked_roots,
         )  # fmt: skip
         for line in listed.doubts:
             log.warning("site '%s': %s", site, line)  # written to the site's own log only
-        return self.open_listed(site, own, listed)
+        return self.open_listed(site, chosen, listed)
 
-    def open_listed(self, site: str, own: SiteSettings, listed: Datalist) -> SiteData:
+    def open_listed(self, site: str, settings: SiteSettings, listed: Datalist) -> SiteData:
         """Return the images of a datalist, labelled as the site's file says."""
-        said, places = self.annotated_in(site, own), own.places_of(self.channels or (), site, listed)
-        task = self.annotating(said)
+        annotated, places = self.annotated_in(site, settings), settings.places_of(self.channels or (), site, listed)
+        task = self.annotating(annotated)
         if self.channels:
             task = copy.copy(task)
             vars(task)["placed_in"] = places
-        data = task.open_folder(site, own, listed)
-        data.annotated = said
+        data = task.open_folder(site, settings, listed)
+        data.annotated = annotated
         data.channels = tuple(sorted({*places} - {-1})) if self.channels else None
         vain = [name for name, place in zip(listed.channels, places, strict=False) if place < 0]
         data.description += f"; channels {', '.join(listed.channels)}" * bool(listed.channels)
@@ -347,17 +347,17 @@ class ImageTask(Intensities, Fitted, Task):
             raise DataError(text, text)
         places = () if self.class_labels else inputs.shape[2:]
         needed = (len(inputs), self.classes if self.class_labels else self.num_classes, *places)
-        found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
-        if found != needed and not self.of_user("loss"):  # a user's own loss may need outputs of another form
-            text = f"{named} gives {found}, and {needed} is needed for num_classes={needed[1]}"
+        shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
+        if shape != needed and not self.of_user("loss"):  # a user's own loss may need outputs of another form
+            text = f"{named} gives {shape}, and {needed} is needed for num_classes={needed[1]}"
             raise DataError(text, text)
 
     @abstractmethod
-    def open_folder(self, site: str, own: Any, datalist: Datalist) -> SiteData:
+    def open_folder(self, site: str, settings: Any, datalist: Datalist) -> SiteData:
         """Return the data of the images that a site's datalist names."""
 
     @abstractmethod
-    def open_phantom(self, site: str, own: Any) -> SiteData:
+    def open_phantom(self, site: str, settings: Any) -> SiteData:
         """Return the task's synthetic images for a site."""
 
     def check_phantom_fits(self, site: str, what: str, has: str, fits: bool) -> None:
@@ -431,11 +431,11 @@ def read_all(read: Callable[[int], T], indices: Sequence[int], workers: int) -> 
         check_stop()
         with ThreadPool(workers) as threads:
             return dict(zip(indices, threads.map(read, indices), strict=True))
-    found = {}
+    results = {}
     for index in indices:
         check_stop()
-        found[index] = read(index)
-    return found
+        results[index] = read(index)
+    return results
 
 
 class ListedData(SiteData):
@@ -544,9 +544,9 @@ class FolderImages(Marked, PreparedData, ImageData):
 
     def all_marks(self, split: str) -> list[tuple[Hashable, Collection[int]]]:
         if split not in self._marks:
-            own = self.datalist.splits[self.check_split(split)]
-            found = read_all(lambda k: self.labelled(own[k], split), range(len(own)), self.num_workers)
-            self._marks[split] = [(sample.case, found[k]) for k, sample in enumerate(own)]
+            samples = self.datalist.splits[self.check_split(split)]
+            marks = read_all(lambda k: self.labelled(samples[k], split), range(len(samples)), self.num_workers)
+            self._marks[split] = [(sample.case, marks[k]) for k, sample in enumerate(samples)]
         return self._marks[split]
 
     def identities(self, split: str) -> list[Hashable]:

@@ -22,13 +22,13 @@ def plain(value: Any) -> torch.Tensor:
     return torch.as_tensor(value).as_subclass(torch.Tensor)
 
 
-def inner_size(own: Size, size: Size, how: str) -> Size:
+def inner_size(image_size: Size, size: Size, how: str) -> Size:
     """Return the size to which the whole image is resized before it is padded or cut to ``size``."""
     if how == "stretch":
         return size
-    factors = [new / old for new, old in zip(size, own, strict=True)]
+    factors = [new / old for new, old in zip(size, image_size, strict=True)]
     factor = min(factors) if how == "pad" else max(factors)
-    height, width = (max(1, round(old * factor)) for old in own)
+    height, width = (max(1, round(old * factor)) for old in image_size)
     return height, width
 
 
@@ -91,12 +91,12 @@ def overlaps(old: int, new: int) -> torch.Tensor:
     return (covered.clamp(min=0.0) * new / old).float()
 
 
-def back_in_place(pictures: torch.Tensor, own: Size, how: str) -> torch.Tensor:
+def back_in_place(pictures: torch.Tensor, image_size: Size, how: str) -> torch.Tensor:
     """Resize the network's predictions to the image's own size, by the nearest pixel.
 
     Args:
         pictures: predictions (channels, height, width); 0 means "nothing found", and cut-off pixels get 0.
-        own: height and width of the image itself.
+        image_size: height and width of the image itself.
         how: the way in which the image was resized for the network: ``"stretch"``, ``"pad"`` or ``"crop"``.
     """
-    return nearest(centred(pictures, inner_size(own, (pictures.shape[1], pictures.shape[2]), how)), own)
+    return nearest(centred(pictures, inner_size(image_size, (pictures.shape[1], pictures.shape[2]), how)), image_size)

@@ -44,71 +44,73 @@ def load_partial(model: nn.Module, path: Path, keys: Mapping[str, str]) -> str:
         ValueError: the file cannot be read, two of its names become one, a grid cannot be interpolated, or no tensor
             fits (the message lists names of both).
     """
-    own = {name.replace(".base_layer.", "."): name for name in model.state_dict() if not FACTOR.fullmatch(name)}
+    names = {name.replace(".base_layer.", "."): name for name in model.state_dict() if not FACTOR.fullmatch(name)}
     state = model.state_dict()
     rules = list(keys.items())
-    positions = _place(POSITIONS, own)
-    found = _renamed(read_checkpoint(path), rules if positions is None else [*rules, *OF_VIT], path)
+    positions = _place(POSITIONS, names)
+    tensors = _renamed(read_checkpoint(path), rules if positions is None else [*rules, *OF_VIT], path)
     if positions is not None:
         encoder: Any = getattr(model, "encoder", model)
-        found = _positions(found, encoder.grid, state[own[positions]], path)
+        tensors = _positions(tensors, encoder.grid, state[names[positions]], path)
     fitting: dict[str, torch.Tensor] = {}
     misfits: list[str] = []
-    for name, tensor in found.items():
-        place = _place(name, own)
+    for name, tensor in tensors.items():
+        place = _place(name, names)
         if place is None:
             misfits.append(f"{name} {tuple(tensor.shape)}")
-        elif state[own[place]].shape != tensor.shape:
-            misfits.append(f"{name} {tuple(tensor.shape)} (here {tuple(state[own[place]].shape)})")
+        elif state[names[place]].shape != tensor.shape:
+            misfits.append(f"{name} {tuple(tensor.shape)} (here {tuple(state[names[place]].shape)})")
         else:
-            fitting[own[place]] = tensor.to(state[own[place]].dtype)
-    random = [plain for plain, name in own.items() if name not in fitting and not plain.endswith("num_batches_tracked")]
+            fitting[names[place]] = tensor.to(state[names[place]].dtype)
+    random = [
+        plain for plain, name in names.items() if name not in fitting and not plain.endswith("num_batches_tracked")
+    ]
     unused, begun = (few(names, SHOWN) or "nothing" for names in (misfits, random))
     rest = f"not used of the file: {unused}; as it began in the network: {begun}"
     if not fitting:
         raise ValueError(
-            f"checkpoint {path}: none of its {len(found)} tensors fits the network ({rest}); map its names with "
+            f"checkpoint {path}: none of its {len(tensors)} tensors fits the network ({rest}); map its names with "
             "initial_keys={REGEX: replacement}"
         )
     model.load_state_dict({**state, **fitting})
-    return f"initial weights: {len(fitting)} of {len(found)} tensors of {path.name} fitted; {rest}"
+    return f"initial weights: {len(fitting)} of {len(tensors)} tensors of {path.name} fitted; {rest}"
 
 
 def _renamed(
     tensors: Mapping[str, torch.Tensor], rules: Sequence[tuple[str, str]], path: Path
 ) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    renamed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         (new,) = match_names({name: tensor})
         for pattern, replacement in rules:
             new = re.sub(pattern, replacement, new)
-        if new in found:
+        if new in renamed:
             raise ValueError(f"checkpoint {path}: two tensors become {new!r}, the second is {name!r}; see initial_keys")
-        found[new] = tensor
-    return found
+        renamed[new] = tensor
+    return renamed
 
 
-def _place(name: str, own: Mapping[str, str]) -> str | None:
-    return next((place for place in (name, f"encoder.{name}") if place in own), None)
+def _place(name: str, names: Mapping[str, str]) -> str | None:
+    return next((place for place in (name, f"encoder.{name}") if place in names), None)
 
 
 def _positions(
-    found: dict[str, torch.Tensor], grid: Sequence[int], own: torch.Tensor, path: Path
+    tensors: dict[str, torch.Tensor], grid: Sequence[int], positions: torch.Tensor, path: Path
 ) -> dict[str, torch.Tensor]:
     """Convert position embeddings of a file to the form of the network.
 
     The class token's position embedding is added to that token, and the patches' embeddings are interpolated to the
     network's grid.
     """
-    timm, token = found.pop("pos_embed", None), found.get("cls_token")
+    timm, token = tensors.pop("pos_embed", None), tensors.get("cls_token")
     if timm is not None:
-        found[POSITIONS] = timm
+        tensors[POSITIONS] = timm
         patches = timm.shape[1] - 1
-        if token is not None and (patches == own.shape[1] or _side(patches, len(grid))):
-            found |= {"cls_token": token + timm[:, :1], POSITIONS: timm[:, 1:]}
-    given = found.get(POSITIONS)
-    if given is None or given.ndim != 3 or given.shape[2] != own.shape[2] or given.shape == own.shape:
-        return found
+        if token is not None and (patches == positions.shape[1] or _side(patches, len(grid))):
+            tensors |= {"cls_token": token + timm[:, :1], POSITIONS: timm[:, 1:]}
+    given = tensors.get(POSITIONS)
+    if given is None or given.ndim != 3 or given.shape[2] != positions.shape[2] or given.shape == positions.shape:
+        return tensors
     side = _side(given.shape[1], len(grid))
     if not side:
         raise ValueError(
@@ -118,7 +120,7 @@ def _positions(
     mode = "bicubic" if len(grid) == 2 else "trilinear"
     plane = given.transpose(1, 2).reshape(1, -1, *[side] * len(grid)).float()
     plane = nn.functional.interpolate(plane, tuple(grid), mode=mode, align_corners=False)
-    return {**found, POSITIONS: plane.flatten(2).transpose(1, 2)}
+    return {**tensors, POSITIONS: plane.flatten(2).transpose(1, 2)}
 
 
 def _side(patches: int, dimensions: int) -> int:

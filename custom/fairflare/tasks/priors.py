@@ -119,11 +119,11 @@ def load_prior(
     with torch.random.fork_rng(devices=[]):  # keep torch's random state, as building a network draws initial weights
         encoder, width = build_encoder(network)
     queries = {name.partition(MOCO_PREFIX)[2]: tensor for name, tensor in tensors.items() if MOCO_PREFIX in name}
-    own = encoder.state_dict()
+    needed = encoder.state_dict()
     named = match_names(queries or tensors)
     load_fitting(
         encoder,
-        {name: tensor for name, tensor in named.items() if name in own or not name.startswith(HEADS)},
+        {name: tensor for name, tensor in named.items() if name in needed or not name.startswith(HEADS)},
         f"checkpoint {path} does not fit the prior network {network!r}",
         f". Choose the prior_network that the file is of; for MoCo's layout the keys start with 'module.{MOCO_PREFIX}'",
     )

@@ -80,13 +80,15 @@ class ScriptTask(Task):
             )
         module, _, name = model.rpartition(".")
         try:
-            found = getattr(importlib.import_module(module), name)
-            if not isinstance(found, type) or not issubclass(found, torch.nn.Module):  # before the class is called
-                raise TypeError(f"it must be a class of torch.nn.Module, got {found!r:.80}")
-            made: torch.nn.Module = found(**self.model_args)
+            network_class = getattr(importlib.import_module(module), name)
+            if not isinstance(network_class, type) or not issubclass(
+                network_class, torch.nn.Module
+            ):  # before the class is called
+                raise TypeError(f"it must be a class of torch.nn.Module, got {network_class!r:.80}")
+            network: torch.nn.Module = network_class(**self.model_args)
         except Exception as error:
             raise ValueError(f"model {model!r} cannot be built: {type(error).__name__}: {error}") from error
-        return made
+        return network
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise problem("the sites' own script has the loss; the job's executor must be FLARE's Client API executor")
@@ -241,10 +243,10 @@ class LoopTask(Task):
         return self.data
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        found = self.criterion(outputs, targets)
-        if not isinstance(found, torch.Tensor):
-            raise problem(f"the loss must give a tensor, got {type(found).__name__}")
-        return found.mean() if found.ndim else found
+        loss = self.criterion(outputs, targets)
+        if not isinstance(loss, torch.Tensor):
+            raise problem(f"the loss must give a tensor, got {type(loss).__name__}")
+        return loss.mean() if loss.ndim else loss
 
     def sample_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         plain = self.criterion
@@ -252,23 +254,23 @@ class LoopTask(Task):
             return torch.nn.functional.cross_entropy(
                 outputs, targets, reduction="none", label_smoothing=plain.label_smoothing
             )
-        found = self.criterion(outputs, targets)
-        if found.ndim and len(found) == len(targets):
-            return found.flatten(1).mean(1) if found.ndim > 1 else found
+        losses = self.criterion(outputs, targets)
+        if losses.ndim and len(losses) == len(targets):
+            return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
         return super().sample_losses(outputs, targets)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         source = getattr(batches, "source", batches)
         with evaluating(model):
-            found = self.metrics(model, source)
-        if not isinstance(found, Mapping):
-            found = {self.primary_metric: found}
-        if self.primary_metric not in found:
+            metrics = self.metrics(model, source)
+        if not isinstance(metrics, Mapping):
+            metrics = {self.primary_metric: metrics}
+        if self.primary_metric not in metrics:
             raise problem(
                 f"metrics must give {self.primary_metric!r} (or primary_metric name another one), got "
-                f"{', '.join(map(repr, found)) or 'nothing'}"
+                f"{', '.join(map(repr, metrics)) or 'nothing'}"
             )
-        return {str(name): _metric(str(name), value) for name, value in found.items()}
+        return {str(name): _metric(str(name), value) for name, value in metrics.items()}
 
     def load_prior(self, network: str, checkpoint: str | None, image_size: int | None) -> PriorNetwork:
         return self.prior or priors.load_prior(network, checkpoint, image_size)
@@ -297,7 +299,7 @@ ACCURACY = {"accuracy": {"higher_is_better": True}}
 OF_METRIC = ("higher_is_better", "low", "high", "unit", "mean_of_images")
 
 
-def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
+def declared(described: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
     """Convert a script's metrics from a job's plain values, where ``None`` means no limit, to ``Metric`` objects.
 
     A job does not declare whether a metric is about one class. So a site that withholds metrics by class withholds all
@@ -306,16 +308,16 @@ def declared(told: Mapping[str, Mapping[str, Any]]) -> tuple[Metric, ...]:
     Raises:
         ValueError: a metric has an unknown key, no direction, or an unusable value; the message names the metric.
     """
-    found = []
-    for name, entry in {**ACCURACY, **told}.items():
+    metrics = []
+    for name, entry in {**ACCURACY, **described}.items():
         if unknown := [key for key in entry if key not in OF_METRIC]:
             raise ValueError(f"metrics: {name!r} has no {unknown[0]!r}{nearest(unknown[0], OF_METRIC)}")
         if not isinstance(entry.get("higher_is_better"), bool):
             raise ValueError(asks_for(name))
         low, high = entry.get("low", 0.0), entry.get("high", 1.0)
         given = {**entry, "low": -math.inf if low is None else low, "high": math.inf if high is None else high}
-        found.append(Metric(name=name, doc="measured by the sites' own script", by_class=True, **given))
-    return tuple(found)
+        metrics.append(Metric(name=name, doc="measured by the sites' own script", by_class=True, **given))
+    return tuple(metrics)
 
 
 def asks_for(metric: str) -> str:

@@ -94,17 +94,17 @@ class Structured:
     def structures(self, mask: npt.NDArray[np.unsignedinteger[Any]], file: str) -> torch.Tensor:
         return self.inside(mask, self.meaning(counts_of(mask), file))
 
-    def meaning(self, found: Collection[int], file: str) -> dict[int, int]:
+    def meaning(self, values: Collection[int], file: str) -> dict[int, int]:
         """Return the label of each value that a mask has; raise ``DataError`` if a value has no meaning."""
-        own = {0} if self.ignore is None else {0, self.ignore}
-        coding = {value: value for value in own.union(*self.labels)} if self.coding is None else self.coding
+        uncounted = {0} if self.ignore is None else {0, self.ignore}
+        coding = {value: value for value in uncounted.union(*self.labels)} if self.coding is None else self.coding
         binary = self.coding is None and {*coding} == {0, 1}
-        if binary and 255 in found and 1 not in found:
+        if binary and 255 in values and 1 not in values:
             coding = {0: 0, 255: 1}
-        strange = [value for value in found if value not in coding]
+        strange = [value for value in values if value not in coding]
         if strange:
             more, known = max(strange), [[label] for label in range(1, len(self.labels) + 1)]
-            further = self.coding is None and [list(of) for of in self.labels] == known and more <= MOST_FURTHER
+            further = self.coding is None and [list(group) for group in self.labels] == known and more <= MOST_FURTHER
             lossy = "; JPEG changes values, use PNG for masks" if file.lower().endswith((".jpg", ".jpeg")) else ""
             raise DataError(
                 f"site '{self.site}': mask '{file}' of split '{self.split}' has the values "
@@ -115,13 +115,13 @@ class Structured:
                 f"{json.dumps({**coding, **dict.fromkeys(strange, 0 if further else self.labels[0][0])})}{lossy}",
                 f"site '{self.site}': a mask of split '{self.split}' has values that are not expected",
             )
-        if odd := sorted(self.silent & {coding[value] for value in found}):
+        if odd := sorted(self.silent & {coding[value] for value in values}):
             raise DataError(
                 f"site '{self.site}': mask '{file}' of split '{self.split}' marks {few(list(map(str, odd)), 5)}, which "
                 "'structures' in the site's fairflare.json does not have; add the label there, or correct the mask",
                 f"site '{self.site}': a mask of split '{self.split}' marks what 'structures' in the site file lacks",
             )
-        return {value: coding[value] for value in found}
+        return {value: coding[value] for value in values}
 
     def inside(self, mask: npt.NDArray[np.unsignedinteger[Any]], meaning: Mapping[int, int]) -> torch.Tensor:
         """Return the structures of a mask, given the label of each of its values."""

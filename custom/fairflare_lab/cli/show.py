@@ -15,7 +15,7 @@ from fairflare.reporting.documents import Results
 
 
 def show_several(
-    found: Sequence[Results],
+    runs: Sequence[Results],
     metric: str | None,
     *,
     sites: bool,
@@ -25,7 +25,7 @@ def show_several(
     """Print the comparison of several runs, with the differences to the first row.
 
     Args:
-        found: documents of the runs.
+        runs: documents of the runs.
         metric: name of the metric; default: the task's primary metric.
         sites: whether to print a column for each site.
         style: form of the tables.
@@ -35,7 +35,7 @@ def show_several(
     from fairflare_lab.compare.comparison_json import comparison_json
     from fairflare_lab.compare.difference_table import difference_table
 
-    several = comparison_of(found, metric)
+    several = comparison_of(runs, metric)
     if put is not None:
         put(run=None, comparison=comparison_json(several))
         return

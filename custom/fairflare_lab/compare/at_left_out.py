@@ -78,21 +78,21 @@ def at_unseen(
         raise ValueError(f"site {site!r} was part of the run: it is not unseen; leave it out of the run's sites")
     network, state = common_model(plan, workspace, local)
     home = at_home(values_of(plan.training), network, lambda *_, **__: None)
-    found = Unseen(site=site, reason=NO_MODEL)
+    result = Unseen(site=site, reason=NO_MODEL)
     if not home.own_everywhere:
-        found = _tested(plan, state, site, local, should_stop)
+        result = _tested(plan, state, site, local, should_stop)
     statistics = _statistics(network)
     if statistics and (not home.own_everywhere or home.tensors <= statistics):
-        own = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
-        data = plan.task.open_site(site, own)
+        settings = {key: value for key, value in own_settings(local, site).items() if key not in SHELL_SETTINGS}
+        data = plan.task.open_site(site, settings)
         with one_thread(), torch.no_grad():
             recalibrate(network, lambda: (inputs for inputs, *_ in data.batches("training", batch_size=BATCH)))
         adapted = _tested(plan, network.state_dict(), site, local, should_stop)
-        found.adapted, found.adapted_resampled = adapted.metrics, adapted.resampled
+        result.adapted, result.adapted_resampled = adapted.metrics, adapted.resampled
         if home.own_everywhere:  # without adapted statistics there is no common model
-            found.groups, found.groups_kept = adapted.groups, adapted.groups_kept
-    found.write(workspace / RUN_DIR / RESULTS_FOLDER)
-    return found
+            result.groups, result.groups_kept = adapted.groups, adapted.groups_kept
+    result.write(workspace / RUN_DIR / RESULTS_FOLDER)
+    return result
 
 
 def common_model(
@@ -136,9 +136,9 @@ def _tested(
     metrics = {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}
     reason = "" if metrics else "the site keeps its figures, which are of too few cases (min_cases)"
     drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
-    said = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
+    statistics = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
     bins = plan.run.group_bins, plan.run.calibration_bins
-    sums = read_groups(site, said, plan.run.groups, len(plan.task.outcome_names()), *bins)
+    sums = read_groups(site, statistics, plan.run.groups, len(plan.task.outcome_names()), *bins)
     return Unseen(
         site=site,
         metrics=metrics,
@@ -147,6 +147,8 @@ def _tested(
         resampled=drawn,
         unit=reply.stats.get(DRAWN_UNITS, "") if drawn else "",
         units=reply.stats.get(NUM_UNITS) if drawn else None,
-        groups={name: {kind: values.tolist() for kind, values in of.items()} for name, of in (sums or {}).items()},
-        groups_kept=suppressed_in(said, IN_GROUPS),
+        groups={
+            name: {kind: values.tolist() for kind, values in kinds.items()} for name, kinds in (sums or {}).items()
+        },
+        groups_kept=suppressed_in(statistics, IN_GROUPS),
     )

@@ -63,18 +63,18 @@ def paper_table(
                 personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}
     pooled = last and any(column.get("last") for column in columns)
     models = "models of the last rounds that were tested" if pooled else "last model"
-    told = {
+    warnings = {
         f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
         f"{', '.join(personal)}.": personal,
         f"ABSENT, as no run measured it: {', '.join(absent)}.": absent,
     }
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
-    notes = [about, *notes, *(text for text, holds in told.items() if holds)]
+    notes = [about, *notes, *(text for text, holds in warnings.items() if holds)]
     lines = list(zip(*table.values(), strict=True))
     return printed([Table("paper_table", title, list(table), lines)], notes, style, width)
 
 
-def _cell(found: Spread) -> str:
-    if math.isnan(found.mean):
+def _cell(spread: Spread) -> str:
+    if math.isnan(spread.mean):
         return MISSING
-    return f"{100 * found.mean:.2f}" + ("" if math.isnan(found.sd) else f" ± {100 * found.sd:.2f}")
+    return f"{100 * spread.mean:.2f}" + ("" if math.isnan(spread.sd) else f" ± {100 * spread.sd:.2f}")

@@ -77,15 +77,19 @@ class Runs:
         kinds: dict[str, set[tuple[Units, int] | None]] = {site: set() for site in sites}
         for *_, site, _, draws in _entries(rows):
             kinds[site].add(None if draws is None else (draws[0], len(draws[1])))
-        same = {site: kind for site, found in kinds.items() if len(found) == 1 and (kind := next(iter(found)))}
+        same = {
+            site: kind
+            for site, kinds_of_site in kinds.items()
+            if len(kinds_of_site) == 1 and (kind := next(iter(kinds_of_site)))
+        }
         units = {site: unit for site, (unit, _) in same.items() if unit[1] != 1}
         many = max((count for _, count in same.values()), default=0)
         values = np.full((len(rows), len(seeds), len(sites), 1 + many), math.nan)
         for rank, seed, site, value, draws in _entries(rows):
-            at = values[rank, seeds.index(seed), sites.index(site)]
-            at[VALUE] = value
+            cell = values[rank, seeds.index(seed), sites.index(site)]
+            cell[VALUE] = value
             if draws is not None and site in units:
-                at[1 : 1 + len(draws[1])] = draws[1]
+                cell[1 : 1 + len(draws[1])] = draws[1]
         counts = [units[site][1] or math.inf if site in units else math.inf for site in sites]
         values[..., DRAWS] = widened(values[..., VALUE], values[..., DRAWS], counts)
         return cls(values, seeds, sites, units)
@@ -102,12 +106,12 @@ class Runs:
         How far the choice of patients moves the figure is known only if all sites have draws. For the degrees of
         freedom the variance is split by site, with draws of one site and measured values of the other sites.
         """
-        found = _quiet(figure, self.values)
-        has = np.isfinite(found[:, VALUE])
-        values = {seed: float(found[k, VALUE]) for k, seed in enumerate(self.seeds) if has[k]}
+        figures = _quiet(figure, self.values)
+        has = np.isfinite(figures[:, VALUE])
+        values = {seed: float(figures[k, VALUE]) for k, seed in enumerate(self.seeds) if has[k]}
         if not values or len(self.units) < len(self.sites):
             return Contrast(values)
-        drawn, counts, parts = found[has][:, DRAWS], [self.units[site][1] or math.inf for site in self.sites], [1.0]
+        drawn, counts, parts = figures[has][:, DRAWS], [self.units[site][1] or math.inf for site in self.sites], [1.0]
         if len(self.sites) > 1:
             by_site = [_quiet(figure, self._of_site(rank)) for rank in range(len(self.sites))]
             parts = [float(np.nanvar(one[has][:, DRAWS].mean(0))) for one in by_site]

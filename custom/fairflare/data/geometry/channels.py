@@ -34,11 +34,11 @@ def onto(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = 
         Misfit: a file does not say where it lies, the two lie in different frames of reference, or the channel covers
             less than 90 % of the box.
     """
-    found = fit(grid, channel)
-    if isinstance(found, Fit):
-        return found.bring(values)
+    fitting = fit(grid, channel)
+    if isinstance(fitting, Fit):
+        return fitting.bring(values)
     places = None
-    if found.cause in ELSEWHERE and grid.affine is not None and channel.affine is not None:
+    if fitting.cause in ELSEWHERE and grid.affine is not None and channel.affine is not None:
         step = np.linalg.solve(channel.affine, grid.affine)
         sides = box or tuple(slice(0, length) for length in grid.shape)
         lattice = [np.linspace(side.start - 0.5, side.stop - 0.5, 2 * PROBES + 1)[1::2] for side in sides]
@@ -50,8 +50,8 @@ def onto(grid: Grid, channel: Grid, values: npt.NDArray[Any], box: Box | None = 
         seen, wanted = _box(channel.affine, [slice(0, length) for length in channel.shape]), _box(grid.affine, sides)
         where = f"; it lies at {seen} mm and covers {covered:.0%} of the label's box, {wanted} mm"
     raise Misfit(
-        found.cause.replace("mask", "channel"),
-        found.value.replace("mask", "channel") + ("" if places is None else where),
+        fitting.cause.replace("mask", "channel"),
+        fitting.value.replace("mask", "channel") + ("" if places is None else where),
         "Channels of a case are images of one examination that say where they lie; take the file of this case, or "
         "register the images first",
     )
@@ -61,10 +61,10 @@ def _resampled(values: npt.NDArray[Any], step: Affine, shape: tuple[int, int, in
     """Interpolate values linearly at each voxel of a grid; ``step`` leads from its voxels to those of the values."""
     from scipy.ndimage import affine_transform
 
-    found: npt.NDArray[np.float32] = affine_transform(
+    resampled: npt.NDArray[np.float32] = affine_transform(
         values, step[:3, :3], step[:3, 3], shape, np.float32, order=1, mode="constant"
     )
-    return found
+    return resampled
 
 
 def _box(affine: Affine, sides: Any) -> str:

@@ -29,9 +29,9 @@ class Misfit(ValueError):
         return f"{self.value}. {self.remedy}"
 
 
-def notes_of(found: Iterable[str]) -> list[str]:
+def notes_of(texts: Iterable[str]) -> list[str]:
     """Return each different note once, with the number of its occurrences; empty notes are left out."""
-    return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, found)).items()]
+    return [f"{text} ({count} times)" if count > 1 else text for text, count in Counter(filter(None, texts)).items()]
 
 
 def listed(values: Iterable[float]) -> str:

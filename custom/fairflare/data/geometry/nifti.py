@@ -23,22 +23,22 @@ def three_axes(shape: Sequence[int]) -> tuple[int, ...]:
         Misfit: the file has more axes.
         ValueError: the shape has only one axis.
     """
-    found = tuple(int(length) for length in shape)
-    if any(length != 1 for length in found[4:]):
-        raise of_several(found)
-    if len(found) < 2:
-        raise ValueError(f"it has the shape {found}, which is no picture")
-    return found[: 3 + (found[3:4] not in ((), (1,)))]
+    lengths = tuple(int(length) for length in shape)
+    if any(length != 1 for length in lengths[4:]):
+        raise of_several(lengths)
+    if len(lengths) < 2:
+        raise ValueError(f"it has the shape {lengths}, which is no picture")
+    return lengths[: 3 + (lengths[3:4] not in ((), (1,)))]
 
 
 def of_several(shape: Sequence[int], wanted: int = 1) -> Misfit:
     """Return the misfit of a file with another number of volumes than is wanted."""
-    found = f"it holds {math.prod(shape[3:])} volume{'s' * (math.prod(shape[3:]) != 1)} (its shape is {tuple(shape)})"
+    problem = f"it holds {math.prod(shape[3:])} volume{'s' * (math.prod(shape[3:]) != 1)} (its shape is {tuple(shape)})"
     if wanted == 1:
         remedy = f"{FOUR}; or, where they are channels and not times, name them: 'channels' in the datalist"
-        return Misfit("several volumes in one file", found, remedy)
+        return Misfit("several volumes in one file", problem, remedy)
     remedy = "Correct 'channels', or save the volumes of the case as one file, or as a file a channel"
-    return Misfit("another number of channels", f"{found}, and 'channels' names {wanted}", remedy)
+    return Misfit("another number of channels", f"{problem}, and 'channels' names {wanted}", remedy)
 
 
 def nifti_grid(header: Any) -> Grid:
@@ -57,15 +57,15 @@ def nifti_grid(header: Any) -> Grid:
     shape = (rows, columns, slices)
     unit, factor = UNITS.get(int(header["xyzt_units"]) & 7, ("mm", 1.0))
     forms = {"sform": header.get_sform, "qform": lambda: _qform(header, (columns, rows, slices))}
-    found = {name: np.asarray(form()) for name, form in forms.items() if int(header[f"{name}_code"]) > 0}
+    affines = {name: np.asarray(form()) for name, form in forms.items() if int(header[f"{name}_code"]) > 0}
     in_mm = np.diag([factor] * 3 + [1.0])
-    said = [(name, check_affine(in_mm @ form[:, [1, 0, 2, 3]], shape, name)) for name, form in found.items()]
-    if len(said) > 1 and together(said[0][1], said[1][1], shape):
-        said = said[:1]
-    notes = [f"voxels are given in {unit}; they are read in mm"] if found and factor != 1 else []
-    if len(said) > 1:
+    statements = [(name, check_affine(in_mm @ form[:, [1, 0, 2, 3]], shape, name)) for name, form in affines.items()]
+    if len(statements) > 1 and together(statements[0][1], statements[1][1], shape):
+        statements = statements[:1]
+    notes = [f"voxels are given in {unit}; they are read in mm"] if affines and factor != 1 else []
+    if len(statements) > 1:
         notes.append("qform and sform differ: the sform is read, unless the mask fits the qform alone")
-    return Grid(shape, tuple(said), note="; ".join(notes))
+    return Grid(shape, tuple(statements), note="; ".join(notes))
 
 
 def _qform(header: Any, axes: Sequence[int]) -> npt.NDArray[Any]:

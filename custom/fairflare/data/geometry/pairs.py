@@ -70,8 +70,8 @@ class Grid:
             Misfit: the qform and the sform of a NIfTI file state different directions of the body.
         """
         if len({codes_of(affine) for _, affine in self.statements}) > 1:
-            said = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
-            raise Misfit(TWO_FORMS, said.replace(" ", " says ", 1), ASK)
+            in_words = " and ".join(f"{name} {codes_of(affine)}" for name, affine in reversed(self.statements))
+            raise Misfit(TWO_FORMS, in_words.replace(" ", " says ", 1), ASK)
         return self.statements[0][1] if self.statements else None
 
 
@@ -120,8 +120,8 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
         )
     if image.statements and mask.statements and mask.of == SEGMENTS:
         whole, places = _with_empty_slices(image, mask)
-        found = _on_grid(image, whole)
-        return replace(found, places=places, slices=whole.shape[2]) if isinstance(found, Fit) else found
+        fitting = _on_grid(image, whole)
+        return replace(fitting, places=places, slices=whole.shape[2]) if isinstance(fitting, Fit) else fitting
     if image.statements and mask.statements:
         return _on_grid(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
@@ -185,10 +185,10 @@ def check_affine(affine: Affine, shape: Sequence[int], name: str) -> Affine:
     for axis in (2, 0, 1):
         if shape[axis] == 1:
             continue
-        own, others = full[:3, axis], np.delete(full[:3, :3], axis, axis=1)
+        direction, others = full[:3, axis], np.delete(full[:3, :3], axis, axis=1)
         normal = np.cross(others[:, 0], others[:, 1])
-        cosine = abs(float(own @ normal)) / max(float(np.linalg.norm(own) * np.linalg.norm(normal)), 1e-12)
-        sideways = math.sqrt(max(1 - cosine**2, 0.0)) * float(np.linalg.norm(own)) * (shape[axis] - 1)
+        cosine = abs(float(direction @ normal)) / max(float(np.linalg.norm(direction) * np.linalg.norm(normal)), 1e-12)
+        sideways = math.sqrt(max(1 - cosine**2, 0.0)) * float(np.linalg.norm(direction)) * (shape[axis] - 1)
         if 1 - cosine > SKEW and sideways > ACROSS:
             lean = math.degrees(math.acos(min(cosine, 1.0)))
             which = ("rows", "columns", "slices")[axis]
@@ -208,15 +208,15 @@ def together(one: Affine, other: Affine, shape: Sequence[int], within: float = T
 def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
     """Fit a mask to an image by the affines of both; every pair of their affines, at most two each, is tried."""
     fitting: list[tuple[Fit, str]] = []
-    for (own, said), (its, other) in product(image.statements, mask.statements):
-        a, b = _full(said, image.shape), _full(other, mask.shape)
+    for (name, affine), (its, other) in product(image.statements, mask.statements):
+        a, b = _full(affine, image.shape), _full(other, mask.shape)
         turn = _axes_of(a, b)
         if not _shape_fits(image.shape, mask.shape, turn):
             continue
         apart, side = _apart(a, b, turn, image.shape, mask.shape), float(np.linalg.norm(a[:3, :3], axis=0).min())
         if apart <= NEAR * side * (1 - 1e-6):
             far = f"mask and image lie up to {apart:.2g} mm apart ({apart / side:.2g} voxel)"
-            fitting.append((Fit(turn, said, far if apart > TOGETHER * side else ""), f"{own} and {its}"))
+            fitting.append((Fit(turn, affine, far if apart > TOGETHER * side else ""), f"{name} and {its}"))
     if not fitting:
         return (None if mask.of or image.of == "frames" else _lost_geometry(image, mask)) or _named(image, mask)
     if len({each.turn.tobytes() for each, _ in fitting}) > 1:
@@ -246,14 +246,14 @@ def _with_empty_slices(image: Grid, mask: Grid) -> tuple[Grid, tuple[int, ...]]:
 
 def _full(affine: Affine, shape: Sequence[int]) -> Affine:
     """Return an affine in which a single axis of one voxel is the normal of the two other axes, 1 mm long."""
-    found = np.array(affine, np.float64)
+    full = np.array(affine, np.float64)
     single = [axis for axis in range(3) if shape[axis] == 1]
     if len(single) == 1:
-        others = np.delete(found[:3, :3], single[0], axis=1)
+        others = np.delete(full[:3, :3], single[0], axis=1)
         normal = np.cross(others[:, 0], others[:, 1])
         length = float(np.linalg.norm(normal))
-        found[:3, single[0]] = normal / length if length else found[:3, single[0]]
-    return found
+        full[:3, single[0]] = normal / length if length else full[:3, single[0]]
+    return full
 
 
 def _axes_of(a: Affine, b: Affine) -> Turn:
@@ -296,16 +296,16 @@ def _named(image: Grid, mask: Grid) -> Misfit:
         )
     turn = _axes_of(a, b)
     axes = turn[:, 0].astype(int)
-    own = np.linalg.norm(b[:3, :3], axis=0)
+    lengths = np.linalg.norm(b[:3, :3], axis=0)
     thick = [axis for axis in range(3) if image.shape[axis] > 1]
-    ratio = {int(axes[j]): own[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
+    ratio = {int(axes[j]): lengths[j] / sides[axes[j]] for j in range(3) if axes[j] in thick and mask.shape[j] > 1}
     if any(abs(each - 1) > STEP for each in ratio.values()):
         return Misfit(
             "a mask of another resolution",
-            f"its voxels are {sides_of(own[np.argsort(axes)])} mm, the image's {sides_of(sides)}",
+            f"its voxels are {sides_of(lengths[np.argsort(axes)])} mm, the image's {sides_of(sides)}",
             CONVERT if image.of == "frames" else RESAMPLE,
         )
-    cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (own[j] * sides[axes[j]]) for j in range(3)]
+    cosines = [abs(float(b[:3, j] @ a[:3, axes[j]])) / (lengths[j] * sides[axes[j]]) for j in range(3)]
     angle = math.degrees(math.acos(min(min(cosines), 1.0)))
     if angle > 0.5:
         return Misfit("a mask that is turned", f"it is turned by {angle:.1f} degrees", RESAMPLE)
@@ -342,33 +342,40 @@ def _lost_geometry(image: Grid, mask: Grid) -> Misfit | None:
     same = image.shape == mask.shape
     middles = [each[:3] @ [*(np.array(g.shape) - 1) / 2, 1] for each, g in ((of_image, image), (of_mask, mask))]
     apart = same or np.linalg.norm(middles[0] - middles[1]) > np.linalg.norm(of_image[:3, :3], axis=0).max()
-    kept = same and np.allclose(of_image[:3, 3], of_mask[:3, 3], atol=1e-3)
-    for whose, own in (("its", of_mask), ("the image's", of_image)):
-        sides, first, is_mask = np.abs(own[:3, :3]).max(0), own[:3, 3], own is of_mask
-        along = np.allclose(np.linalg.norm(own[:3, :3], axis=0), sides, rtol=1e-6)
-        if along and ((is_mask and kept) or not first.any()) and ((is_mask and same) or (apart and (sides == 1).all())):
-            said = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {listed(first)}"
+    same_place = same and np.allclose(of_image[:3, 3], of_mask[:3, 3], atol=1e-3)
+    for whose, affine in (("its", of_mask), ("the image's", of_image)):
+        sides, first, is_mask = np.abs(affine[:3, :3]).max(0), affine[:3, 3], affine is of_mask
+        along = np.allclose(np.linalg.norm(affine[:3, :3], axis=0), sides, rtol=1e-6)
+        if (
+            along
+            and ((is_mask and same_place) or not first.any())
+            and ((is_mask and same) or (apart and (sides == 1).all()))
+        ):
+            in_words = f"{whose} voxels are {sides_of(sides)} mm along the body's axes, from {listed(first)}"
             what, remedy = ("a mask", WITH_GEOMETRY if same else ANEW) if is_mask else ("an image", ASK)
-            return Misfit(f"{what} without its geometry", f"{whose} geometry was lost: {said}", remedy)
+            return Misfit(f"{what} without its geometry", f"{whose} geometry was lost: {in_words}", remedy)
     return None
 
 
 def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) -> Fit | Misfit:
     """Fit a mask to an image if only one of the two files states a geometry."""
-    said, other = (image, "mask") if image.statements else (mask, "image")
+    known, other = (image, "mask") if image.statements else (mask, "image")
     try:
-        affine, slices = said.affine, said.shape[2]
+        affine, slices = known.affine, known.shape[2]
     except Misfit as two_forms:
         return two_forms
-    shown = turn_of(affine, orientation if said is image else "canonical", 1)
-    own = affine if said is image else None
+    shown = turn_of(affine, orientation if known is image else "canonical", 1)
+    affine_of_image = affine if known is image else None
     if slices == 1 and np.array_equal(PLAIN if shown is None else shown, PLAIN):
         note = f"pixel on pixel, since the {other} says nothing of how it lies"
-        return _pixel_on_pixel(image, mask, Fit(PLAIN, own, note))
+        return _pixel_on_pixel(image, mask, Fit(PLAIN, affine_of_image, note))
     turn = turn_of(affine, "canonical", slices)
     turn = PLAIN if turn is None else turn
-    stored, upright = Fit(PLAIN, own), Fit(np.asarray(back(turn)) if said is image else turn, own)
-    if said.of:
+    stored, upright = (
+        Fit(PLAIN, affine_of_image),
+        Fit(np.asarray(back(turn)) if known is image else turn, affine_of_image),
+    )
+    if known.of:
         misfit = Misfit(
             "a mask of a DICOM volume without geometry",
             f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end",
@@ -395,9 +402,9 @@ def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str 
     return _pixel_on_pixel(image, mask, ways[drawn_on or "stored"])
 
 
-def _pixel_on_pixel(image: Grid, mask: Grid, found: Fit) -> Fit | Misfit:
-    if _shape_fits(image.shape, mask.shape, found.turn):
-        return found
+def _pixel_on_pixel(image: Grid, mask: Grid, fitting: Fit) -> Fit | Misfit:
+    if _shape_fits(image.shape, mask.shape, fitting.turn):
+        return fitting
     flat = image.shape[2] == mask.shape[2] == 1
     sizes = [f"{grid.shape[1]}x{grid.shape[0]}" if flat else sides_of(grid.shape) for grid in (mask, image)]
     unit = "(width x height)" if flat else "voxels (rows, columns, slices)"

@@ -89,13 +89,13 @@ def stack(
         Misfit: the planes form no stack.
     """
     _check_alike(planes, what)
-    for name, said in (
+    for name, attribute in (
         ("ImagePositionPatient", "position"), ("ImageOrientationPatient", "across"), ("RescaleIntercept", "intercept"),
     ):  # fmt: skip
-        has = sum(getattr(plane, said) is not None for plane in planes)
+        has = sum(getattr(plane, attribute) is not None for plane in planes)
         if 0 < has < len(planes):
             raise Misfit(
-                f"some slices do not say {'what they measure' if said == 'intercept' else 'where they lie'}",
+                f"some slices do not say {'what they measure' if attribute == 'intercept' else 'where they lie'}",
                 f"{has} of {len(planes)} {what} have a usable {name}",
                 WHOLE_SERIES,
             )
@@ -146,30 +146,32 @@ def _check_alike(planes: Sequence[Plane], what: str) -> None:
     """Raise ``Misfit`` for the first attribute that differs between planes but must agree in a stack."""
     first = planes[0]
     for name in first.alike:
-        told = {plane.alike[name]: plane for plane in reversed(planes) if plane.alike.get(name)}
-        if len(told) > 1:
-            raise _several(planes, name, told, what)
+        plane_of_value = {plane.alike[name]: plane for plane in reversed(planes) if plane.alike.get(name)}
+        if len(plane_of_value) > 1:
+            raise _several(planes, name, plane_of_value, what)
     near = LENGTH * max(first.spacing or (1.0,))
-    for name, said, apart in (("ImageOrientationPatient", "across", DIRECTION), ("PixelSpacing", "spacing", near)):
-        known = [plane for plane in planes if getattr(plane, said) is not None]
-        values = np.array([getattr(plane, said) for plane in known or [first]], np.float64).reshape(len(known) or 1, -1)
+    for name, attribute, apart in (("ImageOrientationPatient", "across", DIRECTION), ("PixelSpacing", "spacing", near)):
+        known = [plane for plane in planes if getattr(plane, attribute) is not None]
+        values = np.array([getattr(plane, attribute) for plane in known or [first]], np.float64).reshape(
+            len(known) or 1, -1
+        )
         odd = np.flatnonzero(np.abs(values - values[0]).max(axis=1) > apart)
         if odd.size:
-            own, its = values[0].tolist(), values[odd[0]].tolist()
+            usual, its = values[0].tolist(), values[odd[0]].tolist()
             scout = ""
-            if said == "across":
-                angle = math.degrees(math.acos(min(abs(float(_directions(own)[2] @ _directions(its)[2])), 1.0)))
+            if attribute == "across":
+                angle = math.degrees(math.acos(min(abs(float(_directions(usual)[2] @ _directions(its)[2])), 1.0)))
                 scout = f" ({angle:.1f} degrees apart: a localiser is no volume)" if angle > LOCALISER else ""
             raise Misfit(
                 UNLIKE,
-                f"{known[0].name} and {known[odd[0]].name} differ in {name}: {listed(own)} and {listed(its)}{scout}",
+                f"{known[0].name} and {known[odd[0]].name} differ in {name}: {listed(usual)} and {listed(its)}{scout}",
                 OWN_STACK if what == "files" else OWN_FILE,
             )
 
 
-def _several(planes: Sequence[Plane], name: str, told: Mapping[str, Plane], what: str) -> Misfit:
-    """Return the misfit of planes that differ in attribute ``name``; ``told`` maps each value to its first plane."""
-    values = sorted(told)
+def _several(planes: Sequence[Plane], name: str, planes_by: Mapping[str, Plane], what: str) -> Misfit:
+    """Return the misfit of planes that differ in attribute ``name``; ``planes_by`` maps a value to its first plane."""
+    values = sorted(planes_by)
     if name == "SeriesInstanceUID":
         return Misfit(
             SEVERAL_SERIES,
@@ -185,7 +187,7 @@ def _several(planes: Sequence[Plane], name: str, told: Mapping[str, Plane], what
             f"{count}; they differ in {name} ({_shortly(values)})",
             _apart_by(name, what),
         )
-    one, other = sorted(told.values(), key=planes.index)[:2]
+    one, other = sorted(planes_by.values(), key=planes.index)[:2]
     return Misfit(
         UNLIKE,
         f"{one.name} and {other.name} differ in {name}: {one.alike[name]} and {other.alike[name]}",

@@ -100,24 +100,24 @@ def read_declared(given: Any) -> dict[str, Attribute]:
     """
     if not isinstance(given, Mapping):
         raise ValueError(f"'attributes' must give each attribute as {FORM}, got {given!r:.200}")
-    return {name: _declared(name, told) for name, told in given.items()}
+    return {name: _declared(name, declaration) for name, declaration in given.items()}
 
 
-def _declared(name: str, told: Any) -> Attribute:
+def _declared(name: str, declaration: Any) -> Attribute:
     if not is_name(name) or "=" in name:
         raise ValueError(f"the name of an attribute must be a short text without '=', got {name!r:.80}")
-    match told:
-        case {"kind": "category", "values": [*values]} if len(told) == 2 and 0 < len(values) < MOST_GROUPS:
+    match declaration:
+        case {"kind": "category", "values": [*values]} if len(declaration) == 2 and 0 < len(values) < MOST_GROUPS:
             if not all(map(is_name, values)) or len({*values, UNKNOWN}) <= len(values):
                 text = f"'values' of attribute {name!r} must be different texts, none {UNKNOWN!r}: {values!r}"
                 raise ValueError(text)
             return Attribute(name, values=tuple(values))
-        case {"kind": "number", "bins": [*edges]} if len(told) == 2 and 0 < len(edges) < MOST_GROUPS:
+        case {"kind": "number", "bins": [*edges]} if len(declaration) == 2 and 0 < len(edges) < MOST_GROUPS:
             usable = all(isinstance(edge, (int, float)) and math.isfinite(edge) for edge in edges)
             if not usable or any(a >= b for a, b in pairwise(edges)):
                 raise ValueError(f"'bins' of attribute {name!r} must be ascending numbers, got {edges!r:.200}")
             return Attribute(name, bins=tuple(map(float, edges)))
-    raise ValueError(f"attribute {name!r} must be declared as {FORM}, got {told!r:.200}")
+    raise ValueError(f"attribute {name!r} must be declared as {FORM}, got {declaration!r:.200}")
 
 
 def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
@@ -135,8 +135,8 @@ def groups_of(given: Any, declared: Mapping[str, Attribute]) -> dict[str, int]:
         raise UndeclaredValue("'attributes' must be an object", f", got {given!r:.80}")
     for name in given:
         if name not in declared:
-            told = "an attribute is not declared in 'attributes' beside the splits"
-            raise UndeclaredValue(told, f": {name!r:.80}{nearest(name, list(declared))}")
+            problem = "an attribute is not declared in 'attributes' beside the splits"
+            raise UndeclaredValue(problem, f": {name!r:.80}{nearest(name, list(declared))}")
     return {name: attribute.group_of(given.get(name)) for name, attribute in declared.items()}
 
 
@@ -150,26 +150,28 @@ def doubts_of(
         numbers: values of each attribute that is a number, one for each image.
         class_names: names of the classes.
     """
-    found = []
+    doubts = []
     for what, names, words in [
-        *((f"attribute '{name}'", of.values, NOT_KNOWN) for name, of in attributes.items()),
+        *((f"attribute '{name}'", attribute.values, NOT_KNOWN) for name, attribute in attributes.items()),
         ("classes", class_names, NO_VALUE),
     ]:
-        found += [
+        doubts += [
             f"{what}: '{a}' and '{b}' may be one; write them alike" for a, b in combinations(names, 2) if _alike(a, b)
         ]
-        found += [f"{what}: numbers beside words ({', '.join(names)}); write what the numbers mean"] * (
+        doubts += [f"{what}: numbers beside words ({', '.join(names)}); write what the numbers mean"] * (
             any(map(str.isdigit, names)) and any(map(str.isalpha, names))
         )
-        found += [f"{what}: '{name}' may mean that nothing is known" for name in names if name.lower() in words]
+        doubts += [f"{what}: '{name}' may mean that nothing is known" for name in names if name.lower() in words]
     for name, values in numbers.items():
         rest = [value for value in values if value not in MARKS] or [0.0]
         odd = sorted(
             mark for mark in {*values} - {*rest} if mark < 0 <= min(rest) or mark > max(rest) + (max(rest) - min(rest))
         )
-        said = ", ".join(f"{mark:g} of {values.count(mark)} image(s)" for mark in odd)
-        found += [f"attribute '{name}': {said} may mean that nothing is known; leave the value out there"] * bool(odd)
-    return found
+        in_words = ", ".join(f"{mark:g} of {values.count(mark)} image(s)" for mark in odd)
+        doubts += [f"attribute '{name}': {in_words} may mean that nothing is known; leave the value out there"] * bool(
+            odd
+        )
+    return doubts
 
 
 def bare(name: str) -> str:

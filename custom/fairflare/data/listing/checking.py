@@ -111,14 +111,15 @@ class CheckedList:
         return None if groups is None else {name: tuple(members) for name, members in groups.items()}
 
     def mask_labels(self, content: dict[str, Any]) -> dict[int, str]:
-        told = content.get("mask_labels") or {}
+        names = content.get("mask_labels") or {}
         self.need(
-            isinstance(told, dict) and all(key.isdecimal() and (not of or is_name(of)) for key, of in told.items()),
+            isinstance(names, dict)
+            and all(key.isdecimal() and (not name or is_name(name)) for key, name in names.items()),
             "'mask_labels' must give the name of each value of the masks, or null where it is not known, such as "
-            f'{{"1": "liver", "4": null}}, got {told!r:.200}',
+            f'{{"1": "liver", "4": null}}, got {names!r:.200}',
             "'mask_labels' does not give names of values",
         )
-        return {int(value): name or "" for value, name in told.items()}
+        return {int(value): name or "" for value, name in names.items()}
 
     def splits(self, content: Any) -> dict[str, tuple[Sample, ...]]:
         self.need(

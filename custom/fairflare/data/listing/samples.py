@@ -143,9 +143,9 @@ def _mark(path: Path) -> str:
     if path.is_dir():
         return " ".join(sorted(f"{file.name} {_mark(file)}" for file in path.iterdir() if file.is_file()))
     size = path.stat().st_size
-    found = hashlib.sha256(str(size).encode())
+    digest = hashlib.sha256(str(size).encode())
     with path.open("rb") as file:
         for start in (0, size // 2, max(0, size - BLOCK)):
             file.seek(start)
-            found.update(file.read(BLOCK))
-    return found.hexdigest()
+            digest.update(file.read(BLOCK))
+    return digest.hexdigest()

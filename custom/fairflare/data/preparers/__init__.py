@@ -47,8 +47,8 @@ __all__ = [
 
 def preparers() -> dict[str, Preparer]:
     """Return the preparers by name: those for a user's own files, and those that installed packages add."""
-    found = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
+    by_name = {preparer.name: preparer for module in (pictures, volumes) for preparer in module.PREPARERS}
     for point in entry_points(group="fairflare.preparers"):
         added: Mapping[str, Preparer] = loaded(point)
-        found |= added
-    return found
+        by_name |= added
+    return by_name

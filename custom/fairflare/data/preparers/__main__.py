@@ -107,13 +107,13 @@ def counting_files() -> Iterator[Callable[[int], None]]:
 def say(out: Path, by_name: bool = False) -> None:
     """Print the number of each site's images, and what a run needs; ``by_name``: the command has ``--group``."""
     manifest = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    for site, found in manifest["sites"].items():
-        print(f"{site} ({found['name']}): {', '.join(f'{count} {split}' for split, count in found['images'].items())}")
-    if any("classes" in found for found in manifest["sites"].values()):
+    for site, facts in manifest["sites"].items():
+        print(f"{site} ({facts['name']}): {', '.join(f'{count} {split}' for split, count in facts['images'].items())}")
+    if any("classes" in about for about in manifest["sites"].values()):
         print(f"\nimages of training, validation and test\n{_table(manifest['sites'])}")
     if asked := _silent(out, manifest):
         print(asked)
-    unknown = [site for site, found in manifest["sites"].items() if not found["patients"]]
+    unknown = [site for site, about in manifest["sites"].items() if not about["patients"]]
     if unknown and not manifest.get("synthetic"):
         print(
             f"NOTE: no patients are known at {', '.join(unknown)}: split by image: every file counts as a patient of "
@@ -122,9 +122,9 @@ def say(out: Path, by_name: bool = False) -> None:
             * by_name
         )
     print(f"In {out}: manifest.json with counts, checksums, versions and the seed.")
-    for site, found in manifest.get("volumes", {}).items():
-        told = (f"{key} {', '.join(found[key])}" for key in ("spacing", "orientation", "label") if found[key])
-        print(f"{site}: {found['volumes']} volumes; {'; '.join(told)}")
+    for site, facts in manifest.get("volumes", {}).items():
+        properties = (f"{key} {', '.join(facts[key])}" for key in ("spacing", "orientation", "label") if facts[key])
+        print(f"{site}: {facts['volumes']} volumes; {'; '.join(properties)}")
     needs = [f"--task {manifest['kind']}"] if "kind" in manifest else []
     given = (f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in manifest["task"].items())
     needs += [f"--set {shlex.quote(pair)}" for pair in given]
@@ -140,7 +140,7 @@ def _table(sites: Mapping[str, Any]) -> str:
     import pandas
 
     table = pandas.DataFrame(
-        {site: pandas.DataFrame(found["classes"])[list(SPLITS)].sum(axis=1) for site, found in sites.items()}
+        {site: pandas.DataFrame(facts["classes"])[list(SPLITS)].sum(axis=1) for site, facts in sites.items()}
     )
     table.loc["all"] = table.sum()
     return table.rename_axis("class", axis=1).to_string(line_width=80)
@@ -149,36 +149,38 @@ def _table(sites: Mapping[str, Any]) -> str:
 def _silent(out: Path, manifest: Mapping[str, Any]) -> str:
     """Print how many images have each label at each site; return a question on labels that only other sites have."""
     sites = manifest["sites"]
-    own = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
-    classes = all("classes" in found for found in sites.values())
+    site_settings = json.loads((out / SITE_FILE).read_text(encoding="utf-8"))["sites"]
+    classes = all("classes" in facts for facts in sites.values())
     findings = manifest["task"].get("findings", ())
-    told: dict[str, list[str]] = {}
+    named_labels: dict[str, list[str]] = {}
     numbers: dict[str, list[int]] = {name: [number] for number, name in enumerate(findings)}
-    explained = [site for site in sites if KEYS[classes or bool(findings)] in own[site]]
-    for site, found in sites.items():
-        marked = manifest.get("marked", {}).get(found["name"])
+    explained = [site for site in sites if KEYS[classes or bool(findings)] in site_settings[site]]
+    for site, site_facts in sites.items():
+        marked = manifest.get("marked", {}).get(site_facts["name"])
         listed = json.loads((out / site / "datalist.json").read_text(encoding="utf-8"))
         if classes:
-            told[site] = sorted({name for split in SPLITS for name, n in found["classes"].get(split, {}).items() if n})
+            named_labels[site] = sorted(
+                {name for split in SPLITS for name, n in site_facts["classes"].get(split, {}).items() if n}
+            )
             numbers.update({name: [number] for number, name in enumerate(listed.get("class_names", ()))})
         elif findings:
             columns = zip(*(entry["label"] for split in SPLITS for entry in listed[split]), strict=True)
             seen = {
-                name: Counter(of) for name, of in zip(findings, columns, strict=False)
+                name: Counter(column) for name, column in zip(findings, columns, strict=False)
             }  # empty if no image is labelled
-            told[site] = [name for name, of in seen.items() if of[1]]
-            explained += [site] if all(of[1] or not of[0] for of in seen.values()) else []
-            print(f"{site}: labels with {', '.join(f'{name}: {of[1]}' for name, of in seen.items()) or 'no finding'}")
+            named_labels[site] = [name for name, n in seen.items() if n[1]]
+            explained += [site] if all(n[1] or not n[0] for n in seen.values()) else []
+            print(f"{site}: labels with {', '.join(f'{name}: {n[1]}' for name, n in seen.items()) or 'no finding'}")
         elif marked is not None:
-            coding = own[site].get("mask_values", {"255": 1} if {*marked} <= {"0", "255"} else {})
+            coding = site_settings[site].get("mask_values", {"255": 1} if {*marked} <= {"0", "255"} else {})
             coded = {value: int(coding.get(value, value)) for value in sorted(marked, key=int)}
-            told[site] = list(dict.fromkeys(f"label {label}" for label in coded.values() if label))
+            named_labels[site] = list(dict.fromkeys(f"label {label}" for label in coded.values() if label))
             numbers.update({f"label {label}": [label] for label in coded.values() if label})
             print(
                 f"{site}: masks with {', '.join(f'{value}: {marked[value]}' for value in coded)}, read as "
                 f"{', '.join(map(str, coded.values()))}"
             )
-    lacking = unexplained(told, explained)
+    lacking = unexplained(named_labels, explained)
     return f"NOTE: {question(lacking, classes or bool(findings), numbers, str(out / SITE_FILE))}." if lacking else ""
 
 

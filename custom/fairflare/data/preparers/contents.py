@@ -97,14 +97,17 @@ class Contents:
     def passed_over(self) -> str:
         """Return a text on the files that are not read: for each ending their number, three names and a converter."""
         halves = {
-            path.with_suffix(half) for path in self.unread for half, whole in DATA_OF.items() if path.suffix == whole
+            path.with_suffix(ending)
+            for path in self.unread
+            for ending, whole in DATA_OF.items()
+            if path.suffix == whole
         }
         unread = sorted((path for path in self.unread if path not in halves), key=_kind_of)
         return "; ".join(_told(kind, list(paths), self.folder) for kind, paths in groupby(unread, _kind_of))
 
     def notes(self) -> list[str]:
         """Return a list with one note on the files that are not read; an empty list if there are none."""
-        return [f"'{self.folder}': not read: {told}"] if (told := self.passed_over()) else []
+        return [f"'{self.folder}': not read: {in_words}"] if (in_words := self.passed_over()) else []
 
 
 def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterable[Path] = ()) -> Contents:
@@ -134,8 +137,8 @@ def contents(folder: Path, endings: Collection[str] = SUFFIXES, besides: Iterabl
         files += (
             path for name in names if not is_companion(name) and ((path := here / name).is_file() or not path.exists())
         )
-    images = [path for path in sorted(files) if (own := suffix_of(path)) in endings
-              or (own not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))]  # fmt: skip
+    images = [path for path in sorted(files) if (ending := suffix_of(path)) in endings
+              or (ending not in SUFFIXES and DICOM[0] in endings and has_dicom_mark(path))]  # fmt: skip
     series = {path.parent for path in images if KINDS.get(suffix_of(path), Dicom) is Dicom}
     others = {path for place in series for path in {*dicom_files(place)}.difference(files_of_series(place))
               if not class_of(path)[1] or PICTURES[0] not in endings}  # fmt: skip

@@ -143,12 +143,12 @@ def deal(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list[I
         raise ValueError(f"corrupt_sites={dealing.corrupt_sites}, but there are {len(sites)} sites")
     if dealing.global_test:
         shares = _shares(held, sites, seed)
-        sites = {name: [*own, *shares[name]] for name, own in sites.items()}
+        sites = {name: [*items, *shares[name]] for name, items in sites.items()}
     bad = corrupted_sites(list(sites), dealing)
     tests = {quality: _tests(held, dealing, seed, quality) for quality in (False, True) if dealing.common_test}
     return {
-        name: [*(_quality(item, dealing, seed, name in bad) for item in own), *tests.get(name in bad, ())]
-        for name, own in sites.items()
+        name: [*(_quality(item, dealing, seed, name in bad) for item in items), *tests.get(name in bad, ())]
+        for name, items in sites.items()
     }
 
 
@@ -187,14 +187,14 @@ def _held_out(items: Sequence[Item], dealing: Dealing, seed: int) -> tuple[list[
 def _shares(held: Sequence[Item], sites: Mapping[str, Sequence[Item]], seed: int) -> dict[str, list[Item]]:
     """Divide held-out images into the sites' own test sets, each class in proportion to its number at each site."""
     groups, labels = group_labels(held)
-    counts = {name: Counter(group_labels(own)[1]) for name, own in sites.items()}
+    counts = {name: Counter(group_labels(items)[1]) for name, items in sites.items()}
     owner: dict[str, str] = {}
     for label in sorted(set(labels)):
-        members = [group for group, own in zip(groups, labels, strict=True) if own == label]
+        members = [group for group, group_label in zip(groups, labels, strict=True) if group_label == label]
         rng = np.random.default_rng(image_seed(f"own test {label}", seed))
         weights = [counts[name][label] or 1e-6 for name in sites]
-        of = [name for name, n in zip(sites, apportion(weights, len(members)), strict=True) for _ in range(n)]
-        owner |= {members[i]: name for i, name in zip(rng.permutation(len(members)).tolist(), of, strict=True)}
+        owners = [name for name, n in zip(sites, apportion(weights, len(members)), strict=True) for _ in range(n)]
+        owner |= {members[i]: name for i, name in zip(rng.permutation(len(members)).tolist(), owners, strict=True)}
     return {
         name: [replace(item, site="", splits=("test",)) for item in held if owner[item.group] == name] for name in sites
     }
@@ -221,32 +221,32 @@ def _dealt(items: Sequence[Item], dealing: Dealing, seed: int) -> dict[str, list
         f"site-{number + 1}": [replace(item, site="") for index in part.tolist() for item in by_group[groups[index]]]
         for number, part in enumerate(parts)
     }
-    if small := [name for name, own in sites.items() if len({item.group for item in own}) < 3]:
+    if small := [name for name, items in sites.items() if len({item.group for item in items}) < 3]:
         raise ValueError(f"{', '.join(small)} would get fewer than 3 images; use fewer sites, another seed or alpha")
     return sites
 
 
 def _tests(common: Sequence[Item], dealing: Dealing, seed: int, own_bad: bool) -> list[Item]:
     """Return the common test images for a site; ``own_bad``: the site's own images are corrupted."""
-    found = []
+    tests = []
     for item in common:
         clean: tuple[str, ...] = ("test", SPLIT_GLOBAL)
         if dealing.corrupt is not None:
             bad = replace(_quality(item, dealing, seed, True), name=f"{item.name}_corrupted", shared=True)
-            found.append(replace(bad, splits=("test", "test_corrupted") if own_bad else ("test_corrupted",)))
+            tests.append(replace(bad, splits=("test", "test_corrupted") if own_bad else ("test_corrupted",)))
             clean = ("test_clean",) if own_bad else ("test", "test_clean")
         more = (f"test_{item.attribute}",) if item.attribute else ()
-        found.append(replace(_quality(item, dealing, seed, False), splits=(*clean, *more), shared=True))
-    return found
+        tests.append(replace(_quality(item, dealing, seed, False), splits=(*clean, *more), shared=True))
+    return tests
 
 
 def _quality(item: Item, dealing: Dealing, seed: int, bad: bool) -> Item:
-    found, edge = dealing.corruption, dealing.edge
+    corruption, edge = dealing.corruption, dealing.edge
     if not edge:  # without a size, images are not corrupted either
         return item
     image = partial(resized, item.image, edge)
-    if found is not None and bad:
-        image = partial(corrupted, item.image, *found, image_seed(f"{found[0]}/{item.name}", seed), edge)
+    if corruption is not None and bad:
+        image = partial(corrupted, item.image, *corruption, image_seed(f"{corruption[0]}/{item.name}", seed), edge)
     mask = item.mask if isinstance(item.mask, int) else partial(resized, item.mask, edge, is_mask=True)
     return replace(item, image=image, mask=mask)
 

@@ -36,7 +36,7 @@ def labels_of(
         DataError: there are too many values, or they look like no labels; there is no label but 0; files give a value
             different names; or a value is missing in ``given``.
     """
-    masks = [look for own in looks.values() for look in own if look.values]
+    masks = [look for site_looks in looks.values() for look in site_looks if look.values]
     values = {value for look in masks for value in look.values}
     if given:
         mapped = {int(value): int(label) for value, label in given.items()}
@@ -53,14 +53,14 @@ def labels_of(
             len(known) > MOST_LABELS[what],
         **{
             f"{site}: {text}".removeprefix(": "): so and not called
-            for site, own in looks.items()
-            for text, so in _odd(own).items()
+            for site, site_looks in looks.items()
+            for text, so in _odd(site_looks).items()
         },
     }):  # fmt: skip
         raise DataError(problem)
     number = len(known) - 1
-    told = {value: name for look in masks for value, name in look.names.items() if number > 1 or name[0] != "#"}
-    meanings = {str(value): called.get(value) or told.get(value) for value in known[1:]}
+    in_files = {value: name for look in masks for value, name in look.names.items() if number > 1 or name[0] != "#"}
+    meanings = {str(value): called.get(value) or in_files.get(value) for value in known[1:]}
     task: dict[str, Any] = {} if number == 1 else {"num_classes": number}
     if number > 1 and all(value in called for value in known[1:]):
         task["class_names"] = [called[value] for value in known[1:]]
@@ -83,7 +83,7 @@ def labels_of(
 def _odd(looks: Sequence[Look]) -> dict[str, bool]:
     """Return problems that a site's masks may have, and whether they have them: smoothed edges, numbers of objects."""
     between = gathered((value, value in look.edges) for look in looks for value in look.values)
-    smooth = sorted(value for value, of in between.items() if sum(of) >= MOSTLY * len(of))
+    smooth = sorted(value for value, shares in between.items() if sum(shares) >= MOSTLY * len(shares))
     # How many masks have the numbers from 1 to n, by n; by 0 those that lack a number below their highest.
     numbers = Counter(
         max(look.values) * ({0, *look.values} == {*range(max(look.values) + 1)}) for look in looks if any(look.values)

@@ -49,14 +49,14 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
     Raises:
         ValueError: an expression is invalid or has no group, a site has two expressions, or a site is unknown.
     """
-    found: dict[str, str | None] = {}
+    by_site: dict[str, str | None] = {}
     for text in [given] if isinstance(given, str) else given or ():
         site, equals, rest = text.partition("=")
-        own = (text, given[text]) if isinstance(given, Mapping) else (site, rest) if equals and site in sites else None
-        site, expression = own or ("", text)
+        pair = (text, given[text]) if isinstance(given, Mapping) else (site, rest) if equals and site in sites else None
+        site, expression = pair or ("", text)
         if problem := first_of({
             f"group: there is no site {site!r}{nearest(site, sites)}": bool(site) and site not in sites,
-            f"group has two expressions {f'of site {site!r}' if site else 'without a site'}": site in found,
+            f"group has two expressions {f'of site {site!r}' if site else 'without a site'}": site in by_site,
         }):  # fmt: skip
             raise ValueError(problem)
         try:
@@ -65,8 +65,8 @@ def groups_by_site(given: Groups, sites: Collection[str]) -> dict[str, str | Non
             raise ValueError(f"group must be a regular expression, got {expression!r}: {error}") from error
         if parts < 1:
             raise ValueError(f"group must have a part in brackets that is the patient, got {expression!r}")
-        found[site] = expression
-    return {site: found.get(site, found.get("")) for site in sites}
+        by_site[site] = expression
+    return {site: by_site.get(site, by_site.get("")) for site in sites}
 
 
 def patient_of(text: str, group: str | None, site: str, image: Path, seed: int) -> str | None:
@@ -103,8 +103,8 @@ def person_in_header(path: Path, seed: int) -> str | None:
             header: Any = pydicom.dcmread(path, specific_tags=["PatientID"], stop_before_pixels=True)
     except ValueError as error:
         raise DataError(f"'{path}' cannot be read: {error}; fetch the file again, or leave it out") from error
-    own = str(header.get("PatientID", "")).strip()
-    return hashlib.sha256(f"{seed}/{own}".encode()).hexdigest()[:16] if own else None
+    identity = str(header.get("PatientID", "")).strip()
+    return hashlib.sha256(f"{seed}/{identity}".encode()).hexdigest()[:16] if identity else None
 
 
 def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
@@ -116,8 +116,8 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
     Raises:
         DataError: the message names the site, the source of the patient's name, and how to correct it.
     """
-    for site, own in groupby(sorted(items, key=lambda item: item.site), lambda item: item.site):
-        images = {item.image: item.patient for item in own if isinstance(item.image, Path)}
+    for site, items_of_site in groupby(sorted(items, key=lambda item: item.site), lambda item: item.site):
+        images = {item.image: item.patient for item in items_of_site if isinstance(item.image, Path)}
         where = f" of site '{site}'" if site else ""
         refuse_two_spellings((patient for patient in images.values() if patient), f"patients{where}")
         if short := next((text for text in images.values() if re.fullmatch(r"\d[.,]\d+E\+\d+", text or "")), None):
@@ -128,15 +128,15 @@ def refuse_one_patient(items: Iterable[Item], group: Groups) -> None:
         if len(images) < ONE_PATIENT or len({*images.values()}) != 1 or None in images.values():
             continue
         image, patient = next(iter(images.items()))
-        said = f"'{patient}' by " + ("--group" if group else "the column or folder of patients")
+        source = f"'{patient}' by " + ("--group" if group else "the column or folder of patients")
         how = "name another column (--columns patient=COLUMN), or give --group an expression that tells them apart"
         if not group and dicom_of(image) is not None:
-            said = "the one PatientID in their DICOM headers, perhaps an anonymised one"
+            source = "the one PatientID in their DICOM headers, perhaps an anonymised one"
             how = (
                 "where each image is of another patient: --group '^(.*)$'; else name the patients by --group or a table"
             )
         raise DataError(
-            f"all {len(images)} images{where} are of one patient ({said}), who can be in one split alone; {how}"
+            f"all {len(images)} images{where} are of one patient ({source}), who can be in one split alone; {how}"
         )
 
 
@@ -175,14 +175,16 @@ def columns_of(attributes: Mapping[str, str] | None) -> dict[str, tuple[str, lis
     >>> columns_of({"sex": "sex", "age": "age_approx:40,60"})
     {'sex': ('sex', []), 'age': ('age_approx', [40.0, 60.0])}
     """
-    found = {}
-    for name, told in (attributes or {}).items():
-        column, _, edges = told.partition(":")
+    columns = {}
+    for name, description in (attributes or {}).items():
+        column, _, edges = description.partition(":")
         try:
-            found[name] = (column, [float(edge) for edge in edges.split(",")] if edges else [])
+            columns[name] = (column, [float(edge) for edge in edges.split(",")] if edges else [])
         except ValueError:
-            raise ValueError(f"attributes: {name}={told!r} must be COLUMN or COLUMN:EDGE,EDGE with numbers") from None
-    return found
+            raise ValueError(
+                f"attributes: {name}={description!r} must be COLUMN or COLUMN:EDGE,EDGE with numbers"
+            ) from None
+    return columns
 
 
 def attributes_of(
@@ -198,11 +200,11 @@ def attributes_of(
         DataError: a value of an attribute with bins is no number, or a category has too many values.
     """
     declared: dict[str, Any] = {}
-    found: list[dict[str, str | float]] = [{} for _ in rows]
+    by_row: list[dict[str, str | float]] = [{} for _ in rows]
     for name, (column, edges) in columns_of(attributes).items():
         texts = [row.get(column, "") for row in rows]
         plain = dict(
-            zip(said := [text for text in texts if text.lower() not in NOT_KNOWN], by_value(said), strict=True)
+            zip(filled := [text for text in texts if text.lower() not in NOT_KNOWN], by_value(filled), strict=True)
         )
         known = [plain.get(text) for text in texts]
         values = sorted(set(plain.values()))
@@ -213,17 +215,17 @@ def attributes_of(
                 f"give the edges of groups (--attributes {name}={column}:EDGE,EDGE)"
             )
         declared[name] = {"kind": "number", "bins": edges} if edges else {"kind": "category", "values": values}
-        for row, own, text in zip(rows, found, texts, strict=True):
+        for row, attributes_of_row, text in zip(rows, by_row, texts, strict=True):
             if text in plain:
-                own[name] = _as_number(text, f"{row.where}: column '{column}'") if edges else plain[text]
+                attributes_of_row[name] = _as_number(text, f"{row.where}: column '{column}'") if edges else plain[text]
         log.info("%d of %d images without a value of %r", known.count(None), len(rows), name)
-    return declared, found
+    return declared, by_row
 
 
 def _as_number(text: str, where: str) -> float:
     with suppress(ValueError):
-        if math.isfinite(found := float(text)):
-            return found
+        if math.isfinite(number := float(text)):
+            return number
     comma = "; write it with a decimal point" if "," in text else ""
     raise DataError(f"{where} must be a number, got '{text}'{comma}")
 
@@ -284,15 +286,15 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
         DataError: there are fewer than two classes, a label is none of those given, or numbers cannot be classes.
     """
     plain = by_value([*labels, *(given or ())])
-    found, names = plain[: len(labels)], plain[len(labels) :]
+    classes, names = plain[: len(labels)], plain[len(labels) :]
     if len(set(names)) != len(names):
         raise ValueError(f"classes must be different names or numbers, got {list(given or ())}")
     if names:
-        strange = next((label for label, own in zip(labels, found, strict=True) if own not in names), None)
+        strange = next((label for label, name in zip(labels, classes, strict=True) if name not in names), None)
         if strange is not None:
             raise DataError(f"an image has the label '{strange}'; the classes are {', '.join(given or ())}")
-        return list(given or ()), [names.index(label) for label in found]
-    names = sorted(set(found))
+        return list(given or ()), [names.index(label) for label in classes]
+    names = sorted(set(classes))
     refuse_two_spellings(names, "classes")
     if len(names) < 2:
         raise DataError(f"expected at least two classes, found {listing(names)}")
@@ -303,5 +305,5 @@ def classes_of(labels: Sequence[str], given: Sequence[str] | None = None) -> tup
                 f"the labels are numbers from {numbers[0]} to {numbers[-1]}; those of classes begin at 0 and end below "
                 f"{MOST_CLASSES}: take other rows out, or name them (--classes {' '.join(map(str, numbers[:3]))} ...)"
             )
-        return [str(number) for number in range(numbers[-1] + 1)], [int(label) for label in found]
-    return names, [names.index(label) for label in found]
+        return [str(number) for number in range(numbers[-1] + 1)], [int(label) for label in classes]
+    return names, [names.index(label) for label in classes]

@@ -191,11 +191,11 @@ def look_at_volume(
     turn, upright = (turn_of(affine, way, facts.grid.shape[2]) for way in (plane or "stored", "canonical"))
     spacing = None if affine is None else np.linalg.norm(affine[:3, :3], axis=0).round(4)
     stored = "?" if spacing is None else " x ".join(f"{length:g}" for length in spacing)
-    kept, empty = None, 0
+    slices, empty = None, 0
     if plane is not None:
         seen = turned(np.broadcast_to(np.True_, facts.grid.shape) if labels is None else labels != 0, turn)
         filled = seen.any(axis=(0, 1)) | (labels is None or keep_empty)
-        kept, empty = tuple(np.flatnonzero(filled).tolist()), int((~filled).sum())
+        slices, empty = tuple(np.flatnonzero(filled).tolist()), int((~filled).sum())
         if spacing is not None and turn is not None:
             spacing = spacing[np.argsort(turn[:, 0])]
     return Look(
@@ -204,7 +204,7 @@ def look_at_volume(
         None if spacing is None else tuple(spacing.tolist()),
         stored,
         "?" if affine is None else codes_of(affine),
-        kept,
+        slices,
         empty,
         plane is None or bool(np.array_equal(PLAIN if turn is None else turn, PLAIN if upright is None else upright)),
         None if labels is None else drawn_of(shown(image), volume, labels),
@@ -232,7 +232,7 @@ def edges_of(labels: npt.NDArray[np.integer]) -> tuple[int, ...]:
     values = [*counts_of(labels)]
     if len(values) < 3 or values == [*range(len(values))]:
         return ()
-    low, high = (of(labels, 3) for of in (scipy.ndimage.minimum_filter, scipy.ndimage.maximum_filter))
+    low, high = (filtered(labels, 3) for filtered in (scipy.ndimage.minimum_filter, scipy.ndimage.maximum_filter))
     return tuple(k for k in values if ((low < k) & (k < high))[labels == k].mean() >= MOSTLY)
 
 

@@ -54,11 +54,11 @@ def unique(pairs: Iterable[tuple[K, Any]], why: str) -> dict[K, Any]:
     Raises:
         DataError: two values have one key; the message names both values and ends with ``why``.
     """
-    found: dict[K, Any] = {}
+    by_key: dict[K, Any] = {}
     for key, value in pairs:
-        if found.setdefault(key, value) != value:
-            raise DataError(f"'{found[key]}' and '{value}' {why}")
-    return found
+        if by_key.setdefault(key, value) != value:
+            raise DataError(f"'{by_key[key]}' and '{value}' {why}")
+    return by_key
 
 
 def by_case(
@@ -75,14 +75,14 @@ def by_case(
     """
     several = len(names) > 1
     endings = re.compile(rf"(.+?)[-_. /]({'|'.join(map(re.escape, names))})")
-    found: list[tuple[tuple[str, int], Path]] = []
+    keyed: list[tuple[tuple[str, int], Path]] = []
     for name, path in files:
         numbered, called = CHANNEL.fullmatch(name), endings.fullmatch(name) if several else None
         key = (called[1], [*names].index(called[2])) if called else (name, -1)
         if numbered and not pictures and name not in partners and (several or numbered[1] in partners):
             key = numbered[1], int(numbered[2])
-        found.append((key, path))
-    return unique(found, why)
+        keyed.append((key, path))
+    return unique(keyed, why)
 
 
 def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
@@ -98,8 +98,8 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
     """
     if numbered:
         return {site: f"site-{number}" for number, site in enumerate(sites, 1)}
-    found = {site: file_name(site).replace(".", "_") for site in sites}
-    for site, name in found.items():
+    names = {site: file_name(site).replace(".", "_") for site in sites}
+    for site, name in names.items():
         if name == SERVER:
             raise DataError(f"{NO_SITE}, or have all called site-1, site-2, ... (--number)")
         if not SITE_NAME.fullmatch(name):
@@ -107,10 +107,10 @@ def site_names(sites: Iterable[str], numbered: bool) -> Mapping[str, str]:
                 f"site '{site}': FLARE takes names of A-Z, a-z, 0-9, '-' and '_'; rename the site, or have all called "
                 "site-1, site-2, ... (--number)"
             )
-    plain = {site: name.casefold() for site, name in found.items()}
+    plain = {site: name.casefold() for site, name in names.items()}
     if same := [site for site, name in plain.items() if [*plain.values()].count(name) > 1]:
         raise DataError(
             f"two sites would have the same folder, or differ in capitals alone: {', '.join(sorted(same))}; rename "
             "one, or have all called site-1, site-2, ... (--number)"
         )
-    return found
+    return names

@@ -40,8 +40,8 @@ def option(
 
 def values_of(declared: Sequence[Parameter], given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the given options to the arguments of a command's function, by the function ``made`` of each option."""
-    made = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
-    return {name: value if made[name] is None else made[name](value) for name, value in given.items()}
+    makers = {parameter.name: parameter.annotation.__metadata__[1] for parameter in declared}
+    return {name: value if makers[name] is None else makers[name](value) for name, value in given.items()}
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         lists = {flag: " " in (param.metavar or "") for param in self.params for flag in param.opts if param.multiple}
-        found: list[str] = []
+        words: list[str] = []
         flag = ""
         for word in args:
             if word.startswith("--"):
                 flag = word
-            further = flag in lists and word != flag and found[-1] != flag
+            further = flag in lists and word != flag and words[-1] != flag
             if further and lists[flag]:  # this word belongs to the value of the words before
-                found[-1] += TOGETHER + word
+                words[-1] += TOGETHER + word
             else:
-                found += [flag, word] if further else [word]
-        return super().parse_args(ctx, found)
+                words += [flag, word] if further else [word]
+        return super().parse_args(ctx, words)
 
 
 def parse_pairs(items: Sequence[str] | None) -> dict[str, str]:
@@ -176,5 +176,11 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
 
 def of_function(name: str, text: str, prepare: Callable[..., dict[str, Path]], dealing: Dealing | None) -> Preparer:
     """Return the command that calls ``prepare``, whose arguments in :data:`OPTIONS` become the command's options."""
-    given = [own for own in signature(prepare).parameters.values() if own.name in OPTIONS]
-    return Preparer(name, text, prepare, [OPTIONS[own.name].replace(default=own.default) for own in given], dealing)
+    given = [parameter for parameter in signature(prepare).parameters.values() if parameter.name in OPTIONS]
+    return Preparer(
+        name,
+        text,
+        prepare,
+        [OPTIONS[parameter.name].replace(default=parameter.default) for parameter in given],
+        dealing,
+    )

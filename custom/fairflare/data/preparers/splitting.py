@@ -93,8 +93,8 @@ def assign(
             tested = dict(drawn_folds(items, folds, f"site '{site}'", image_seed(f"folds/{site}", seed)))
         rest = [[item for item in items if tested[item.group] != fold] for fold in range(folds)]
         drawn = [
-            _stratified(own, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
-            for fold, own in enumerate(rest)
+            _stratified(items_of_fold, site, image_seed(f"fold {fold}", seed), (*fractions[:2], 0.0))
+            for fold, items_of_fold in enumerate(rest)
         ]
         return [[(chosen.get(item.group, "test"),) for item in items] for chosen in drawn]
     shares = (*fractions[:2], 0.0 if "test" in given else fractions[2])
@@ -134,7 +134,7 @@ def group_labels(items: Sequence[Item]) -> tuple[list[str], list[int]]:
     by_group: dict[str, Counter[int]] = {}
     for item in items:
         by_group.setdefault(item.group, Counter())[item.mask if isinstance(item.mask, int) else 0] += 1
-    return list(by_group), [min(found, key=lambda c: (-found[c], c)) for found in by_group.values()]
+    return list(by_group), [min(counts, key=lambda c: (-counts[c], c)) for counts in by_group.values()]
 
 
 def _stratified(items: Sequence[Item], site: str, seed: int, fractions: Sequence[float]) -> dict[str, str]:
@@ -157,4 +157,4 @@ def frequency_groups(counts: Sequence[int]) -> Mapping[str, list[int]]:
     """
     third = len(counts) // 3
     cuts = np.split(np.argsort(-np.asarray(counts), kind="stable"), [third, len(counts) - third])
-    return {name: sorted(own.tolist()) for name, own in zip(GROUPS, cuts, strict=True)} if third else {}
+    return {name: sorted(members.tolist()) for name, members in zip(GROUPS, cuts, strict=True)} if third else {}

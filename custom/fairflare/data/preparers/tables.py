@@ -55,9 +55,9 @@ def read_table(
     """
     text = _text_of(file, notes)
     first, _, rest = text.partition("\n")
-    said = first.strip().strip('"').lower()
+    start = first.strip().strip('"').lower()
     delimiter, before = "", 1
-    if said.startswith("sep=") and len(said) <= len("sep=;"):
+    if start.startswith("sep=") and len(start) <= len("sep=;"):
         delimiter, text, before = first.strip().strip('"')[4:] or "\t", rest, 2
     head_line = next((line for line in text.split("\n") if line.strip()), "")
     delimiter = delimiter or max(",;\t|", key="".join(head_line.split('"')[::2]).count)  # outside quotes
@@ -105,17 +105,17 @@ def _text_of(file: Path, notes: list[str] | None) -> str:
 def _filled(file: Path, text: str, delimiter: str, line: int) -> list[tuple[int, list[str]]]:
     """Return the non-empty rows of a table's text, each with its line number; ``line`` is that of the first."""
     reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
-    found = []
+    rows = []
     begins = line
     try:
         for row in reader:
             cells = [cell.strip() for cell in row]
-            found += [(begins, cells)] if any(cells) else []
+            rows += [(begins, cells)] if any(cells) else []
             begins = line + reader.line_num
     except csv.Error as error:
         raise DataError(f"'{file}' cannot be read: line {begins}: {error}; save the table as 'CSV UTF-8'") from error
-    width = max((len(row) for _, row in found), default=0)
-    return [(at, row + [""] * (width - len(row))) for at, row in found]
+    width = max((len(row) for _, row in rows), default=0)
+    return [(begin, row + [""] * (width - len(row))) for begin, row in rows]
 
 
 def _columns(
@@ -175,17 +175,17 @@ class Images:
         for key in _spellings(asked[-1]) if asked else ():
             near = [path for path in self._known.get(key, []) if self._lies_at(path, asked)]
             exact = [path for path in near if path.name == asked[-1]]
-            found = exact if len(exact) == 1 else near
-            if len(found) > 1:
-                raise DataError(f"'{self.folder}': several images are called '{name}': {listing(map(str, found))}")
-            if found:
-                return found[0]
+            matches = exact if len(exact) == 1 else near
+            if len(matches) > 1:
+                raise DataError(f"'{self.folder}': several images are called '{name}': {listing(map(str, matches))}")
+            if matches:
+                return matches[0]
         return None
 
     def _lies_at(self, path: Path, asked: Sequence[str]) -> bool:
         """Return whether the folders of an image and those in a table's entry agree, as far as both name any."""
-        own = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
-        return all(a == b for a, b in zip(own, asked[-2::-1], strict=False))
+        parents = _parts(path.relative_to(self.folder).as_posix())[-2::-1]
+        return all(a == b for a, b in zip(parents, asked[-2::-1], strict=False))
 
     def all(self, names: Sequence[str], named_by: Path) -> list[Path]:
         """Return the path of the image of each name.
@@ -193,8 +193,8 @@ class Images:
         Raises:
             DataError: some images do not exist; the message gives their number and names some.
         """
-        found = [self.find(name) for name in names]
-        missing = [name for name, path in zip(names, found, strict=True) if path is None]
+        paths = [self.find(name) for name in names]
+        missing = [name for name, path in zip(names, paths, strict=True) if path is None]
         if missing:
             unread = self.contents.passed_over()
             raise DataError(
@@ -202,7 +202,7 @@ class Images:
                 f"{listing(missing)}; the folder has {len(self.paths)} images, such as "
                 f"{listing(path.name for path in self.paths[:3])}" + (f"; not read: {unread}" if unread else "")
             )
-        return [path for path in found if path is not None]
+        return [path for path in paths if path is not None]
 
 
 def _spellings(name: str) -> list[str]:

@@ -115,42 +115,42 @@ def _sites_below(
     Raises:
         DataError: nothing is found, or a subfolder with images is not that of a site; else a site could be overlooked.
     """
-    own = read(existing_folder(source))
-    if own is not None:
-        return {"": own}
+    whole_tree = read(existing_folder(source))
+    if whole_tree is not None:
+        return {"": whole_tree}
     below = {
         composed(path.name): path for path in sorted(source.iterdir()) if path.is_dir() and not is_companion(path.name)
     }
-    found = dict[str, Tree]()
+    trees = dict[str, Tree]()
     for name, path in below.items():
         with naming_site(name):
             if (tree := read(path)) is not None:
-                found[name] = tree
-    if not found:
+                trees[name] = tree
+    if not trees:
         unread = "".join(f"; {note}" for note in contents(source, endings).notes())
         raise DataError(
             f"'{source}': expected {expected}, in it or in a folder for each site, found "
             f"{listing(path.name for path in source.iterdir())}; or name {instead}{unread}"
         )
-    if strange := [name for name in below if name not in found]:
+    if strange := [name for name in below if name not in trees]:
         inside = contents(below[strange[0]])
         held = f"{len(inside.images)} images in other places" if inside.images else inside.passed_over() or "no file"
         raise DataError(
             f"'{source}': no images and labels are found in {listing(strange)} ('{strange[0]}' has {held}); arrange "
-            f"each such folder like {listing(found)} or, if it is no site, move it away"
+            f"each such folder like {listing(trees)} or, if it is no site, move it away"
         )
-    return found
+    return trees
 
 
 def _tree(
     folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] | None, channels: Sequence[str]
 ) -> Tree | None:  # fmt: skip
     if (folder / "imagesTr").is_dir():
-        found = pairs(folder / "imagesTr", folder / "labelsTr", channels=channels)
-        found.names = _declared(folder / DATASET)[0]
+        tree = pairs(folder / "imagesTr", folder / "labelsTr", channels=channels)
+        tree.names = _declared(folder / DATASET)[0]
         if (folder / "imagesTs").is_dir():
-            found.notes.append(f"the volumes of '{folder / 'imagesTs'}' have no labels and are not used")
-        return found
+            tree.notes.append(f"the volumes of '{folder / 'imagesTs'}' have no labels and are not used")
+        return tree
     if any(path.is_dir() for path in folder.glob("sub-*")):
         return _bids(folder, suffixes, attributes)
     has_own = any(suffix_of(path) in NIFTI and not is_companion(path.name) for path in folder.iterdir())
@@ -180,8 +180,8 @@ def _declared(file: Path) -> tuple[dict[int, str], list[str]]:
     except FileNotFoundError:
         return {}, []
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        told = f"its labels and channels cannot be read ({error})"
-        raise DataError(f"'{file}': {told}; correct the file, or move it away") from error
+        problem = f"its labels and channels cannot be read ({error})"
+        raise DataError(f"'{file}': {problem}; correct the file, or move it away") from error
 
 
 def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[str] = ()) -> Tree:
@@ -202,18 +202,20 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
             cases have no names.
     """
     together = images == masks
-    own, notes = _below(images, pictures, [] if together else [masks])
-    marked, more = (own, []) if together else _below(masks, pictures, [images])
+    image_paths, notes = _below(images, pictures, [] if together else [masks])
+    marked, more = (image_paths, []) if together else _below(masks, pictures, [images])
     if together:
-        own, marked = ([file for file in own if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
+        image_paths, marked = (
+            [file for file in image_paths if (key_of(file[0]) == file[0]) == plain] for plain in (True, False)
+        )
     why = "have the same name apart from the ending; rename or remove one of them"
     partners = unique(((key_of(name), path) for name, path in marked), why)
     declared = [] if pictures else _declared((images if together else images.parent) / DATASET)[1]
     if channels and len(channels) < len(declared):
-        told = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
-        raise DataError(f"'{images}': {told}, --channels names {len(channels)}; name all, none is left out")
+        problem = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
+        raise DataError(f"'{images}': {problem}, --channels names {len(channels)}; name all, none is left out")
     names = list(channels) or declared
-    by_name = by_case(((key_of(name), path) for name, path in own), names, partners, why, pictures)
+    by_name = by_case(((key_of(name), path) for name, path in image_paths), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other, _ in by_name) == 1:
@@ -253,16 +255,16 @@ def _matched(
         )
     tree, whole = Tree([], notes=notes), {*range(len(names))}
     for key, pairs_of in sorted(gathered((key, (number, path)) for (key, number), path in images.items()).items()):
-        own = dict(sorted(pairs_of))
-        lacking = [names[number] for number in sorted(whole - {*own})]
+        by_channel = dict(sorted(pairs_of))
+        lacking = [names[number] for number in sorted(whole - {*by_channel})]
         if problem := first_of({
             "without a mask of its name": key not in masks,
             f"without its {' and '.join(lacking)}, which 'channels' names":
-                len(names) > 1 and own.keys() not in ({-1}, whole),
+                len(names) > 1 and by_channel.keys() not in ({-1}, whole),
         }):  # fmt: skip
-            tree.alone += [(shown(path), problem) for path in own.values()]
+            tree.alone += [(shown(path), problem) for path in by_channel.values()]
         else:
-            path, *more = own.values()
+            path, *more = by_channel.values()
             tree.cases.append(Item(key, key, path, masks[key], more=tuple(more), channels=tuple(names)))
     cases = {key for key, _ in images}
     tree.alone += [(shown(mask), "a mask without an image") for key, mask in masks.items() if mask and key not in cases]
@@ -279,10 +281,12 @@ def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[
     seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
     if pictures and seen.series:
         raise DataError(f"'{seen.series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
-    own = [] if pictures else files_of_series(folder)
-    if any(file_in(path) is None for path in own):  # one SEG holds all slices of its mask
+    of_series = [] if pictures else files_of_series(folder)
+    if any(file_in(path) is None for path in of_series):  # one SEG holds all slices of its mask
         raise DataError(f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it")
-    files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in own]
+    files = [
+        (seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in of_series
+    ]
     return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
 
@@ -307,18 +311,18 @@ def _bids(folder: Path, suffixes: Sequence[str], attributes: Mapping[str, str] |
         "ADC), or name images and masks in a table (--csv)"
     )
     of_masks = "are masks of one examination; name images and masks in a table (--csv)"
-    found = _matched(folder, unique(images, why), unique(masks, of_masks), seen.notes(), suffixes)
+    tree = _matched(folder, unique(images, why), unique(masks, of_masks), seen.notes(), suffixes)
     people, notes = _participants(folder / PARTICIPANTS, attributes)
-    found.cases = [
+    tree.cases = [
         replace(case, name=file_name(case.name), patient=patient, row=people.get(patient.removeprefix("sub-"), Row()))
-        for case in found.cases
+        for case in tree.cases
         for patient in [case.name.partition("/")[0]]
     ]
-    lacking = sorted({str(case.patient) for case in found.cases if not case.row})
+    lacking = sorted({str(case.patient) for case in tree.cases if not case.row})
     if people and lacking:
         notes.append(f"'{folder / PARTICIPANTS}' does not have {len(lacking)} of the people: {named(lacking)}")
-    found.notes += notes
-    return found
+    tree.notes += notes
+    return tree
 
 
 def _participants(file: Path, attributes: Mapping[str, str] | None) -> tuple[dict[str, Row], list[str]]:
@@ -354,25 +358,34 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
         DataError: images lie at another depth, or the folder of a class or a site has no image.
     """
     parts = [path.relative_to(seen.folder).parts[:-1] for path in seen.images]
-    depths = {len(found) for found in parts}
-    unread = f"; not read: {told}" if (told := seen.passed_over()) else ""
+    depths = {len(parts_of_path) for parts_of_path in parts}
+    unread = f"; not read: {passed_over}" if (passed_over := seen.passed_over()) else ""
     if depths not in ({1}, {2}):
-        shown = listing({"/".join(found) or "the folder itself" for found in parts})
+        shown = listing({"/".join(parts_of_path) or "the folder itself" for parts_of_path in parts})
         raise DataError(
             f"'{seen.folder}': expected images in <class>/ or in <site>/<class>/, all of one kind, found "
             f"{len(seen.images)} images in {shown}; move them, or name them in a CSV file (--csv){unread}"
         )
     what = "class" if depths == {1} else "site"
     tops = {folder.name for folder in seen.folders if folder.parent == seen.folder}
-    if empty := sorted(tops - {found[0] for found in parts} - (set(classes or ()) if what == "class" else set())):
+    if empty := sorted(
+        tops - {parts_of_path[0] for parts_of_path in parts} - (set(classes or ()) if what == "class" else set())
+    ):
         raise DataError(
             f"'{seen.folder}': no image that is read is in the folder{'s' * (len(empty) > 1)} {listing(empty)}; put "
             f"images in, or move it away, if it is no {what}{unread}"
         )
     texts = [path.relative_to(seen.folder).as_posix() for path in seen.images]
     cases = [
-        Item(without_ending(text), text, path, composed(own[-1]), site=composed(own[0]) if own[1:] else "", text=text)
-        for text, path, own in zip(texts, seen.images, parts, strict=True)
+        Item(
+            without_ending(text),
+            text,
+            path,
+            composed(parts_of_path[-1]),
+            site=composed(parts_of_path[0]) if parts_of_path[1:] else "",
+            text=text,
+        )
+        for text, path, parts_of_path in zip(texts, seen.images, parts, strict=True)
     ]
     return Tree(cases, notes=seen.notes())
 
@@ -396,12 +409,12 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
                 raise ValueError(f"--unlabelled takes SITE=FOLDER where there are {len(trees)} sites, got {text!r:.80}")
             site, place = next(iter(trees)), text
         folder = existing_folder(Path(place))
-        found, notes = _below(folder, pictures)
-        if not found:
+        paths, notes = _below(folder, pictures)
+        if not paths:
             raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
-        by_name = by_case(found, names, (), "have one name apart from the channel; rename one", pictures)
+        by_name = by_case(paths, names, (), "have one name apart from the channel; rename one", pictures)
         more = _matched(folder, by_name, {key: None for key, _ in by_name}, notes, names)
         tree.cases += [replace(c, name=f"unlabelled/{c.name}", text=c.name, splits=(UNLABELLED,)) for c in more.cases]
         tree.alone += more.alone
@@ -486,13 +499,13 @@ def listed(
     paths, *others_of = (images.all([row[called[column]] for row in table], file) for column in named_by)
     texts = [row[called[of]] for row in table if not findings]
     for row, label in zip(table, texts, strict=False):
-        own = row.get(called["site"], "")
+        site_of_row = row.get(called["site"], "")
         if problem := first_of({
             f"the {of} is missing": not label,
             f"the label is '{label}', which mostly means that there is none; take such rows out or, where it is a "
             f"class, name all classes (--classes {label} ...)":
                 of == "label" and label.lower() in NO_VALUE and label not in (classes or ()),
-            f"the site is '{own}', in the table of site '{site}'": bool(site) and own not in ("", site),
+            f"the site is '{site_of_row}', in the table of site '{site}'": bool(site) and site_of_row not in ("", site),
         }):  # fmt: skip
             raise DataError(f"{row.where}: {problem}")
     cells = [{name: row[name] for name in classes or ()} for row in table] if findings else []
@@ -501,8 +514,8 @@ def listed(
     for row, path, target, *more in zip(table, paths, labels, *others_of, strict=True):
         text = path.relative_to(source).as_posix()
         name = text if path.is_dir() else without_ending(text)
-        told = {**_told(row, called), "more": tuple(more), "channels": tuple(channels)}
-        cases.append(Item(name, text, path, target, text=text if pictures else name, **told))
+        fields = {**_told(row, called), "more": tuple(more), "channels": tuple(channels)}
+        cases.append(Item(name, text, path, target, text=text if pictures else name, **fields))
     notes = [*images.contents.notes(), *notes]
     notes += [
         f"'{file}': {number} of {len(cases)} rows do not say {what}"
@@ -534,21 +547,21 @@ def _once(
     """
     columns = [column for column, _ in columns_of(attributes).values()]
     first: dict[Path, tuple[Row, dict[str, Any]]] = {}
-    found: list[Item] = []
+    kept_items: list[Item] = []
     again: list[Item] = []
     for case, label in zip(cases, by_value([str(case.mask) for case in cases]), strict=True):
-        said = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
-        said |= {column: case.row[column] for column in columns}
-        before, known = first.setdefault(case.image, (case.row, said))
-        if (key := next((key for key in said if said[key] != known[key]), None)) is not None:
+        fields = {of: label, "site": case.site, "patient": case.patient or "", "split": "".join(case.splits)}
+        fields |= {column: case.row[column] for column in columns}
+        before, known = first.setdefault(case.image, (case.row, fields))
+        if (key := next((key for key in fields if fields[key] != known[key]), None)) is not None:
             raise DataError(
                 f"'{file}', lines {before.line} and {case.row.line}: both name '{case.image}', with the {key} "
-                f"'{known[key]}' and '{said[key]}'; take one out"
+                f"'{known[key]}' and '{fields[key]}'; take one out"
             )
-        (found if before is case.row else again).append(case)
+        (kept_items if before is case.row else again).append(case)
     if again:
         notes.append(f"'{file}': {len(again)} rows repeat an earlier one, such as line {again[0].row.line}")
-    return found
+    return kept_items
 
 
 def of_site(
@@ -575,26 +588,28 @@ def add_known(
     file, notes = Path(csv), list[str]()
     table, called = _rows(file, columns, ("image",), attributes, notes)
     images = {site: Images(folder) for site, folder in folders.items()}
-    told, missing = [], []
+    items, missing = [], []
     for row in table:
         name, site = row[called["image"]], row.get(called["site"], "")
         if site and site not in images:
             raise DataError(f"{row.where}: there is no site '{site}'{nearest(site, list(images))}")
-        places = [path for own, known in images.items() if site in ("", own) if (path := known.find(name)) is not None]
+        places = [
+            path for owner, known in images.items() if site in ("", owner) if (path := known.find(name)) is not None
+        ]
         if len(places) > 1:
             raise DataError(f"{row.where}: image '{name}' is at several sites; add a column 'site'")
         missing += [] if places else [name]
-        told += [Item(name, name, path, "", **_told(row, called)) for path in places]
+        items += [Item(name, name, path, "", **_told(row, called)) for path in places]
     if missing:
         raise DataError(f"'{file}': {len(missing)} images that it names are at no site: {listing(missing)}")
-    known = {item.image: item for item in _once(told, file, "label", attributes, notes)}
+    known = {item.image: item for item in _once(items, file, "label", attributes, notes)}
     cases = [case for tree in trees.values() for case in tree.cases]
     if lacking := [case.image.name for case in cases if case.image not in known]:
         notes.append(f"{len(lacking)} of {len(cases)} images are not in '{file}': {named(lacking)}")
     for tree in trees.values():
         tree.notes += notes
-        own = [(case, known.get(case.image, case)) for case in tree.cases]
+        rows = [(case, known.get(case.image, case)) for case in tree.cases]
         tree.cases = [
             replace(case, patient=row.patient or case.patient, splits=case.splits or row.splits, row=row.row)
-            for case, row in own
+            for case, row in rows
         ]

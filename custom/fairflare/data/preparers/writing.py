@@ -131,7 +131,10 @@ def write_sites(
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
         earlier = _sites_in(out / SITE_FILE)
         existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
-        items = {site: [draft.put(names[site], item) for item in _different(site, own)] for site, own in sites.items()}
+        items = {
+            site: [draft.put(names[site], item) for item in _different(site, items_of_site)]
+            for site, items_of_site in sites.items()
+        }
         draft.finish()
         result = _Result(draft, form, names, items)
         result.write_datalists(seed)
@@ -140,19 +143,19 @@ def write_sites(
         # gets them.
         more = {KEYS[bool(result.classes)]: "all"} if form.dealing.partition != "site" or form.synthetic else {}
         if lost := [
-            f"{site}: {key} {own[key]}"
-            for site, own in earlier.items()
-            for key in {*own}.intersection(KEYS.values()).difference(more)
+            f"{site}: {key} {settings[key]}"
+            for site, settings in earlier.items()
+            for key in {*settings}.intersection(KEYS.values()).difference(more)
         ]:
             log.warning(
                 "what the earlier %s said is annotated is not kept; write it again: %s", SITE_FILE, "; ".join(lost)
             )
         for fold in range(form.dealing.folds + 1):
             file = {"datalist": f"datalist_fold{fold}.json"} if fold else {}
-            own = {
+            settings_by_site = {
                 name: {"data_root": str(target), **more, **(settings or {}), **file} for name, target in targets.items()
             }
-            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": own})
+            _write_json(draft.new / (f"fairflare_fold{fold}.json" if fold else SITE_FILE), {"sites": settings_by_site})
         _move([
             *((path, draft.old / path.name) for path in existing),
             *((path, out / path.name) for path in sorted(draft.new.iterdir())),
@@ -203,7 +206,7 @@ class _Result:
         self.draft, self.form, self.names, self.items = draft, form, names, items
         self.counts: dict[str, dict[str, Counter[str]]] = {}  # number of images by site, split and class
         self.classes: list[str] = []  # class names in the order of their numbers; empty if the labels are masks
-        written = [item for own in items.values() for item in own]
+        written = [item for items_of_site in items.values() for item in items_of_site]
         numbers = [item.mask for item in written if isinstance(item.mask, int)]
         self.findings = bool(form.task.get("findings"))
         if self.findings or (numbers and len(numbers) == sum(item.mask is not None for item in written)):
@@ -217,13 +220,20 @@ class _Result:
         """Write the datalists of each site, one for each fold, and check them by reading them as the site would."""
         form = self.form
         rule = form.dealing
-        channels = {site: one_set(site, own) for site, own in self.items.items()}
+        channels = {site: one_set(site, items_of_site) for site, items_of_site in self.items.items()}
         how: dict[str, Any] = {"seed": seed, "fractions": rule.fractions, "stratified": form.stratified}
-        splits = {site: assign(own, site=site, folds=rule.folds, **how) for site, own in self.items.items()}
+        splits = {
+            site: assign(items_of_site, site=site, folds=rule.folds, **how)
+            for site, items_of_site in self.items.items()
+        }
         for fold in range(rule.folds or 1):
             lists = {
                 site: {
-                    split: [item for item, own in zip(items, splits[site][fold], strict=True) if split in own]
+                    split: [
+                        item
+                        for item, splits_of_item in zip(items, splits[site][fold], strict=True)
+                        if split in splits_of_item
+                    ]
                     for split in dict.fromkeys(chain(SPLITS, *splits[site][fold]))
                 }
                 for site, items in self.items.items()
@@ -232,9 +242,10 @@ class _Result:
                 lists = self._with_global_test(lists)
             entries = {
                 site: {
-                    split: [entry for item in items for entry in _entries(item, split)] for split, items in own.items()
+                    split: [entry for item in items for entry in _entries(item, split)]
+                    for split, items in by_split.items()
                 }
-                for site, own in lists.items()
+                for site, by_split in lists.items()
             }
             more: dict[str, Any] = {"synthetic": True} if form.synthetic else {}
             more |= self._classes(entries) if self.classes else {}
@@ -243,10 +254,12 @@ class _Result:
             files = [f"datalist_fold{fold + 1}.json"] if rule.folds else []
             for site, file in product(entries, [*files, "datalist.json"] if fold == 0 else files):
                 folder = self.draft.new / self.names[site]
-                named = {"channels": [*channels[site]]} if any(len(own) > 1 for own in channels.values()) else {}
+                named = {"channels": [*channels[site]]} if any(len(names) > 1 for names in channels.values()) else {}
                 write_datalist(folder / file, entries[site], name=site, **more, **named)
                 self.notes += load_datalist(folder, file, site=site, class_labels=bool(self.classes)).doubts
-                self.counts.setdefault(site, {s: Counter(map(self._counted, own)) for s, own in entries[site].items()})
+                self.counts.setdefault(
+                    site, {s: Counter(map(self._counted, written)) for s, written in entries[site].items()}
+                )
 
     def _counted(self, entry: Mapping[str, Any]) -> str:
         return self.classes[entry["label"]] if "label" in entry and self.classes and not self.findings else "images"
@@ -254,7 +267,7 @@ class _Result:
     def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
-        for site, item in ((site, item) for site, own in lists.items() for item in own["test"]):
+        for site, item in ((site, item) for site, by_split in lists.items() for item in by_split["test"]):
             whose = item.patient and f"{site}/{item.patient.removeprefix(f'{site}/')}"  # unique over all sites
             tested.append(replace(item, patient=whose) if item.site else item)
             for name, file in product(self.names.values(), (item.image, *item.more, item.mask)):
@@ -262,15 +275,15 @@ class _Result:
                     self.draft.link(f"{name}/{file}", f"{self.names[site]}/{file}")
         self.draft.finish()
         return {
-            site: {**own, "test": own["test"] or tested, SPLIT_GLOBAL: tested} if tested else own
-            for site, own in lists.items()
+            site: {**by_split, "test": by_split["test"] or tested, SPLIT_GLOBAL: tested} if tested else by_split
+            for site, by_split in lists.items()
         }
 
     def _classes(self, entries: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, Any]:
         """Return the keys ``class_names`` and ``class_groups`` of a datalist, as far as they are known."""
         if self.findings:
             return {"class_names": self.classes}
-        trained = Counter(entry["label"] for own in entries.values() for entry in own["training"])
+        trained = Counter(entry["label"] for by_split in entries.values() for entry in by_split["training"])
         groups = self.form.class_groups
         if groups is None:
             groups = frequency_groups([trained[number] for number in range(len(self.classes))])
@@ -282,16 +295,16 @@ class _Result:
         form, new = self.form, self.draft.new
         sites = {}
         for site, name in self.names.items():
-            own = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
-            own |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
+            checksums = {file: check for file, check in self.draft.checksums.items() if file.startswith(f"{name}/")}
+            checksums |= {f"{name}/{path.name}": sha256_of(path) for path in (new / name).glob("datalist*.json")}
             (new / name / CHECKSUMS).write_text(
-                "".join(f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(own.items())),
+                "".join(f"{check}  {file.removeprefix(f'{name}/')}\n" for file, check in sorted(checksums.items())),
                 encoding="utf-8",
             )
             counts = self.counts[site]
-            classes = {split: {c: own[c] for c in self.classes} for split, own in counts.items()}
+            classes = {split: {c: by_class[c] for c in self.classes} for split, by_class in counts.items()}
             sites[name] = {
-                "name": site, "images": {split: found.total() for split, found in counts.items()},
+                "name": site, "images": {split: counter.total() for split, counter in counts.items()},
                 "corrupted": site in corrupted_sites(list(self.names), form.dealing),
                 "patients": len({item.patient for item in self.items[site]} - {None}) or None,
                 "checksums": sha256_of(new / name / CHECKSUMS),
@@ -324,21 +337,21 @@ def _different(site: str, items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
         before = used.setdefault(item.name.lower(), item)
         if before is not item:
-            own = " and ".join(f"'{one.image}'" for one in (before, item) if isinstance(one.image, Path))
+            files = " and ".join(f"'{one.image}'" for one in (before, item) if isinstance(one.image, Path))
             raise DataError(
-                f"site '{site}': two images are called '{item.name}'{f' ({own})' if own else ''}; give them names that "
-                "differ in letters or digits, not in other signs or in capitals alone"
+                f"site '{site}': two images are called '{item.name}'{f' ({files})' if files else ''}; give them names "
+                "that differ in letters or digits, not in other signs or in capitals alone"
             )
         yield item
 
 
 def one_set(site: str, items: Iterable[Item]) -> tuple[str, ...]:
     """Return the names of the channels of a site's images; raise ``DataError`` if the images have different ones."""
-    found = {item.channels for item in items}
-    if len(found) > 1:
-        sets = " and of others ".join(", ".join(names) for names in sorted(found))
+    channel_sets = {item.channels for item in items}
+    if len(channel_sets) > 1:
+        sets = " and of others ".join(", ".join(names) for names in sorted(channel_sets))
         raise DataError(f"site '{site}': the images of some cases are {sets}; prepare them as sites of their own")
-    return next(iter(found), ())
+    return next(iter(channel_sets), ())
 
 
 def _entries(item: Item, split: str) -> list[dict[str, Any]]:

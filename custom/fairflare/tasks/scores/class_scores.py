@@ -90,16 +90,16 @@ class MeasuresClasses(ABC):
         logits, labels = self._outputs(model, batches, device)
         if self.findings:
             losses, known = (values.sum(0).tolist() for values in finding_losses(logits, labels))
-            own = {f"loss_{self.findings[k]}": losses[k] / known[k] for k in self._measured if known[k]}
+            by_finding = {f"loss_{self.findings[k]}": losses[k] / known[k] for k in self._measured if known[k]}
             sure = self.probabilities(logits).numpy()
             metrics = finding_metrics(labels.numpy(), sure, self.findings, self._measured)
-            return {**metrics, **own, "loss": float(self.loss(logits, labels))}
+            return {**metrics, **by_finding, "loss": float(self.loss(logits, labels))}
         metrics = classification_metrics(
             labels.numpy(), self.probabilities(logits).numpy(), class_names=self.names(), groups=self.groups()
         )
         if self.annotated is not None:
-            told = logits.argmax(1)
-            metrics[OUTSIDE] = 1 - sum(float((told == number).double().mean()) for number in self.annotated)
+            predicted = logits.argmax(1)
+            metrics[OUTSIDE] = 1 - sum(float((predicted == number).double().mean()) for number in self.annotated)
         return {**metrics, "loss": float(self.loss(logits, labels))}
 
     def resampled(
@@ -109,21 +109,21 @@ class MeasuresClasses(ABC):
 
         The value is NaN for a draw with too few classes.
         """
-        told = self.outcomes(model, data, "test", device)
-        return [self._primary(told, one) for one in drawn]
+        outcomes = self.outcomes(model, data, "test", device)
+        return [self._primary(outcomes, one) for one in drawn]
 
-    def _primary(self, told: Told, chosen: Any) -> float:
+    def _primary(self, outcomes: Told, chosen: Any) -> float:
         """Return the primary metric of the images with the chosen indices; NaN if the metric is not defined on them."""
         from fairflare.tasks.scores.metrics import classification_metrics
 
         if self.findings:
-            labels, scores = (values[chosen] for values in told)
+            labels, scores = (values[chosen] for values in outcomes)
             return finding_metrics(labels, scores, self.findings, self._measured)[self.primary_metric]
-        found = classification_metrics(
-            *(values[chosen] for values in told), class_names=self.names(), groups=self.groups(),
+        metrics = classification_metrics(
+            *(values[chosen] for values in outcomes), class_names=self.names(), groups=self.groups(),
             areas=self.primary_metric.startswith("auc"),
         )  # fmt: skip
-        return found.get(self.primary_metric, math.nan)
+        return metrics.get(self.primary_metric, math.nan)
 
     def outcomes(self, model: torch.nn.Module, data: SiteData, split: str, device: Device) -> Told:
         """Return true classes and probabilities of a split, as :meth:`fairflare.base.task.Task.outcomes` defines it."""
@@ -139,7 +139,7 @@ class MeasuresClasses(ABC):
 
         from fairflare.base.cases import sampling
 
-        targets, probabilities = told = self.outcomes(model, data, "test", device)
+        targets, probabilities = outcomes = self.outcomes(model, data, "test", device)
         names, cases, metric = self.names(), data.cases("test"), self.primary_metric
         classes: dict[str, Any] = {}
         if not self.findings:
@@ -153,9 +153,9 @@ class MeasuresClasses(ABC):
             influence = (right - recalls[targets]) / (support[targets] * (support > 0).sum())
             error = sampling.standard_error(influence, cases)
         else:
-            error = sampling.jackknife(partial(self._primary, told), len(targets), cases)
-        said = {"test_cases": sampling.num_cases(len(targets), cases)}
-        return said | ({"standard_error": error} if math.isfinite(error) else {}) | classes
+            error = sampling.jackknife(partial(self._primary, outcomes), len(targets), cases)
+        figures = {"test_cases": sampling.num_cases(len(targets), cases)}
+        return figures | ({"standard_error": error} if math.isfinite(error) else {}) | classes
 
     @property
     def _measured(self) -> Sequence[int]:

@@ -28,17 +28,17 @@ PR_AUC = "pr_auc"  # metric: average precision
 def declared_findings(names: Sequence[str]) -> tuple[Metric, ...]:
     """Declare the metrics over all findings and of each finding, and the loss."""
     metrics = [LOSS]
-    for name, doc, said in (
+    for name, doc, reveals in (
         ("auc", "area under the ROC curve", "there or not: whether the site has images with and without the finding"),
         (PR_AUC, "average precision", "of a model that tells all alike it is the share of images with the finding"),
     ):
         metrics.append(Metric(
-            name=name, doc=f"{doc}, mean over the findings that the site can measure", reveals=said,
+            name=name, doc=f"{doc}, mean over the findings that the site can measure", reveals=reveals,
             higher_is_better=True, of_classes=tuple(range(len(names))),
         ))  # fmt: skip
         metrics += [
             Metric(
-                name=f"{name}_{finding}", doc=f"{doc} of one finding", reveals=said, higher_is_better=True,
+                name=f"{name}_{finding}", doc=f"{doc} of one finding", reveals=reveals, higher_is_better=True,
                 by_class=True, of_classes=(number,), family=f"{name}_<class>",
             ) for number, finding in enumerate(names)
         ]  # fmt: skip
@@ -85,17 +85,19 @@ def finding_metrics(
     """
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    found: dict[str, dict[str, float]] = {"auc": {}, PR_AUC: {}}
+    by_metric: dict[str, dict[str, float]] = {"auc": {}, PR_AUC: {}}
     for number in measured:
         known = targets[:, number] >= 0
-        truth, own = targets[known, number] == 1, probabilities[known, number]
+        truth, scores = targets[known, number] == 1, probabilities[known, number]
         if truth.any() and not truth.all():
-            found["auc"][names[number]] = float(roc_auc_score(truth, own))
-            found[PR_AUC][names[number]] = min(1.0, float(average_precision_score(truth, own)))  # may be rounded up
+            by_metric["auc"][names[number]] = float(roc_auc_score(truth, scores))
+            by_metric[PR_AUC][names[number]] = min(
+                1.0, float(average_precision_score(truth, scores))
+            )  # may be rounded up
     return {
         metric if name is None else f"{metric}_{name}": value
-        for metric, of in found.items()
-        for name, value in ((None, float(np.mean([*of.values()])) if of else math.nan), *of.items())
+        for metric, by_name in by_metric.items()
+        for name, value in ((None, float(np.mean([*by_name.values()])) if by_name else math.nan), *by_name.items())
     }
 
 

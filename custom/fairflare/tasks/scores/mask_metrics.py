@@ -114,39 +114,41 @@ class MaskMetrics:
         self._known: list[bool] = []  # for each image, whether the size of its pixels is known
 
     def add(
-        self, found: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor, spacing: Sequence[float] | None
+        self, predicted: torch.Tensor, truth: torch.Tensor, counts: torch.Tensor, spacing: Sequence[float] | None
     ) -> None:
         """Measure the masks of one image.
 
         Args:
-            found, truth: predicted and true masks, (structures, ...) bool.
-            counts: mask of the same shape, False where a pixel does not count; ``found`` and ``truth`` are False there.
+            predicted, truth: predicted and true masks, (structures, ...) bool.
+            counts: mask of the same shape, False where a pixel does not count, and both masks are False.
             spacing: size of a pixel in mm along each axis; ``None`` if the size is not known.
         """
         inside = counts.any(0).nonzero()
         if len(inside):  # cut off the padding around the image
             low, high = inside.aminmax(dim=0)
             box: Any = (..., *(slice(int(a), int(b) + 1) for a, b in zip(low, high, strict=True)))
-            found, truth = found[box], truth[box]
+            predicted, truth = predicted[box], truth[box]
         self._known.append(spacing is not None)
         sizes = tuple(spacing or (1.0,) * self.dims)[: self.dims]
-        for name, values in self._of_image(found[None].cpu(), truth[None].cpu(), sizes, spacing is not None).items():
+        for name, values in self._of_image(
+            predicted[None].cpu(), truth[None].cpu(), sizes, spacing is not None
+        ).items():
             self._values[name].append(values)
 
     def _of_image(
-        self, found: torch.Tensor, truth: torch.Tensor, sizes: tuple[float, ...], known: bool
+        self, predicted: torch.Tensor, truth: torch.Tensor, sizes: tuple[float, ...], known: bool
     ) -> dict[str, Table]:
         from monai.metrics.hausdorff_distance import compute_hausdorff_distance
         from monai.metrics.meaniou import compute_iou
         from monai.metrics.surface_dice import compute_surface_dice
         from monai.metrics.surface_distance import compute_average_surface_distance
 
-        in_found, in_truth = (one.flatten(2).sum(2)[0].double().numpy() for one in (found, truth))
+        in_found, in_truth = (one.flatten(2).sum(2)[0].double().numpy() for one in (predicted, truth))
         both, neither = (in_found > 0) & (in_truth > 0), (in_found == 0) & (in_truth == 0)
-        diagonal = math.dist([0.0] * self.dims, [s * n for s, n in zip(sizes, found.shape[2:], strict=True)])
+        diagonal = math.dist([0.0] * self.dims, [s * n for s, n in zip(sizes, predicted.shape[2:], strict=True)])
         values: dict[str, Table] = {}
         if "iou" in self.wanted:
-            values["iou"] = compute_iou(found.float(), truth.float(), ignore_empty=False)[0].double().numpy()
+            values["iou"] = compute_iou(predicted.float(), truth.float(), ignore_empty=False)[0].double().numpy()
         if "volume_error" in self.wanted:
             each = math.prod(sizes) / (MM3_IN_ML if known and self.dims == 3 else 1.0)
             error = (in_found - in_truth) * each
@@ -162,7 +164,7 @@ class MaskMetrics:
             if name in self.wanted:  # for empty masks, of which MONAI warns, the module's own rule holds
                 values[name] = np.where(neither, agreed, missed)
                 for part in np.flatnonzero(both):
-                    values[name][part] = float(measure(found[:, [part]], truth[:, [part]])[0, 0])
+                    values[name][part] = float(measure(predicted[:, [part]], truth[:, [part]])[0, 0])
         return values
 
     def means(self) -> dict[str, Table]:
@@ -179,9 +181,9 @@ class MaskMetrics:
                 "%s left out: %d of %d images do not say their spacing, and mm are not mixed with pixels; say it for "
                 "all of them in the datalist, or for none", left_out, self._known.count(False), len(self._known),
             )  # fmt: skip
-        found = {}
+        means = {}
         for name, values in self._values.items():
             if not (measured[name] and mixed):
                 front = "" if not measured[name] or self._known[0] else PIXEL
-                found[front + name] = np.mean(values, 0)
-        return found
+                means[front + name] = np.mean(values, 0)
+        return means

@@ -77,14 +77,16 @@ def classification_metrics(
     checks.whole("the number of samples", len(targets))
     for number in (targets.min(), targets.max()):
         checks.number("class numbers", int(number), low=0, high=len(class_names) - 1, whole=True)
-    found = probabilities.argmax(1)
-    named = np.union1d(targets, found)
+    predicted = probabilities.argmax(1)
+    named = np.union1d(targets, predicted)
     # One call in place of the three that the averages would need, since a bootstrap makes thousands of calls.
-    *of_classes, support = precision_recall_fscore_support(targets, found, labels=named, zero_division=0)
+    *of_classes, support = precision_recall_fscore_support(targets, predicted, labels=named, zero_division=0)
     scores = dict(zip(("precision", "recall", "f1"), of_classes, strict=True))
-    present, recalls = (of[support > 0] for of in (named, scores["recall"]))  # a class that is only predicted has none
+    present, recalls = (
+        part[support > 0] for part in (named, scores["recall"])
+    )  # a class that is only predicted has none
     metrics = {
-        "accuracy": float(np.mean(found == targets)),
+        "accuracy": float(np.mean(predicted == targets)),
         "balanced_accuracy": float(np.mean(recalls)),
         **{name: float(np.average(of_class, weights=support)) for name, of_class in scores.items()},
         "precision_macro": float(np.mean(scores["precision"])),
@@ -110,7 +112,7 @@ def _areas(
     total = shares.sum(1, keepdims=True)
     shares = np.where(total > 0, shares / np.where(total > 0, total, 1), 1 / len(present))
     truth = targets[:, None] == present
-    rest = [delong(own, score[None])[0].item() for own, score in zip(truth.T, shares.T, strict=True)]
+    rest = [delong(marks, score[None])[0].item() for marks, score in zip(truth.T, shares.T, strict=True)]
     if len(present) == 2:
         return {"auc_ovo": rest[1], "auc_ovr": rest[1]}
     pairs = [

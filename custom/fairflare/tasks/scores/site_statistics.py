@@ -73,23 +73,23 @@ class SiteSums:
 
         With fewer than ``least`` cases these are only ``min_cases``, ``synthetic``, ``annotated`` and ``findings``.
         """
-        found = {"min_cases": self.least, "synthetic": int(self.synthetic)}
-        found |= {name: int(of) for name in ("annotated", "findings") if (of := getattr(self, name))}
+        counts = {"min_cases": self.least, "synthetic": int(self.synthetic)}
+        counts |= {name: int(value) for name in ("annotated", "findings") if (value := getattr(self, name))}
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
-            return found
-        found |= {"cases": len(everyone), "images": self.images.total()}
+            return counts
+        counts |= {"cases": len(everyone), "images": self.images.total()}
         few = {
             "unusable": (self.unusable, self.unusable),
             "missing_labels": (self.missing_labels, self.missing_labels),
             "empty_masks": (len(self.empty), len(set(self.empty))),
         }
-        found |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
+        counts |= {name: count for name, (count, cases) in few.items() if not 0 < cases < self.least}
         numbers = {k: len(self.cases[split]) for k, split in enumerate(SPLITS) if self.cases[split]}
         for number, cases in told(numbers, numbers, self.least).items():
-            found[f"cases_{SPLITS[number]}"] = cases
-            found[f"images_{SPLITS[number]}"] = self.images[SPLITS[number]]
-        return found
+            counts[f"cases_{SPLITS[number]}"] = cases
+            counts[f"images_{SPLITS[number]}"] = self.images[SPLITS[number]]
+        return counts
 
     def bins(self) -> dict[str, tuple[int, dict[int, int]]]:
         """Return for each axis its number of records, and the records by bin that may leave the site.
@@ -98,13 +98,13 @@ class SiteSums:
         """
         if "cases" not in self.counts():
             return {}
-        found = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
+        by_axis = {INTENSITY: (int(self.intensity.sum()), {k: int(n) for k, n in enumerate(self.intensity) if n})}
         for axis, bins in self.records.items():
             if len(set[Case]().union(*bins.values())) >= self.least:
-                counts = {number: of.total() for number, of in bins.items()}
-                shown = told(counts, {number: len(of) for number, of in bins.items()}, self.least)
-                found[axis] = (sum(counts.values()), shown)
-        return found
+                counts = {number: counter.total() for number, counter in bins.items()}
+                shown = told(counts, {number: len(counter) for number, counter in bins.items()}, self.least)
+                by_axis[axis] = (sum(counts.values()), shown)
+        return by_axis
 
     def add(self, axis: str, number: int, case: Case, count: int = 1) -> None:
         """Add records of a case (patient) to a bin of a histogram's axis."""
@@ -124,38 +124,38 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
     Raises:
         DataError: the site has no data folder, no datalist, or one that cannot be read.
     """
-    own = read_settings(SegmentationSite if kind == "segmentation" else ClassificationSite, site, settings)
-    if own.data_root is None:
+    in_file = read_settings(SegmentationSite if kind == "segmentation" else ClassificationSite, site, settings)
+    if in_file.data_root is None:
         raise DataError(
             f"site '{site}': no 'data_root': statistics are of a site's own images; set it in fairflare.json"
         )
     problems: list[DataError] = []
     listed = load_datalist(
-        own.data_root, own.datalist or "datalist.json", site=site, class_labels=kind == "classification",
-        linked_roots=own.linked_roots, problems=problems,
+        in_file.data_root, in_file.datalist or "datalist.json", site=site, class_labels=kind == "classification",
+        linked_roots=in_file.linked_roots, problems=problems,
     )  # fmt: skip
     width = len(listed.channels or "1")
-    how = replace(how, drawn_on=getattr(own, "mask_drawn_on", None), channels=tuple(range(width)), width=width)
-    said = getattr(own, KEYS[kind == "classification"])
+    how = replace(how, drawn_on=getattr(in_file, "mask_drawn_on", None), channels=tuple(range(width)), width=width)
+    annotated = getattr(in_file, KEYS[kind == "classification"])
     sums, values = (
-        SiteSums(least, listed.synthetic, PARTLY if isinstance(said, list) else int(said == "all")),
+        SiteSums(least, listed.synthetic, PARTLY if isinstance(annotated, list) else int(annotated == "all")),
         ValueNotes(),
     )
     for problem in problems:
         _unusable(sums, problem)
     every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
-    few = _few({(_class_of(sample, own), sample.case) for _, sample in every}, least)
+    few = _few({(_class_of(sample, in_file), sample.case) for _, sample in every}, least)
     sums.findings = any(isinstance(sample.label, tuple) for _, sample in every)
-    found: list[tuple[Sample, Counter[int]]] = []
+    labels_by_sample: list[tuple[Sample, Counter[int]]] = []
     wanted = [
         (split, sample)
         for split, sample in every
-        if not isinstance(sample.label, int) or _class_of(sample, own) not in few
+        if not isinstance(sample.label, int) or _class_of(sample, in_file) not in few
     ]  # of too few cases: nothing
 
     def looked(entry: tuple[str, Sample]) -> Counted | DataError:
         try:
-            return _counts(site, *entry, own, how)
+            return _counts(site, *entry, in_file, how)
         except DataError as error:
             return error
 
@@ -168,13 +168,13 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
                 _unusable(sums, one)
             else:
                 _add(sums, split, sample, one)
-                found.append((sample, one.labels))
+                labels_by_sample.append((sample, one.labels))
                 values.add(sample)
-    counted = _counted_findings([sample for sample, _ in found], least)
-    for sample, labels in found:
+    counted = _counted_findings([sample for sample, _ in labels_by_sample], least)
+    for sample, labels in labels_by_sample:
         if isinstance(sample.label, tuple):
             labels.update(k for k in counted if sample.label[k] == 1)
-    _add_labels(sums, [(sample.case, labels) for sample, labels in found], kind)
+    _add_labels(sums, [(sample.case, labels) for sample, labels in labels_by_sample], kind)
     for line in [*listed.doubts, *values.lines()]:
         log.warning("note: %s", line)  # written to the site's own log only
     return sums
@@ -198,19 +198,19 @@ class Counted:
     lengths: dict[str, float]
 
 
-def _counts(site: str, split: str, sample: Sample, own: SiteSettings, how: Reading) -> Counted:
+def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, how: Reading) -> Counted:
     """Read one entry of a datalist, each file once, and count its pixels."""
     intensity, labels = np.zeros(AXES[INTENSITY].bins, np.int64), Counter[int]()
     depth, shape = 0, (0, 0)
-    for image, mask in read_planes(sample, site=site, split=split, max_bytes=own.max_image_bytes, how=how):
+    for image, mask in read_planes(sample, site=site, split=split, max_bytes=site_settings.max_image_bytes, how=how):
         intensity += np.histogram(image, AXES[INTENSITY].bins, (0, 1))[0]
         depth, shape = depth + 1, image.shape[:2]
         if mask is not None:
             labels.update(counts_of(mask))
     if isinstance(sample.label, int):
-        labels[_class_of(sample, own)] += 1
+        labels[_class_of(sample, site_settings)] += 1
     else:
-        labels = _coded(labels, getattr(own, "mask_values", None))
+        labels = _coded(labels, getattr(site_settings, "mask_values", None))
     lengths = {"height": float(shape[0]), "width": float(shape[1]), **_spacings(sample)}
     if sample.slice is None and image_file(sample.image).facts().slices is not None:
         lengths["slices"] = float(depth)
@@ -225,10 +225,10 @@ def _add(sums: SiteSums, split: str, sample: Sample, counted: Counted) -> None:
         sums.add(axis, AXES[axis].bin_of(length), sample.case)
 
 
-def _add_labels(sums: SiteSums, found: Sequence[tuple[Case, Counter[int]]], kind: Kind) -> None:
+def _add_labels(sums: SiteSums, labels_by_case: Sequence[tuple[Case, Counter[int]]], kind: Kind) -> None:
     """Count the labels of all images; those that the masks of too few cases have are counted as background."""
-    few = _few({(number, case) for case, labels in found for number in +labels}, sums.least)
-    for case, labels in found:
+    few = _few({(number, case) for case, labels in labels_by_case for number in +labels}, sums.least)
+    for case, labels in labels_by_case:
         for number, count in labels.items():
             sums.add(CLASS, AXES[CLASS].bin_of(0 if number in few else max(number, 0)), case, count)
         if kind == "segmentation" and not {*+labels} - {0, *few}:
@@ -242,25 +242,25 @@ def _few(pairs: Iterable[tuple[Any, Case]], least: int) -> set[Any]:
 
 def _counted_findings(samples: Sequence[Sample], least: int) -> set[int]:
     """Return the numbers of the findings that at least ``least`` cases have, and at least as many lack."""
-    said = {(k, value, sample.case) for sample in samples if isinstance(sample.label, tuple)
+    triples = {(k, value, sample.case) for sample in samples if isinstance(sample.label, tuple)
             for k, value in enumerate(sample.label) if value >= 0}  # fmt: skip
-    cases = Counter((k, value) for k, value, _ in said)
+    cases = Counter((k, value) for k, value, _ in triples)
     return {k for k, _ in cases if min(cases[k, 0], cases[k, 1]) >= least}
 
 
-def _class_of(sample: Sample, own: SiteSettings) -> Any:
+def _class_of(sample: Sample, site_settings: SiteSettings) -> Any:
     """Return the task's number of a sample's class, or the label itself if it is no class of the task."""
-    return (getattr(own, "class_numbers", None) or {}).get(sample.label, sample.label)
+    return (getattr(site_settings, "class_numbers", None) or {}).get(sample.label, sample.label)
 
 
 def _coded(labels: Counter[int], coding: Mapping[int, int] | None) -> Counter[int]:
     """Return pixel counts by the task's labels: apply the site's coding; 255 becomes 1 in masks of 0 and 255."""
     if coding is None:
         coding = {255: 1} if labels.keys() <= {0, 255} else {}
-    found = Counter[int]()
+    coded = Counter[int]()
     for number, count in labels.items():
-        found[coding.get(number, number)] += count
-    return found
+        coded[coding.get(number, number)] += count
+    return coded
 
 
 def _spacings(sample: Sample) -> dict[str, float]:

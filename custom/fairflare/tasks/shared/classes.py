@@ -176,15 +176,15 @@ class ClassTask(MeasuresClasses, ImageTask):
             return self.findings
         if self.class_names is not None:
             return self.class_names
-        own = self.drawn_classes
-        return list(own) if self.classes == len(own) else [f"class_{c}" for c in range(self.classes)]
+        drawn = self.drawn_classes
+        return list(drawn) if self.classes == len(drawn) else [f"class_{c}" for c in range(self.classes)]
 
     def groups(self) -> dict[str, list[int]]:
         """Return the groups of classes, such as head, medium, tail."""
         if self.class_groups is not None:
             return self.class_groups
-        own = self.findings is None and self.classes == len(self.drawn_classes)
-        return {name: list(members) for name, members in self.drawn_groups.items()} if own else {}
+        as_drawn = self.findings is None and self.classes == len(self.drawn_classes)
+        return {name: list(members) for name, members in self.drawn_groups.items()} if as_drawn else {}
 
     def build_model(self) -> Classifier:
         from fairflare.tasks.networks import build_classifier
@@ -252,14 +252,14 @@ class ClassTask(MeasuresClasses, ImageTask):
         drawn = data.synthetic and data.class_names is None and data.class_groups is None
         if drawn or self.findings is not None or (self.class_names is not None and self.class_groups is not None):
             return self.annotating(data.annotated)
-        own = copy.copy(self.annotating(data.annotated))
-        if own.class_names is None:
-            own.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
-        if own.class_groups is None:
-            own.class_groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
-        return own
+        suited = copy.copy(self.annotating(data.annotated))
+        if suited.class_names is None:
+            suited.class_names = list(data.class_names or (f"class_{number}" for number in range(self.classes)))
+        if suited.class_groups is None:
+            suited.class_groups = {name: list(members) for name, members in (data.class_groups or {}).items()}
+        return suited
 
-    def check_classes(self, site: str, own: ClassSite, datalist: Datalist) -> None:
+    def check_classes(self, site: str, settings: ClassSite, datalist: Datalist) -> None:
         """Raise an error if the classes of a site do not fit the task.
 
         Raises:
@@ -273,29 +273,33 @@ class ClassTask(MeasuresClasses, ImageTask):
                 f"not among them: {', '.join(strange)} of {file}. Name all in findings of the task, or correct the "
                 "datalist": strange != [],
                 "findings have names and no numbers; take 'class_numbers' out of the site's fairflare.json":
-                    own.class_numbers is not None,
+                    settings.class_numbers is not None,
             }):  # fmt: skip
-                told = f"the task has the findings {', '.join(self.findings)}"
+                findings = f"the task has the findings {', '.join(self.findings)}"
                 raise DataError(
-                    f"site '{site}': {told}; {problem}",
-                    f"site '{site}': {told}, and its datalist or its file has others",
+                    f"site '{site}': {findings}; {problem}",
+                    f"site '{site}': {findings}, and its datalist or its file has others",
                 )
             return
         with setting_of(site, "classes"):
-            checks.whole("the number of classes", 2 if own.classes in (None, "all") else len(own.classes), low=2)
-        if named is not None and own.class_numbers is None and len(named) != self.classes:
-            told = f"the datalist names {len(named)} classes, the job has num_classes={self.classes}"
-            told = f"site '{site}': {told}; set num_classes={len(named)} of the task, or correct 'class_names' in"
-            raise DataError(f"{told} '{datalist.file}'", f"{told} the datalist")
+            checks.whole(
+                "the number of classes", 2 if settings.classes in (None, "all") else len(settings.classes), low=2
+            )
+        if named is not None and settings.class_numbers is None and len(named) != self.classes:
+            findings = f"the datalist names {len(named)} classes, the job has num_classes={self.classes}"
+            findings = (
+                f"site '{site}': {findings}; set num_classes={len(named)} of the task, or correct 'class_names' in"
+            )
+            raise DataError(f"{findings} '{datalist.file}'", f"{findings} the datalist")
         try:
             # Groups in a site's own numbers are not used (LabelledImages), so they need not fit the task's groups.
-            self.check_groups((own.class_numbers is None and datalist.class_groups) or {})
+            self.check_groups((settings.class_numbers is None and datalist.class_groups) or {})
         except ValueError as error:
             raise DataError(
                 f"site '{site}': {error}; correct '{datalist.file}'", f"site '{site}': 'class_groups' is not usable"
             ) from error
         with setting_of(site, "class_numbers"):
-            for number in (own.class_numbers or {}).values():
+            for number in (settings.class_numbers or {}).values():
                 checks.number("class_numbers: class", number, low=0, high=self.classes - 1, whole=True)
 
 
@@ -314,22 +318,25 @@ class LabelledImages(FolderImages):
         """Count the cases of each class or finding in each list."""
         task, datalist, coding = self.task, self.datalist, self.coding
         # All labels are read here, so that a wrong label is found before the first round, not during it.
-        found: Any = {
+        labels: Any = {
             split: [self.class_of(sample, split) for sample in samples]
             for split, samples in datalist.splits.items()
             if split != UNLABELLED
         }
         if task.findings is not None:
-            told = {split: np.reshape(rows, (len(rows), task.classes)) for split, rows in found.items()}
-            self._cases = {split: cases_of_findings(self.cases(split), rows) for split, rows in told.items()}
-            self.known = known_findings(told.values())
+            tables = {split: np.reshape(rows, (len(rows), task.classes)) for split, rows in labels.items()}
+            self._cases = {split: cases_of_findings(self.cases(split), rows) for split, rows in tables.items()}
+            self.known = known_findings(tables.values())
             self.class_names, self.num_classes = tuple(task.findings), task.classes
             return
-        self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in found.items()}
-        self._cases = {split: cases_of_classes(self.cases(split), own, task.classes) for split, own in found.items()}
+        self._counts = {split: np.bincount(numbers, minlength=task.classes) for split, numbers in labels.items()}
+        self._cases = {
+            split: cases_of_classes(self.cases(split), labels_of_split, task.classes)
+            for split, labels_of_split in labels.items()
+        }
         self.class_names = datalist.class_names if coding is None else None
         self.class_groups = datalist.class_groups if coding is None else None
-        known = [*coding.values()] if coding else [number for numbers in found.values() for number in numbers]
+        known = [*coding.values()] if coding else [number for numbers in labels.values() for number in numbers]
         self.num_classes = len(self.class_names) if self.class_names else max(known, default=task.classes - 1) + 1
 
     def class_of(self, sample: Sample, split: str) -> int | tuple[int, ...]:
@@ -338,14 +345,14 @@ class LabelledImages(FolderImages):
         if isinstance(sample.label, tuple) or self.task.findings is not None:
             return self._findings_of(sample, split)
         label = checks.whole(f"site '{self.site}': class of '{sample.image}'", sample.label, low=0)
-        found = label if self.coding is None else self.coding.get(label, -1)
-        if found not in (self.task.annotated or (found,)):
+        number = label if self.coding is None else self.coding.get(label, -1)
+        if number not in (self.task.annotated or (number,)):
             raise DataError(
                 f"site '{self.site}': image '{sample.image}' of split '{split}' has the label {label}, which 'classes' "
                 "in the site's fairflare.json does not have; add the class there, or correct the label",
                 f"site '{self.site}': a label of split '{split}' is one that 'classes' in the site file lacks",
             )
-        if not 0 <= found < classes:
+        if not 0 <= number < classes:
             hint = (
                 f"the task has the classes 0 to {classes - 1}"
                 if self.coding is None
@@ -356,39 +363,39 @@ class LabelledImages(FolderImages):
                 "the datalist, num_classes of the task, or 'class_numbers' of the site",
                 f"site '{self.site}': a label of split '{split}' is no class of the task (num_classes={classes})",
             )
-        return found
+        return number
 
     def _findings_of(self, sample: Sample, split: str) -> tuple[int, ...]:
         label, names, wanted = sample.label, self.datalist.class_names or (), self.task.findings or ()
-        told = dict(zip(names, label, strict=False)) if isinstance(label, tuple) else {}
-        said = [told.get(name, -1) for name in wanted]
+        named = dict(zip(names, label, strict=False)) if isinstance(label, tuple) else {}
+        values = [named.get(name, -1) for name in wanted]
         silent = {*range(len(wanted))}.difference(self.task.annotated or range(len(wanted)))
-        odd = [wanted[k] for k in silent if said[k] == 1]
-        found = [-1 if k in silent else value for k, value in enumerate(said)]
+        odd = [wanted[k] for k in silent if values[k] == 1]
+        findings = [-1 if k in silent else value for k, value in enumerate(values)]
         if problem := checks.first_of({
             "has a label for each of several findings, and the task has none; set findings of the task": not wanted,
-            f"must have a label with 1, 0 or null for each of the {len(names)} findings, got {label!r:.80}": not told,
+            f"must have a label with 1, 0 or null for each of the {len(names)} findings, got {label!r:.80}": not named,
             f"has {', '.join(odd)}, which 'classes' in the site's fairflare.json leaves out; add it there": odd != [],
-            "has no known finding; take it out of the datalist": max(found, default=-1) < 0,
+            "has no known finding; take it out of the datalist": max(findings, default=-1) < 0,
         }):  # fmt: skip
             raise DataError(
                 f"site '{self.site}': image '{sample.image}' of split '{split}' {problem}",
                 f"site '{self.site}': an image of split '{split}' has no label that fits the task's findings",
             )
-        return tuple(found)
+        return tuple(findings)
 
     def enough(self, least: int) -> SiteData:
         few = {split: {k for k, n in enumerate(cases) if n < least} for split, cases in self._cases.items()}
-        own: Any = super().enough(least)
+        shown: Any = super().enough(least)
         if least > 1 and any(few.values()):
-            own._marks, own._identities = {}, {}
+            shown._marks, shown._identities = {}, {}
             splits = dict(self.datalist.splits)
             for split, out in few.items():
                 left = (self._without(sample, split, out) for sample in splits[split])
                 splits[split] = tuple(sample for sample in left if sample is not None) or splits[split]
-            own.datalist = replace(self.datalist, splits=splits)
-            own._count()
-        return cast("SiteData", own)
+            shown.datalist = replace(self.datalist, splits=splits)
+            shown._count()
+        return cast("SiteData", shown)
 
     def _without(self, sample: Sample, split: str, out: set[int]) -> Sample | None:
         """Return a sample without labels of some classes or findings, or ``None`` if it has no other label."""
@@ -400,8 +407,8 @@ class LabelledImages(FolderImages):
         return replace(sample, label=label) if max(label) >= 0 else None
 
     def labelled(self, sample: Sample, split: str) -> list[int]:
-        found = self.class_of(sample, split)
-        return [k for k, value in enumerate(found) if value == 1] if isinstance(found, tuple) else [found]
+        label = self.class_of(sample, split)
+        return [k for k, value in enumerate(label) if value == 1] if isinstance(label, tuple) else [label]
 
     def class_counts(self, split: str) -> torch.Tensor | None:
         import torch

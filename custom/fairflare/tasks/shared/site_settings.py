@@ -79,11 +79,11 @@ class SiteSettings(FolderSettings):
 
     def memory(self) -> dict[str, Any]:
         """Return the arguments of :class:`FolderImages` about memory, threads and the cache of decoded volumes."""
-        kept = None
+        decoded = None
         if self.decoded_folder is not None and self.decoded_bytes:
-            kept = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
+            decoded = DecodedVolumes(Path(self.decoded_folder).expanduser(), self.decoded_bytes)
         same = ("cache_bytes", "num_workers", "max_image_bytes")
-        return {"kept": kept, **{name: getattr(self, name) for name in same}}
+        return {"kept": decoded, **{name: getattr(self, name) for name in same}}
 
     def places_of(self, run: Sequence[str], site: str, datalist: Datalist) -> tuple[int, ...]:
         """Return, for each image of a case at a site, its channel of the network's input; -1: the run has no such one.
@@ -96,15 +96,15 @@ class SiteSettings(FolderSettings):
             DataError: the datalist lacks a channel of the run, and the site's own file does not name those it has.
         """
         there = list(datalist.channels or self.channels or ())
-        said = list(run) if self.channels is None else self.channels
+        used = list(run) if self.channels is None else self.channels
         if problem := first_of({
             f"the cases have the images {json.dumps(there)}; give the run channels={json.dumps(there)}, in the order "
             "of the network's input": not run and len(there) > 1,
-            f"'channels' of the site's fairflare.json is {json.dumps(said)}, and the run has {json.dumps(run)}; name "
-            "those that the cases have": bool(run) and not {*said} <= {*run},
+            f"'channels' of the site's fairflare.json is {json.dumps(used)}, and the run has {json.dumps(run)}; name "
+            "those that the cases have": bool(run) and not {*used} <= {*run},
             f"the run has the channels {json.dumps(run)}, the datalist {json.dumps(there)}; correct 'channels' of the "
             "datalist, or say in the site's fairflare.json which the cases have: "
-            f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*said} <= {*there},
+            f'"channels": {json.dumps([name for name in there if name in run])}': bool(run) and not {*used} <= {*there},
         }):  # fmt: skip
             public = (
                 f"its cases do not have the run's channels ({', '.join(run) or 'one image'}): correct the datalist; "
@@ -112,7 +112,7 @@ class SiteSettings(FolderSettings):
                 "fairflare.json"
             )
             raise DataError(f"site '{site}': {problem}", f"site '{site}': {public}")
-        return tuple(run.index(name) if name in said else -1 for name in there) if run else (0,)
+        return tuple(run.index(name) if name in used else -1 for name in there) if run else (0,)
 
 
 def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> Any:
@@ -122,15 +122,15 @@ def read_settings(kind: type[FolderSettings], site: str, given: Mapping[str, Any
         DataError: a key is unknown, a value cannot be used, or the file names data for other sites but not for
             this one.
     """
-    own = field_names(kind)
+    names = field_names(kind)
     check_keys(kind, site, given)
     with setting_of(site):
-        found = kind(**{key: value for key, value in given.items() if key in own})
-    if found.data_root is None:
-        _refuse_half_settings(site, given, found)
-    elif found.phantom:
+        settings = kind(**{key: value for key, value in given.items() if key in names})
+    if settings.data_root is None:
+        _refuse_half_settings(site, given, settings)
+    elif settings.phantom:
         raise setting_error(site, "phantom", "'phantom' is true and 'data_root' is set; take one of the two out")
-    return found
+    return settings
 
 
 def check_keys(kind: type[FolderSettings], site: str, given: Mapping[str, Any]) -> None:
@@ -178,19 +178,19 @@ def setting_error(site: str, key: str, problem: str) -> DataError:
     )
 
 
-def _refuse_half_settings(site: str, given: Mapping[str, Any], own: FolderSettings) -> None:
+def _refuse_half_settings(site: str, given: Mapping[str, Any], settings: FolderSettings) -> None:
     """Raise ``DataError`` if a site file names no data for this site, but other keys show that it should.
 
     Otherwise the site would train on synthetic data by mistake.
     """
-    if own.datalist is not None:
+    if settings.datalist is not None:
         raise setting_error(
             site, "data_root", "'datalist' is set but 'data_root' is not; set 'data_root' to the folder of the list"
         )
-    if own.phantom is False:
+    if settings.phantom is False:
         raise setting_error(site, "phantom", "'phantom' is false and 'data_root' is not set; set 'data_root'")
     blocks = given.get("sites")
-    if own.phantom or not isinstance(blocks, Mapping):
+    if settings.phantom or not isinstance(blocks, Mapping):
         return
     with_data = [name for name, block in blocks.items() if isinstance(block, Mapping) and "data_root" in block]
     if with_data:

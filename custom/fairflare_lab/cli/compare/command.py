@@ -152,7 +152,7 @@ def compare(
             raise ValueError(f"--sites {sites} is for export; a comparison needs the number or the names of the sites")
         from fairflare_lab.cli.compare.series import leaving_out, seeds_of
 
-        told = {
+        given = {
             "seeds": None if seeds is None else seeds_of(value_of(f"[{seeds}]" if "," in seeds else seeds)),
             "rounds": rounds,
             "task": task,
@@ -171,9 +171,9 @@ def compare(
         if preset is not None and plan_file is not None:
             raise ValueError("--plan and --preset exclude each other")
         table = None if preset is None else table_of(preset)
-        told = {k: v for k, v in told.items() if v is not None}
+        given = {k: v for k, v in given.items() if v is not None}
         series, local = series_of(
-            methods or [], plan_file if table is None else table.as_plan(small=told.get("small", True)), told
+            methods or [], plan_file if table is None else table.as_plan(small=given.get("small", True)), given
         )
         if hold_out is not None:
             if as_json:
@@ -191,15 +191,15 @@ def compare(
             simulator=simulator,
             overwrite=overwrite,
         )
-        _say_what_is_run(series, "data" in told or bool(local))
+        _say_what_is_run(series, "data" in given or bool(local))
     with one_document(as_json) as put:
         _go(runner)
-        code, found = report(runner, series.refers_to(), metric, table, tables=not as_json)
+        code, compared = report(runner, series.refers_to(), metric, table, tables=not as_json)
         if as_json:
             from fairflare_lab.compare.comparison_json import comparison_json
 
             runs = [{"name": one.run.name, "state": one.state, "reason": one.reason} for one in runner.all]
-            put(folder=str(runner.folder), runs=runs, comparison=found and comparison_json(found))
+            put(folder=str(runner.folder), runs=runs, comparison=compared and comparison_json(compared))
     raise typer.Exit(code)
 
 
@@ -227,13 +227,13 @@ def _check_metric(metric: str, task: LearnedTask) -> None:
 
     names = [declared.name for declared in task.declared_metrics()]
     for part in [metric] if metric in names else metric.split("+"):
-        own = part.rpartition("/")[2]  # a metric of the split test_common is named common/<name>
-        if names and not own.startswith("recall_"):  # names of classes of own images are not known yet
-            choice("--metric", own, list(dict.fromkeys([*names, task.primary_metric])))
+        last_part = part.rpartition("/")[2]  # a metric of the split test_common is named common/<name>
+        if names and not last_part.startswith("recall_"):  # names of classes of own images are not known yet
+            choice("--metric", last_part, list(dict.fromkeys([*names, task.primary_metric])))
 
 
 def series_of(
-    rows: list[str], plan: Path | Mapping[str, Any] | None, told: Mapping[str, Any]
+    rows: list[str], plan: Path | Mapping[str, Any] | None, options: Mapping[str, Any]
 ) -> tuple[Series, dict[str, Any]]:
     """Return the series of runs to compare, and the sites' private settings; the command line overrides the plan.
 
@@ -243,13 +243,18 @@ def series_of(
     from fairflare_lab.cli.compare.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
-    given = {"sites": "default", **file, **told, "settings": {**file.get("settings", {}), **told.get("settings", {})}}
+    given = {
+        "sites": "default",
+        **file,
+        **options,
+        "settings": {**file.get("settings", {}), **options.get("settings", {})},
+    }
     if rows:
         given["entries"] = [read_entry(row) for row in rows]
     if not given.get("entries"):
         raise ValueError("name the methods to compare, or a file with --plan")
     data = given.pop("data", None)
-    if data and isinstance(plan, Path) and "data" not in told:
+    if data and isinstance(plan, Path) and "data" not in options:
         data = plan.parent / data
     local = site_settings(Path(data) if data else None, "", Path())
     if given["sites"] is None:
@@ -258,13 +263,13 @@ def series_of(
     given.update(kind_by_manifest(Path(data) if data else None, given))
     series = Series(**given)
     runs = series.runs()[: len(series.entries)]
-    own = without_phantom(
+    fitted = without_phantom(
         lambda more: [
             replace(run, plan={**run.plan, "settings": {**more, **run.plan["settings"]}}).make() for run in runs
         ],
         local,
     )
-    series = replace(series, settings={**own, **series.settings})
+    series = replace(series, settings={**fitted, **series.settings})
     quick = series.small and not series.task_file
     more = suited(
         series.runs()[0].make(), local, Path(data) if data else None, series.settings,

@@ -34,10 +34,10 @@ class RunsCompared:
         self.comparison = comparison_of(runs, metric, reference)
 
     def __repr__(self) -> str:
-        found = self.comparison
-        tables = [row_table(found, width=WIDTH)]
-        if found.differences:
-            tables.append(difference_table(found.differences, found.reference, width=WIDTH))
+        comparison = self.comparison
+        tables = [row_table(comparison, width=WIDTH)]
+        if comparison.differences:
+            tables.append(difference_table(comparison.differences, comparison.reference, width=WIDTH))
         return "\n\n".join(tables)
 
     def _repr_html_(self) -> str:
@@ -67,8 +67,12 @@ def compare(
     **options: Any,
 ) -> RunsCompared:
     """Do the runs of a comparison that are missing, and return all of them; see :func:`fairflare.compare`."""
-    told = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    given = {"seeds": seeds_of(seeds if isinstance(seeds, int) else [*seeds]), "settings": dict(settings or {}), **told}
+    plain_options = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+    given = {
+        "seeds": seeds_of(seeds if isinstance(seeds, int) else [*seeds]),
+        "settings": dict(settings or {}),
+        **plain_options,
+    }
     folder = Path(workspace).absolute()
     screen, notes = sys.stderr, io.StringIO()
     with redirect_stderr(notes):

@@ -116,15 +116,17 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
     blocks = local.get("sites")
     names = [name for name in blocks if name != "server"] if isinstance(blocks, Mapping) and blocks else ["all sites"]
-    found = {}
+    sums = {}
     for name in names:
         try:
-            own = own_settings(dict(local), name)
-            if own.get("data_root") is not None:
-                found[name] = _of_list(Path(own["data_root"]).expanduser(), own.get("datalist") or "datalist.json")
+            settings = own_settings(dict(local), name)
+            if settings.get("data_root") is not None:
+                sums[name] = _of_list(
+                    Path(settings["data_root"]).expanduser(), settings.get("datalist") or "datalist.json"
+                )
         except (OSError, ValueError, TypeError, SiteError) as error:  # the runs will report this error with a remedy
-            found[name] = {"not recorded": f"{type(error).__name__}: {error}"}
-    return found
+            sums[name] = {"not recorded": f"{type(error).__name__}: {error}"}
+    return sums
 
 
 def _of_list(root: Path, datalist: str) -> dict[str, Any]:

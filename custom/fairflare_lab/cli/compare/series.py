@@ -33,8 +33,8 @@ class Entry:
 
     def __post_init__(self) -> None:
         if not self.label:
-            told = ", ".join(f"{name}={_text(value)}" for name, value in self.settings.items())
-            object.__setattr__(self, "label", f"{self.method} ({told})" if told else self.method)
+            in_words = ", ".join(f"{name}={_text(value)}" for name, value in self.settings.items())
+            object.__setattr__(self, "label", f"{self.method} ({in_words})" if in_words else self.method)
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ class Series:
         }
 
 
-def leaving_out(series: Series, told: str) -> Series:
+def leaving_out(series: Series, wanted: str) -> Series:
     """Return a series in which each run is replaced by a run for each left-out site.
 
     Synthetic data are still dealt to all sites, so that every site has the same images as in a run of all sites.
 
     Args:
         series: series of runs with all sites.
-        told: ``each``, or names of sites with commas between them.
+        wanted: ``each``, or names of sites with commas between them.
 
     Raises:
         ValueError: no name is given, a name is given twice or unknown, or fewer than ``min_sites`` sites would remain.
@@ -174,7 +174,7 @@ def leaving_out(series: Series, told: str) -> Series:
             f"--hold-out leaves a site out of {len(sites)}, and a round needs {series.min_sites} (min_sites): "
             f"give the comparison {series.min_sites + 1} sites or more"
         )
-    names = sites if told == "each" else [name.strip() for name in told.split(",") if name.strip()]
+    names = sites if wanted == "each" else [name.strip() for name in wanted.split(",") if name.strip()]
     checks.not_empty("--hold-out", names, of="site, or 'each'")
     for name in checks.different("sites of --hold-out", names):
         checks.choice("--hold-out", name, sites)
@@ -202,15 +202,15 @@ def read_entry(text: str) -> Entry:
         f"rows are separated by spaces: {method.replace(',', ' ')}": "," in method,
     }):  # fmt: skip
         raise ValueError(problem)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for item in _split(rest):
         name, equals, value = item.partition("=")
         if not equals or not name.strip():
             raise ValueError(f"{text!r}: a setting is NAME=VALUE, got {item!r}")
-        if name.strip() in found:
+        if name.strip() in settings:
             raise ValueError(f"{text!r} gives {name.strip()!r} twice")
-        found[name.strip()] = value_of(value)
-    return Entry(method, found)
+        settings[name.strip()] = value_of(value)
+    return Entry(method, settings)
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -225,21 +225,21 @@ def read_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ValueError(f"--plan {path} does not exist") from error
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{path} is no readable YAML or JSON: {error}") from error
-    found = _mapping(str(path), found, FILE_KEYS)
-    rows = found.get("methods")
+    content = _mapping(str(path), content, FILE_KEYS)
+    rows = content.get("methods")
     if not isinstance(rows, list) or not rows:
         raise ValueError(f"{path}: 'methods' must be a list of rows, got {rows!r:.80}")
-    given = {key: value for key, value in found.items() if key not in ("methods", "set", "paper", "seeds")}
-    if "set" in found:
-        given["settings"] = _mapping(f"{path}: 'set'", found["set"])
-    if "seeds" in found:
-        given["seeds"] = seeds_of(found["seeds"])
-    paper = found.get("paper", False)
+    given = {key: value for key, value in content.items() if key not in ("methods", "set", "paper", "seeds")}
+    if "set" in content:
+        given["settings"] = _mapping(f"{path}: 'set'", content["set"])
+    if "seeds" in content:
+        given["seeds"] = seeds_of(content["seeds"])
+    paper = content.get("paper", False)
     given |= {"small": not paper, **({"paper": paper} if isinstance(paper, str) else {})}
     return {"entries": [_entry(str(path), row) for row in rows], **given}
 
@@ -258,11 +258,11 @@ def seeds_of(given: Any) -> list[int]:
 def _entry(path: str, row: Any) -> Entry:
     if isinstance(row, str):
         return read_entry(row)
-    found = _mapping(f"{path}: a row of 'methods'", row, ("method", "label", "set"))
-    if not isinstance(found.get("method"), str):
-        raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(found)!r:.80}")
+    mapping = _mapping(f"{path}: a row of 'methods'", row, ("method", "label", "set"))
+    if not isinstance(mapping.get("method"), str):
+        raise ValueError(f"{path}: a row of 'methods' needs a 'method', got {dict(mapping)!r:.80}")
     return Entry(
-        found["method"], _mapping(f"{path}: 'set' of a row", found.get("set") or {}), str(found.get("label", ""))
+        mapping["method"], _mapping(f"{path}: 'set' of a row", mapping.get("set") or {}), str(mapping.get("label", ""))
     )
 
 

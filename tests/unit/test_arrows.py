@@ -50,4 +50,4 @@ def test_names_say_what_a_value_is() -> None:
     bound += [n.arg for n in nodes if isinstance(n, ast.arg)]
     bound += [n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef, ast.ExceptHandler)) and n.name]
     bound += [n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Store)]
-    assert sum(name in NINE for name in bound) <= 655
+    assert sum(name in NINE for name in bound) <= 470

@@ -86,14 +86,16 @@ class Opened:
 
     def scaled(self, how: Reading, limit: int) -> npt.NDArray[np.float32]:
         """Return the channels, (channels, rows, columns, slices) float32 in [0, 1]; a lacking one is 0."""
-        found = {}
+        scaled = {}
         for number, channel in enumerate(how.channels):
             if channel >= 0:
-                one, own = self.images[number], how.of_channel(channel)
-                found[channel] = self.brought(number, _scaled(one, one.array, None, _bounds(one, own, limit), own))
+                one, reading = self.images[number], how.of_channel(channel)
+                scaled[channel] = self.brought(
+                    number, _scaled(one, one.array, None, _bounds(one, reading, limit), reading)
+                )
         if how.width == 1:
-            return found[0][None]
-        return np.stack([found.get(k, np.zeros(self.grid.shape, np.float32)) for k in range(how.width)])
+            return scaled[0][None]
+        return np.stack([scaled.get(k, np.zeros(self.grid.shape, np.float32)) for k in range(how.width)])
 
 
 def read_whole(

@@ -118,23 +118,23 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
     return Adapted(predictor, measured[of_run:], left, len(files) - len(unusable), len(pictures), unusable)
 
 
-def save(found: Adapted, out: Path) -> SavedModel:
+def save(adapted: Adapted, out: Path) -> SavedModel:
     """Write the model with its new batch norm statistics to a model file, with a record of how they were measured.
 
     Args:
-        found: result of :func:`adapt`.
+        adapted: result of :func:`adapt`.
         out: path of the model file, which is replaced in one step.
 
     Raises:
         OSError: the file cannot be written.
     """
-    source = found.predictor.model
-    state = {name: tensor.detach().cpu() for name, tensor in found.predictor.network.state_dict().items()}
+    source = adapted.predictor.model
+    state = {name: tensor.detach().cpu() for name, tensor in adapted.predictor.network.state_dict().items()}
     note: dict[str, Any] = {
-        "pictures": found.pictures,
-        "files": found.files,
-        "norms": found.norms,
-        "left": found.left,
+        "pictures": adapted.pictures,
+        "files": adapted.files,
+        "norms": adapted.norms,
+        "left": adapted.left,
         "source": source.path.name,
         "source_sha256": sha256_of(source.path),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -165,9 +165,9 @@ def recalibrate(
     norms: dict[str, Any] = dict(running_norms(model))
     while more and norms:
         group = next_group(model, next(iter(batches())), done)
-        for name, found in measure(model, batches(), group).items():
-            norms[name].running_mean.copy_(found.mean)
-            norms[name].running_var.copy_(found.squares / max(found.count - 1, 1))
+        for name, moments in measure(model, batches(), group).items():
+            norms[name].running_mean.copy_(moments.mean)
+            norms[name].running_var.copy_(moments.squares / max(moments.count - 1, 1))
         done += group.names
         passes, more = passes + 1, group.more
     return passes

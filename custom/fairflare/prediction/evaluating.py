@@ -86,19 +86,19 @@ def given_model(
     of_run = {name: given.pop(name) for name in OF_RUN if name in given}
     of_task = {name: value for name, value in given.items() if name not in OF_TEST}
     record = {**model.record, "settings": {**(model.record.get("settings") or {}), **of_task}}
-    found = recall(
+    recalled = recall(
         record, model.path.parent, task_file, bundle,
         or_give="--task with the settings that it was trained with (--set), or ",
     )  # fmt: skip
-    learned, carried = found.task, task_file or BUNDLE_TASK
+    learned, carried = recalled.task, task_file or BUNDLE_TASK
     if task_file is None and bundle is None:
         _, carried, cls = of_object(learned, None)
         learned = like(learned, cls, {})
-    half = results_beside(model.path).info.config.get("training") or {}
-    trained = {**learned.training_settings(()), **half.get("args", {}), **given}
+    stored = results_beside(model.path).info.config.get("training") or {}
+    trained = {**learned.training_settings(()), **stored.get("args", {}), **given}
     training = LocalTraining(**{name: trained[name] for name in OF_TEST if name in trained})
     run = WithoutTraining(**{**usual_waits(1), **of_run, "label": label})
     plan = Plan(get_method("fed_avg"), learned, FedAvg(), training, run, names, carried, monai_bundle=bundle)
     where = f"model {label}: {model.path}, {model.in_words()}".rstrip(", ")
-    notes = [f"{label}: {text}" for text in (*found.notes, *[PERSONAL_NOTE] * model.personal)]
+    notes = [f"{label}: {text}" for text in (*recalled.notes, *[PERSONAL_NOTE] * model.personal)]
     return GivenModel(plan, clean_state(model.network(learned, REMEDY).state_dict()), where, notes)

@@ -27,12 +27,12 @@ OPACITY = 0.4  # opacity of the colours in an overlay, in [0, 1]
 
 def labels_of(task: StructureTask) -> dict[int, list[int]]:
     """Return ``{label: numbers of its structures}``; of several labels with equal structures, only the smallest."""
-    found: dict[int, list[int]] = {}
+    combinations: dict[int, list[int]] = {}
     for label in sorted(set().union(*task.structures)):
         having = [number for number, labels in enumerate(task.structures) if label in labels]
-        if having not in found.values():
-            found[label] = having
-    return found
+        if having not in combinations.values():
+            combinations[label] = having
+    return combinations
 
 
 def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], threshold: float) -> torch.Tensor:
@@ -67,10 +67,10 @@ def coded(labels: npt.NDArray[np.int64], task: StructureTask, file: Path) -> npt
             values[label] = value  # of several values with the same label, the smallest is written
     elif list(labels_of(task)) == [1] and suffix_of(file) not in (*VOLUMES, *ARRAYS):
         values[1] = WHITE
-    found = np.zeros(labels.shape, np.int64)
+    codes = np.zeros(labels.shape, np.int64)
     for label, value in values.items():
-        found[labels == label] = value
-    return found.astype(np.uint8 if max(values.values()) < 256 else np.uint16)
+        codes[labels == label] = value
+    return codes.astype(np.uint8 if max(values.values()) < 256 else np.uint16)
 
 
 def stem_of(name: str) -> str:
@@ -101,19 +101,19 @@ def probability_file(mask: Path, part: int) -> Path:
     ``case_mask.nii.gz`` -> ``case_probability_1.nii.gz`` for the first structure; beside a PNG a ``.npy``.
     """
     ending = suffix_of(mask)
-    kept = ending if ending in (*VOLUMES, *ARRAYS) else ".npy"
-    return mask.with_name(f"{mask.name[: -len('_mask' + ending)]}_probability_{part + 1}{kept}")
+    kind = ending if ending in (*VOLUMES, *ARRAYS) else ".npy"
+    return mask.with_name(f"{mask.name[: -len('_mask' + ending)]}_probability_{part + 1}{kind}")
 
 
-def write_probabilities(mask: Path, found: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
+def write_probabilities(mask: Path, probabilities: npt.NDArray[Any], image: Path, turn: Turn | None = None) -> None:
     """Write a file for each structure beside the mask, float32 in [0, 1]; 0 where the image was cut off.
 
     Args:
         mask: file that :func:`write_mask` wrote.
-        found: probabilities, (structures, height, width), or (structures, height, width, slices) for a volume.
+        probabilities: probabilities, (structures, height, width), or (structures, height, width, slices) for a volume.
         image, turn: as in :func:`write_mask`.
     """
-    for part, values in enumerate(found):
+    for part, values in enumerate(probabilities):
         write_mask(probability_file(mask, part), values.astype(np.float32), image, turn)
 
 
@@ -159,15 +159,15 @@ def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
     import nibabel
 
     if affine is None:
-        found = nibabel.Nifti1Image(mask, np.eye(4))
-        found.set_sform(None, 0)
-        found.set_qform(None, 0)
-        return found
-    found = nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
-    for form in (found.set_sform, found.set_qform):
+        header = nibabel.Nifti1Image(mask, np.eye(4))
+        header.set_sform(None, 0)
+        header.set_qform(None, 0)
+        return header
+    header = nibabel.Nifti1Image(mask, affine[:, [1, 0, 2, 3]])
+    for form in (header.set_sform, header.set_qform):
         form(affine[:, [1, 0, 2, 3]], 1)  # scanner coordinates in both forms: programs differ in which they read
-    found.header.set_xyzt_units("mm")
-    return found
+    header.header.set_xyzt_units("mm")
+    return header
 
 
 def _save_array(path: Path, mask: npt.NDArray[Any]) -> None:
@@ -178,10 +178,10 @@ def _save_array(path: Path, mask: npt.NDArray[Any]) -> None:
 def _save_picture(path: Path, values: npt.NDArray[Any], tag: int | None = None) -> None:
     from PIL import Image
 
-    picture, said = Image.fromarray(values), Image.Exif()
+    picture, exif = Image.fromarray(values), Image.Exif()
     if tag is not None:
-        said[ORIENTATION] = tag
-    write_whole(path, lambda partial: picture.save(partial, format="PNG", exif=said), durable=False, shared=True)
+        exif[ORIENTATION] = tag
+    write_whole(path, lambda partial: picture.save(partial, format="PNG", exif=exif), durable=False, shared=True)
 
 
 def write_overlay(
@@ -211,5 +211,5 @@ def write_overlay(
 def _inner(inside: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return the mask's inner pixels: those inside whose four neighbours are inside, too."""
     framed = np.pad(inside, 1)
-    found = framed[:-2, 1:-1] & framed[2:, 1:-1] & framed[1:-1, :-2] & framed[1:-1, 2:]
-    return np.asarray(found & inside)
+    surrounded = framed[:-2, 1:-1] & framed[2:, 1:-1] & framed[1:-1, :-2] & framed[1:-1, 2:]
+    return np.asarray(surrounded & inside)

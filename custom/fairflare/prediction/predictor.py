@@ -139,12 +139,12 @@ class Predictor:
 
         task: Any = self.task
         image, whole = task.read_volume(file, more)
-        found = self._told(file, image.as_tensor()[None])[0]
+        probabilities = self._told(file, image.as_tensor()[None])[0]
         if self.kind == "classification":
-            return found
-        own = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
+            return probabilities
+        affine = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
         back = SpatialResample(mode="bilinear", padding_mode="zeros")
-        return plain(back(MetaTensor(found, affine=image.affine), own, whole.image.shape[1:]))
+        return plain(back(MetaTensor(probabilities, affine=image.affine), affine, whole.image.shape[1:]))
 
 
 def load_predictor(
@@ -170,20 +170,20 @@ def load_predictor(
             model and task do not fit; with ``to_adapt``, the network has no batch norm with running statistics.
     """
     model = read_model(find_model(place, which)) if to_adapt else read_whole(place, which)
-    found = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
+    predictor = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
     if to_adapt:
-        to_measure(found)
-    return found
+        to_measure(predictor)
+    return predictor
 
 
-def to_measure(found: Predictor) -> list[str]:
+def to_measure(predictor: Predictor) -> list[str]:
     """Return the names of the batch norms to adapt to new images: all, or in a FedRDN model only that of the input.
 
     Raises:
         ValueError: the network has no norm statistics to adapt, other tensors stayed at the sites too, or
             preprocessing pads a FedRDN model's images, so that the padding would be measured too.
     """
-    names, model = registered_names(found.network), found.model
+    names, model = registered_names(predictor.network), predictor.model
     if not names:
         raise ValueError(
             f"{model.path}: the network has no batch norm with running statistics, so there is nothing to adapt; use "
@@ -197,7 +197,7 @@ def to_measure(found: Predictor) -> list[str]:
             break
     else:
         raise ValueError(not_whole(model))
-    if NAME in norms and getattr(found.task, "resize", "") == "pad":
+    if NAME in norms and getattr(predictor.task, "resize", "") == "pad":
         raise ValueError(
             f"{model.path} normalises images by their own statistics (FedRDN), and resize=pad puts an edge around "
             "them, which cannot be told from the images here; train with resize=stretch or crop"

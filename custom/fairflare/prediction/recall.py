@@ -54,7 +54,7 @@ def recall(
     Raises:
         ValueError: the task has code of its own and no file was given, or it does not fit the record.
     """
-    own = list(record.get("own_code") or [])
+    user_code = list(record.get("own_code") or [])
     if bundle is None and record.get("class") == OF_BUNDLE:
         raise ValueError(
             "predict reads no images for a model that was trained with a MONAI bundle; use the model in the bundle "
@@ -63,16 +63,16 @@ def recall(
     if bundle is not None:
         cls = of_bundle(bundle, task_file=task_file)
     elif task_file is None:
-        cls = _packaged(record, own, folder, or_give)
-        own = []
+        cls = _packaged(record, user_code, folder, or_give)
+        user_code = []
     else:
         cls = load_task_class(task_file)
-        own = origin(cls)[1]
+        user_code = origin(cls)[1]
     try:
         task: Any = cls(**dict(record.get("settings") or {}))
     except (ValueError, TypeError) as error:
-        told = [f"the recorded settings do not fit {cls.__name__}: {error}", *_doubts(record, task_file)]
-        raise ValueError("; ".join(told)) from error
+        problems = [f"the recorded settings do not fit {cls.__name__}: {error}", *_doubts(record, task_file)]
+        raise ValueError("; ".join(problems)) from error
     names = record.get("class_names")
     if (
         names
@@ -81,24 +81,24 @@ def recall(
         and len(names) == len(task.names())
     ):
         task.class_names = list(names)
-    return Recalled(task, own, list(_doubts(record, task_file)))
+    return Recalled(task, user_code, list(_doubts(record, task_file)))
 
 
-def _packaged(record: Mapping[str, Any], own: list[str], folder: Path, or_give: str) -> type[Task]:
+def _packaged(record: Mapping[str, Any], user_code: list[str], folder: Path, or_give: str) -> type[Task]:
     path = str(record.get("class", ""))
-    kept = next(
+    task_file = next(
         (p for p in (folder / RESULTS_FOLDER / TASK_FILE, folder / "app_server/custom/task.py") if p.is_file()), None
     )
-    where = f"--task-file {kept}" if kept else "--task-file with the task.py of the job (app/custom/task.py)"
+    where = f"--task-file {task_file}" if task_file else "--task-file with the task.py of the job (app/custom/task.py)"
     if not path:
         raise ValueError(
             "the model's file does not say what it was trained for (another tool or an older fairflare made it); give "
             f"{or_give}{where}"
         )
-    if own:
+    if user_code:
         raise ValueError(
-            f"the run's task has code of its own ({', '.join(own)}), which is not run unasked: read it, then give "
-            f"{where}"
+            f"the run's task has code of its own ({', '.join(user_code)}), which is not run unasked: read it, then "
+            f"give {where}"
         )
     module, _, name = path.rpartition(".")
     try:
@@ -114,10 +114,10 @@ def _packaged(record: Mapping[str, Any], own: list[str], folder: Path, or_give: 
 
 
 def _doubts(record: Mapping[str, Any], task_file: Path | None) -> list[str]:
-    made, learned = record.get("fairflare"), record.get("task_file_sha256")
+    version, learned = record.get("fairflare"), record.get("task_file_sha256")
     doubts = {
         "the model's file has no settings of its task; those that the task file sets hold": not record,
-        f"the model was made with fairflare {made}, this is {__version__}": made and made != __version__,
+        f"the model was made with fairflare {version}, this is {__version__}": version and version != __version__,
         f"{task_file} is not the file that the model was trained with (its contents differ)": (
             task_file is not None and learned and sha256_of(task_file) != learned
         ),

@@ -69,8 +69,8 @@ class SavedModel:
         rounds = "" if self.made is None else "untrained" if self.made < 0 else f"of round {self.made}"
         metric = self.record.get("metric")
         by = f" ({metric})" if metric and self.path.name == BEST_MODEL_FILE and self.validated else ""
-        own = f"norm statistics of {self.adapted} other pictures" if self.adapted else ""
-        return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method, own) if text)
+        adapted = f"norm statistics of {self.adapted} other pictures" if self.adapted else ""
+        return ", ".join(text for text in (f"{which}{by}" if which else "", rounds, self.method, adapted) if text)
 
 
 def network_with(
@@ -138,11 +138,11 @@ def read_model(path: Path) -> SavedModel:
     content = {} if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     conf = content.get("train_conf") if isinstance(content, Mapping) else None
     conf = conf if isinstance(conf, Mapping) else {}
-    record, made, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
+    record, number, at_sites = conf.get("task"), conf.get("round"), conf.get("stays_at_sites")
     return SavedModel(
         path,
         state,
-        made if isinstance(made, int) else None,
+        number if isinstance(number, int) else None,
         str(conf.get("method", "")),
         record if isinstance(record, Mapping) else {},
         # If the server does not know the sites' training, only the results file tells whether models are personal.
@@ -181,8 +181,8 @@ def not_whole(model: SavedModel) -> str:
 
 
 def _pictures(note: Any) -> int:
-    found = note.get("pictures") if isinstance(note, Mapping) else 0
-    return found if isinstance(found, int) else 0
+    count = note.get("pictures") if isinstance(note, Mapping) else 0
+    return count if isinstance(count, int) else 0
 
 
 def results_beside(path: Path) -> Results:

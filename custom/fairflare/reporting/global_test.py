@@ -40,12 +40,12 @@ def global_test(
         means: names of the metrics that are means over images.
         groups: numbers of the classes in each group of classes, by the group's name.
     """
-    metric, told = str(info["primary_metric"]), "; ".join(left_out[site] for site in sorted(left_out))
-    of = [Site(name, found.get(metric, math.nan), sampling.get(name) or {}, found, metric) for name, found in
+    metric, reason = str(info["primary_metric"]), "; ".join(left_out[site] for site in sorted(left_out))
+    sites = [Site(name, figures.get(metric, math.nan), sampling.get(name) or {}, figures, metric) for name, figures in
           sorted(tests.items())]  # fmt: skip
-    if not of:
-        return [], {"reason": told, "lists": []}
-    whole = of[0] if len(of) == 1 else _pooled(of, means, groups)
+    if not sites:
+        return [], {"reason": reason, "lists": []}
+    whole = sites[0] if len(sites) == 1 else _pooled(sites, means, groups)
     low, high = info.get("metric_range") or (None, None)
     ends = whole.interval(-math.inf if low is None else low, math.inf if high is None else high)
     more: dict[str, Any] = {"low": ends[0], "high": ends[1], "cases": whole.said.get("test_cases")}
@@ -57,32 +57,32 @@ def global_test(
         {"measured_at": sites[0], "sites": sorted(sites), "images": (sampling.get(sites[0]) or {}).get("images")}
         for sites in measured
     ]
-    return cells, {"reason": told, "lists": lists}
+    return cells, {"reason": reason, "lists": lists}
 
 
-def _pooled(of: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
+def _pooled(sites: Sequence[Site], means: Collection[str], groups: Mapping[str, Sequence[int]]) -> Site:
     """Return the figures over all lists together, without those that sums cannot give or that a site lacks."""
-    counts = {key: [site.said.get(key) for site in of] for key in ("images", "test_cases")}
-    said: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
-    found: dict[str, float] = {}
-    if said["images"]:
-        shares = [site.said["images"] / said["images"] for site in of]
-        for name in set.intersection(*(set(site.metrics) for site in of)) & set(means):
-            found[name] = math.fsum(share * site.metrics[name] for share, site in zip(shares, of, strict=True))
-        errors = [site.said.get("standard_error") for site in of]
-        if of[0].metric in means and None not in errors:
-            said["standard_error"] = math.hypot(*(share * e for share, e in zip(shares, errors, strict=True)))
-    if all(site.right for site in of):
+    counts = {key: [site.said.get(key) for site in sites] for key in ("images", "test_cases")}
+    numbers: dict[str, Any] = {key: None if None in known else sum(known) for key, known in counts.items()}
+    pooled: dict[str, float] = {}
+    if numbers["images"]:
+        shares = [site.said["images"] / numbers["images"] for site in sites]
+        for name in set.intersection(*(set(site.metrics) for site in sites)) & set(means):
+            pooled[name] = math.fsum(share * site.metrics[name] for share, site in zip(shares, sites, strict=True))
+        errors = [site.said.get("standard_error") for site in sites]
+        if sites[0].metric in means and None not in errors:
+            numbers["standard_error"] = math.hypot(*(share * e for share, e in zip(shares, errors, strict=True)))
+    if all(site.right for site in sites):
         right, support = Counter[str](), Counter[str]()
-        for site in of:
+        for site in sites:
             right.update(site.right)
             support.update(site.support)
-        said["class_support"] = {name: support[name] for name in of[0].said["class_support"]}
-        recalls = {c: right[name] / n for c, (name, n) in enumerate(said["class_support"].items()) if n}
-        names = list(said["class_support"])
-        found |= {metric_name(f"recall_{names[c]}"): recall for c, recall in recalls.items()}
-        found[MEAN_RECALL] = statistics.fmean(recalls.values())
+        numbers["class_support"] = {name: support[name] for name in sites[0].said["class_support"]}
+        recalls = {c: right[name] / n for c, (name, n) in enumerate(numbers["class_support"].items()) if n}
+        names = list(numbers["class_support"])
+        pooled |= {metric_name(f"recall_{names[c]}"): recall for c, recall in recalls.items()}
+        pooled[MEAN_RECALL] = statistics.fmean(recalls.values())
         by_group = {group: [recalls[c] for c in members if c in recalls] for group, members in groups.items()}
-        of_groups = {group: statistics.fmean(own) for group, own in by_group.items() if own}
-        found |= {**of_groups, **({ALL: statistics.fmean(of_groups.values())} if of_groups else {})}
-    return Site("", found.get(of[0].metric, math.nan), said, found, of[0].metric)
+        of_groups = {group: statistics.fmean(values) for group, values in by_group.items() if values}
+        pooled |= {**of_groups, **({ALL: statistics.fmean(of_groups.values())} if of_groups else {})}
+    return Site("", pooled.get(sites[0].metric, math.nan), numbers, pooled, sites[0].metric)

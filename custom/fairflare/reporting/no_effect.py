@@ -53,7 +53,9 @@ def same_weights(rounds: Iterable[RoundRecord]) -> list[Warned]:
     """
     number, largest = 0, 0.0
     for record in rounds:
-        sets = [{site: of["weight"] for site, of in by_site.items()} for by_site in (record.layers or {}).values()]
+        sets = [
+            {site: entry["weight"] for site, entry in by_site.items()} for by_site in (record.layers or {}).values()
+        ]
         sets = sets or [dict(record.site_weights or {})]
         if any(len(weights) < 2 for weights in sets):
             continue
@@ -105,8 +107,10 @@ def undetected_parts(results: Results) -> dict[str, str]:
     first, shown = results.info.primary_metric, metrics_of(results)
     families = ("recall_", f"{OF_PART.get(first, first)}_")
     supports = {
-        site: {metric_name(part): int(n) for part, n in (of.class_support or of.structure_support or {}).items()}
-        for site, of in results.inequality.sites.items()
+        site: {
+            metric_name(part): int(n) for part, n in (support.class_support or support.structure_support or {}).items()
+        }
+        for site, support in results.inequality.sites.items()
     }
     parts = {part for support in supports.values() for part in support}
     words = dict[str, str]()

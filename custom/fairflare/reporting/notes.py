@@ -66,7 +66,9 @@ def run_notes(results: Results, metric: str | None = None) -> list[str]:
 def channel_notes(results: Results) -> list[str]:
     """Return sentences on sites whose images lack a channel: means by set of channels, and who is behind so."""
     info, values = results.info, by_site_of(results, results.info.primary_metric)
-    by_set = gathered((tuple(c for c, own in info.channels.items() if site in own), site) for site in sorted(values))
+    by_set = gathered(
+        (tuple(c for c, having in info.channels.items() if site in having), site) for site in sorted(values)
+    )
     means = "; ".join(
         f"{', '.join(names) or 'none'}: {number(statistics.fmean(values[site] for site in sites))} ({', '.join(sites)})"
         for names, sites in by_set.items()
@@ -87,22 +89,22 @@ def without_notes(results: Results) -> list[str]:
 
     A resumed run may have rounds of both kinds.
     """
-    fell = {of.current_round: str(text) for of in results.rounds if (text := of.details.get("without"))}
-    by_text = {text: [number for number, own in fell.items() if own == text] for text in fell.values()}
+    fell = {record.current_round: str(text) for record in results.rounds if (text := record.details.get("without"))}
+    by_text = {text: [number for number, reason in fell.items() if reason == text] for text in fell.values()}
     of_rounds = (f"Round{'s' * (len(n) > 1)} {ranges(n)}: {text}" for text, n in by_text.items())
     return [f"{text}." for text in (results.info.without, *of_rounds) if text]
 
 
 def private_notes(results: Results) -> list[str]:
     """Return a sentence on the sites with differential privacy: target epsilon, spent epsilon, and what it covers."""
-    told = [
-        f"{site} (epsilon {number(of.get('epsilon'))} of at most {of['target']:g}, delta {of['delta']:.3g}, "
-        f"unit {of['unit']}; {of['mechanism']}; covers {of['covers']})"
-        for site, of in sorted(results.info.privacy.items())
+    sites = [
+        f"{site} (epsilon {number(line.get('epsilon'))} of at most {line['target']:g}, delta {line['delta']:.3g}, "
+        f"unit {line['unit']}; {line['mechanism']}; covers {line['covers']})"
+        for site, line in sorted(results.info.privacy.items())
     ]
     open_ = sorted({site for record in results.rounds for site in record.train} - {*results.info.privacy})
     clear = f" Updates, metrics and reports of {', '.join(open_)} are in the clear." if open_ else ""
-    return [f"Differential privacy at {', '.join(told)}.{clear}"] if told else []
+    return [f"Differential privacy at {', '.join(sites)}.{clear}"] if sites else []
 
 
 def attendance(results: Results) -> list[str]:
@@ -193,10 +195,10 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
 def _unlabelled(results: Results) -> list[str]:
     """Return a sentence on the sites that learned from unlabelled images, and on the share of used pseudo-labels."""
     sites = [
-        f"{site} ({of['kept']:.0%} of its pseudo-labels counted"
-        f"{', alone: it has no label' if of.get('without_labels') else ''})"
-        for site, of in sorted(results.rounds[-1].train.items() if results.rounds else ())
-        if of.get("kept") is not None
+        f"{site} ({figures['kept']:.0%} of its pseudo-labels counted"
+        f"{', alone: it has no label' if figures.get('without_labels') else ''})"
+        for site, figures in sorted(results.rounds[-1].train.items() if results.rounds else ())
+        if figures.get("kept") is not None
     ]
     return [f"Unlabelled images were learned from, in the last round by {', '.join(sites)}."] if sites else []
 
@@ -234,19 +236,19 @@ def missing_values(
 
 def global_notes(results: Results) -> list[str]:
     """Return a sentence on the lists of a run's global test, or on why the test has no figures."""
-    found = results.global_test
-    if not found:
+    tested = results.global_test
+    if not tested:
         return []
     if not any(cell.split == GLOBAL for cell in results.cells):
-        return [f"No global test: {found.reason}."]
-    measured_at, sites = [one.measured_at for one in found.lists], found.lists[0].sites
+        return [f"No global test: {tested.reason}."]
+    measured_at, sites = [one.measured_at for one in tested.lists], tested.lists[0].sites
     how = f"of {len(measured_at)} lists, pooled: {', '.join(measured_at)}"
     if len(measured_at) == 1:
         how = f"that {', '.join(sites)} {'have' if len(sites) > 1 else 'has'}, measured once"
-    without = f"; without: {found.reason}" if found.reason else ""
-    counts = [one.images for one in found.lists]
-    of = "images" if None in counts else f"{sum(counts):.0f} images"
-    return [f"Global test: the common model on {of} {how}{without}."]
+    without = f"; without: {tested.reason}" if tested.reason else ""
+    counts = [one.images for one in tested.lists]
+    images = "images" if None in counts else f"{sum(counts):.0f} images"
+    return [f"Global test: the common model on {images} {how}{without}."]
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -275,7 +275,7 @@ def results_in(path: Path) -> Path | None:
         return path
     in_workspace = Path("server") / "simulate_job" / "fairflare"
     places = (".", "fairflare", in_workspace, Path("simulator") / in_workspace, "workspace/fairflare")
-    return next((found for place in places if (found := path / place / RESULTS_FILE).is_file()), None)
+    return next((file for place in places if (file := path / place / RESULTS_FILE).is_file()), None)
 
 
 def find_results(path: Path) -> Path:
@@ -284,12 +284,12 @@ def find_results(path: Path) -> Path:
     Raises:
         ValueError: the path has no results; the message lists runs below the path.
     """
-    if (found := results_in(path)) is None:
+    if (file := results_in(path)) is None:
         places = (place for parent in (path / "runs", path) if parent.is_dir() for place in sorted(parent.iterdir()))
         runs = [str(place) for place in places if place.is_dir() and results_in(place)]
         held = f"; it holds {counted(len(runs), 'run')}: {listed(runs)}" if runs else ""
         raise ValueError(f"no results.json in {path}{held}")
-    return found
+    return file
 
 
 def read_results(path: str | os.PathLike[str]) -> Results:
@@ -344,18 +344,18 @@ def _decoded(text: str) -> Any:
     """
 
     def whole(digits: str) -> int:
-        if abs(found := int(digits)) >= 2**64:
+        if abs(value := int(digits)) >= 2**64:
             raise ValueError(f"it has a whole number of {len(digits)} digits, {digits[:20]}..., and no run writes one")
-        return found
+        return value
 
     return json.loads(text, parse_constant=lambda constant: None, parse_int=whole)
 
 
 def _check_schema(what: str, content: Mapping[str, Any]) -> None:
-    found = content.get("schema_version")
-    if found != SCHEMA_VERSION:
+    version = content.get("schema_version")
+    if version != SCHEMA_VERSION:
         raise ValueError(
-            f"{what} schema version {found!r}, this FairFlare reads {SCHEMA_VERSION}; use the version that wrote it"
+            f"{what} schema version {version!r}, this FairFlare reads {SCHEMA_VERSION}; use the version that wrote it"
         )
 
 

@@ -68,21 +68,23 @@ def cells_of(
         parts: further names of classes and structures.
         about: interval and number of cases, by metric and site.
     """
-    annotated = {name for by_site in (structures, empty) for own in by_site.values() for name in own}
-    names = dict.fromkeys(name for of in (*test.values(), *withheld.values()) for name in of)
+    annotated = {
+        name for by_site in (structures, empty) for names_of_site in by_site.values() for name in names_of_site
+    }
+    names = dict.fromkeys(name for values in (*test.values(), *withheld.values()) for name in values)
     part_of = {name: structure_of(name, {*annotated, *parts}) for name in names}
     cells = []
     for site in dict.fromkeys((*test, *withheld)):
-        of = test.get(site, {})
-        for name in dict.fromkeys((*of, *names)):
-            part, value, mean_of_own = part_of[name], of.get(name), OWN + name in of
+        site_values = test.get(site, {})
+        for name in dict.fromkeys((*site_values, *names)):
+            part, value, mean_of_own = part_of[name], site_values.get(name), OWN + name in site_values
             known = value is not None and math.isfinite(value)
             reason = first_of({
                 reasons.get(site, SUPPRESSED): name in withheld.get(site, ()),
                 NOT_COUNTED: part in annotated and part not in structures.get(site, annotated),
                 "its figures by structure are not known": not known and mean_of_own and structures.get(site),
                 "no image shows what it annotates": not known and mean_of_own,
-                UNDEFINED: not known and name in of,
+                UNDEFINED: not known and name in site_values,
                 NO_VALUE: not known,
             })  # fmt: skip
             more: Any = about.get(name, {}).get(site, {})
@@ -205,7 +207,7 @@ def measured(results: Results, metric: str, *, last: bool = False) -> list[dict[
 def global_values(results: Results, metric: str, *, last: bool = False) -> list[float]:
     """Return a metric of the global test for each model of :func:`models_of`; NaN where missing."""
     models = [results.columns.get(model, {}) for model in models_of(results, last)]
-    return [_mean([of.get(OF_ALL + part, {}).get("") for part in parts_of(results, metric)]) for of in models]
+    return [_mean([figures.get(OF_ALL + part, {}).get("") for part in parts_of(results, metric)]) for figures in models]
 
 
 def global_metrics(results: Results, metric: str) -> list[str]:
@@ -240,10 +242,10 @@ def missing_reason(results: Results, metric: str, site: str, model: str = LAST) 
     """
     cells = [site_columns(results, model).get(part, {}).get(site) for part in parts_of(results, metric)]
     info, why = results.info, next((left.reason for left in results.left_out if left.site == site), "")
-    said = next((cell.reason or UNDEFINED for cell in cells if cell and math.isnan(cell.counted)), "")
+    reason = next((cell.reason or UNDEFINED for cell in cells if cell and math.isnan(cell.counted)), "")
     return first_of({
         "it never connected": info.connected is not None and site not in info.connected,
-        said: said,
+        reason: reason,
         f"left out: {why}": why and None in cells,
         "no site of this run": site not in sites_of(results),
         NO_VALUE: True,
@@ -256,9 +258,9 @@ def guess_of(results: Results, metric: str) -> float:
     Of the mean recall it is 1 / classes; of an area under the ROC curve 0.5; of the accuracy the share of each site's
     commonest class, which a model that always names it gets.
     """
-    supports = [of.class_support for of in results.inequality.sites.values() if of.class_support]
-    classes = {name for own in supports for name in own}
-    shares = [max(own.values()) / sum(own.values()) for own in supports] or [math.nan]
+    supports = [site.class_support for site in results.inequality.sites.values() if site.class_support]
+    classes = {name for counts in supports for name in counts}
+    shares = [max(counts.values()) / sum(counts.values()) for counts in supports] or [math.nan]
     known = {MEAN_RECALL: 1 / len(classes) if classes else math.nan, **dict.fromkeys(SHARES, statistics.fmean(shares))}
     return 0.5 if metric.startswith("auc") else known.get(metric, math.nan)
 

@@ -58,8 +58,8 @@ def look(index: int) -> Look:
 def label(text: object, most: int = MAX_NAME) -> str:
     """Return a short name for an axis or a legend; matplotlib would hide a name that begins with ``_``."""
     name = printable(text)
-    found = name if len(name) <= most else name[: most // 2] + "…" + name[-(most - most // 2 - 1) :]
-    return f"\u200b{found}" if found.startswith("_") else found
+    short = name if len(name) <= most else name[: most // 2] + "…" + name[-(most - most // 2 - 1) :]
+    return f"\u200b{short}" if short.startswith("_") else short
 
 
 @contextmanager
@@ -85,10 +85,10 @@ def figure(height: float, title: str, synthetic: bool, width: float = WIDTH) -> 
     """Return an empty figure with a title, as its files may be used without the page."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(width, height), layout="constrained")
+    drawing = Figure(figsize=(width, height), layout="constrained")
     shown = printable(title) + (" (SYNTHETIC data)" if synthetic else "")
-    made.suptitle(textwrap.fill(shown, int(14.5 * width)), fontsize=9.5)
-    return made
+    drawing.suptitle(textwrap.fill(shown, int(14.5 * width)), fontsize=9.5)
+    return drawing
 
 
 def chart(
@@ -107,14 +107,14 @@ def chart(
         width: width in inches.
         labels: properties of every panel, as in ``Axes.set``.
     """
-    made = figure(height + rows_of_legend(count), title, synthetic, width)
-    drawn_in = made.subplots(panels, 1, squeeze=False)[:, 0]
+    drawing = figure(height + rows_of_legend(count), title, synthetic, width)
+    drawn_in = drawing.subplots(panels, 1, squeeze=False)[:, 0]
     for axes in drawn_in:
         axes.set(**labels)
         axes.grid(axis=grid)
     fill(*drawn_in)
-    legend(made, drawn_in[0], count)
-    return made
+    legend(drawing, drawn_in[0], count)
+    return drawing
 
 
 def log_scale(axes: Axes) -> None:
@@ -127,12 +127,12 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def legend(made: Figure, axes: Axes, count: int) -> None:
+def legend(drawing: Figure, axes: Axes, count: int) -> None:
     """Draw a legend below the panels of a figure, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if count > 1 and labels:
-        fit = int(made.get_figwidth() / (0.07 * max(map(len, labels)) + 0.75))
-        made.legend(handles, labels, loc="outside lower center", ncols=max(1, min(count, fit, 3)), handlelength=3)
+        fit = int(drawing.get_figwidth() / (0.07 * max(map(len, labels)) + 0.75))
+        drawing.legend(handles, labels, loc="outside lower center", ncols=max(1, min(count, fit, 3)), handlelength=3)
 
 
 def rows_of_legend(count: int) -> float:
@@ -190,9 +190,9 @@ def drawn(name: str, draw: Callable[[], Figure]) -> Drawn:
         draw: function that draws the figure.
     """
     with styled(name):
-        made = draw()
+        drawing = draw()
         text = io.StringIO()
-        made.savefig(text, format="svg", metadata={"Date": None})
+        drawing.savefig(text, format="svg", metadata={"Date": None})
     svg = _slim(text.getvalue())
     return Drawn(_inline(svg), svg)
 
@@ -215,7 +215,7 @@ def _inline(svg: str) -> str:
     head, body = svg.split(">", 1)
     view = re.search(r'viewBox="[^"]*"', head)
     body = re.sub(r'<style type="text/css">.*?</style>', "", body, flags=re.DOTALL)
-    body = _in_tags(body, lambda tag: re.sub("|".join(IN_PAGE), lambda found: IN_PAGE[found[0]], tag))
+    body = _in_tags(body, lambda tag: re.sub("|".join(IN_PAGE), lambda match: IN_PAGE[match[0]], tag))
     return f'<svg {view[0] if view else ""} aria-hidden="true" focusable="false">{body}'
 
 

@@ -44,11 +44,11 @@ class PaperTable:
         from fairflare_lab.cli.compare.series import Entry
 
         entries = []
-        for label, (method, own, more) in self.rows.items():
+        for label, (method, settings, more) in self.rows.items():
             steps = [{name: value} for name, values in self.sweeps.get(label, {}).items() for value in values]
             for step in steps or [{}]:
-                told = "".join(f", {name}={value}" for name, value in step.items())
-                entries.append(Entry(method, {**own, **({} if small else more), **step}, label + told))
+                in_words = "".join(f", {name}={value}" for name, value in step.items())
+                entries.append(Entry(method, {**settings, **({} if small else more), **step}, label + in_words))
         trained = {"train_like": self.train_like} if small else {"paper": self.paper}
         return {"entries": entries, "settings": dict(self.settings), **trained}
 

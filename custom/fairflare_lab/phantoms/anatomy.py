@@ -173,17 +173,19 @@ class Anatomy:
             for channel in those:
                 number("channel of shows", channel, low=0, high=channels - 1, whole=True)
             shown[label] = np.isin(range(channels), list(those))
-        scanner, found = self.scanner(site), {}
+        scanner, by_split = self.scanner(site), {}
         for split, patients in zip(SPLITS, scanner.patients, strict=True):
             rng = np.random.default_rng([seed, *entropy(split, site)])
             each = enumerate(rng.spawn(max(1, round(patients * cases))))
-            drawn = [self._draw(scanner, (x, y, z), own, first=number == 0, shown=shown) for number, own in each]
+            drawn = [
+                self._draw(scanner, (x, y, z), patient, first=number == 0, shown=shown) for number, patient in each
+            ]
             second = [patient for patient in drawn if patient.group]
             for place in rng.permutation(len(second))[: round(halved * len(second))]:
                 label = second[place].label
                 label[round(np.nonzero(label)[0].mean()) :] = 0
-            found[split] = drawn
-        return found
+            by_split[split] = drawn
+        return by_split
 
     def _draw(
         self, scanner: Scanner, size: tuple[int, int, int], rng: np.random.Generator, *, first: bool,

@@ -65,13 +65,15 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
     number("site", index, low=0, high=plan.num_sites - 1, whole=True)
     pool, common, training_validation = _pool(plan), _test(plan), _own_split(plan, index)
     camera, corrupted = camera_of(index, plan.camera_shift), plan.is_corrupted(index)
-    own = {split: pool.only(part) for split, part in zip(("training", "validation"), training_validation, strict=True)}
-    own["test"] = _own_test(plan, index)
-    images = {split: partial(_drawn, plan, batch, corrupted, camera) for split, batch in own.items()}
-    batches = own | {split: common for split in plan.splits if split not in own}
+    batches_of_site = {
+        split: pool.only(part) for split, part in zip(("training", "validation"), training_validation, strict=True)
+    }
+    batches_of_site["test"] = _own_test(plan, index)
+    images = {split: partial(_drawn, plan, batch, corrupted, camera) for split, batch in batches_of_site.items()}
+    batches = batches_of_site | {split: common for split in plan.splits if split not in batches_of_site}
     for number_of, attribute in enumerate(plan.kind.attributes if plan.attributes else ()):
         batches[f"test_{attribute}"] = common.only(common.attributes == number_of)
-    for split in batches.keys() - own.keys():
+    for split in batches.keys() - batches_of_site.keys():
         noisy = {"test_clean": False, "test_corrupted": True}.get(split, corrupted)
         images[split] = partial(_of_common, plan, noisy, batches[split])
     labels = {split: batches[split].labels for split in plan.splits}

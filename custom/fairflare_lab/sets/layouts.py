@@ -54,12 +54,12 @@ def with_people(
         columns: attributes and their columns, as in :func:`fairflare.data.preparers.listed.columns_of`.
     """
     rows = rows_below(source, table, [image])
-    there = {name: said for name, said in columns.items() if rows and said.partition(":")[0] in rows[0]}
+    there = {name: column for name, column in columns.items() if rows and column.partition(":")[0] in rows[0]}
     declared, people = attributes_of(there, rows)
-    declared = {name: said for name, said in declared.items() if said.get("values") != []}
+    declared = {name: declaration for name, declaration in declared.items() if declaration.get("values") != []}
     known = {row[image]: person for row, person in zip(rows, people, strict=True)}
-    own = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
-    return declared, [replace(item, attributes=person) for item, person in zip(items, own, strict=True)]
+    values_of_items = ({k: v for k, v in known.get(item.name, {}).items() if k in declared} for item in items)
+    return declared, [replace(item, attributes=person) for item, person in zip(items, values_of_items, strict=True)]
 
 
 def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, int], of: Callable[[Item], Any]) -> None:
@@ -72,10 +72,10 @@ def compare_counts(items: Iterable[Item], *, title: str, counts: Mapping[Any, in
         of: function that returns the value by which an image is counted, such as its class number, site or part.
     """
     numbers = Counter(map(of, items))
-    found, expected = [numbers[key] for key in counts], list(counts.values())
-    if found != expected:
+    counted, expected = [numbers[key] for key in counts], list(counts.values())
+    if counted != expected:
         text = "%s: expected %s (sum %d), found %s (sum %d); it goes on with these"
-        log.warning(text, title, expected, sum(expected), found, numbers.total())
+        log.warning(text, title, expected, sum(expected), counted, numbers.total())
 
 
 def of_classes(title: str, counts: Mapping[str, int]) -> Callable[[Iterable[Item]], None]:
@@ -122,21 +122,23 @@ def public_set(
         """
         writing: Writing = {k: more.pop(k) for k in Writing.__annotations__ if k in more}  # type: ignore[assignment]
         given = {p.name: p.default for p in options if p.default is not Parameter.empty} | more
-        source, dealing, said, settings = Path(source_dir), dealing or usual, form or Form(), {}
+        source, dealing, notes, settings = Path(source_dir), dealing or usual, form or Form(), {}
         if targets:
             values = targets[choice("target", given.pop("target"), targets)]
             settings = {} if values is None else {"mask_values": dict(values)}
-        found = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
-        if dealing is None and published is None and isinstance(found, Mapping):
-            return write_sites(found, out_dir, settings, said, **writing)  # images are read and written one at a time
-        by_site = found.items() if isinstance(found, Mapping) else [("", found)]
-        items = [replace(item, site=item.site or site) for site, own in by_site for item in own]
+        all_items = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
+        if dealing is None and published is None and isinstance(all_items, Mapping):
+            return write_sites(
+                all_items, out_dir, settings, notes, **writing
+            )  # images are read and written one at a time
+        by_site = all_items.items() if isinstance(all_items, Mapping) else [("", all_items)]
+        items = [replace(item, site=item.site or site) for site, items_of_site in by_site for item in items_of_site]
         if published is not None:
             published(items)
         if people is not None:
             declared, items = people(items, source)
-            said = replace(said, attributes=declared)
-        return write_pool(items, out_dir, dealing or said.dealing, settings, said, **writing)
+            notes = replace(notes, attributes=declared)
+        return write_pool(items, out_dir, dealing or notes.dealing, settings, notes, **writing)
 
     return Preparer(name, text, prepare, (OPTIONS["source_dir"], *options), usual)
 
@@ -159,12 +161,14 @@ def person_of_images(
         DataError: two rows give different people for one image.
     """
     rows = rows_below(source, table, [*images, *filter(None, [person])])
-    own = [row[person] if person else f"exam-{number}" for number, row in enumerate(rows)]
-    found: dict[str, str] = {}
-    for row, key, name in ((row, key, row[name]) for row, key in zip(rows, own, strict=True) for name in images):
-        if key and found.setdefault(_stem(name), key) != key:
-            raise DataError(f"{row.where}: '{name}' is of '{key}', and of '{found[_stem(name)]}' before; take one out")
-    return found
+    keys = [row[person] if person else f"exam-{number}" for number, row in enumerate(rows)]
+    key_of_image: dict[str, str] = {}
+    for row, key, name in ((row, key, row[name]) for row, key in zip(rows, keys, strict=True) for name in images):
+        if key and key_of_image.setdefault(_stem(name), key) != key:
+            raise DataError(
+                f"{row.where}: '{name}' is of '{key}', and of '{key_of_image[_stem(name)]}' before; take one out"
+            )
+    return key_of_image
 
 
 def _stem(name: str) -> str:
@@ -194,8 +198,10 @@ def listed(
     """
     file = find(source, tables)
     head = read_table(file)[0] if len(columns) > 1 else {}
-    called = next((own for own in columns if set(own.values()) <= set(head)), columns[0])
-    others = "".join(f"; or {', '.join(own.values())}" for own in columns[1:])
+    called = next(
+        (names_of_columns for names_of_columns in columns if set(names_of_columns.values()) <= set(head)), columns[0]
+    )
+    others = "".join(f"; or {', '.join(names_of_columns.values())}" for names_of_columns in columns[1:])
     rows = read_table(file, [*called.values(), *(() if "label" in called else classes)], others)
     if "usable" in called:
         rows = [row for row in rows if row[called["usable"]] in ("1", "1.0")]
@@ -205,7 +211,7 @@ def listed(
     places = _numbers(rows, called["site"], sites) if sites else [0] * len(rows)
     people = {} if keys is None else keys(source)
     items = []
-    for row, path, label, place in sorted(zip(rows, paths, labels, places, strict=True), key=lambda found: found[3]):
+    for row, path, label, place in sorted(zip(rows, paths, labels, places, strict=True), key=lambda entry: entry[3]):
         name, site = without_ending(path.name), sites[place] if sites else ""
         split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
         splits = () if split in ("", "training") else (split,)
@@ -225,8 +231,8 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
         known = {name: number for number, name in enumerate(names)}
     for row in rows:
         if row[column] not in known:
-            told = f"{column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)})"
-            raise DataError(f"{row.where}: expected {told}, got '{row[column]}'")
+            wanted = f"{column} 0 to {len(names) - 1} (or in all rows a name: {listing(names)})"
+            raise DataError(f"{row.where}: expected {wanted}, got '{row[column]}'")
     return [known[row[column]] for row in rows]
 
 
@@ -235,7 +241,7 @@ def _by_given_split(items: Sequence[Item]) -> list[Item]:
     sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     for item in items:
         sides.setdefault((item.site, item.group), set()).add(item.splits)
-    torn = {key for key, found in sides.items() if len(found) > 1}
+    torn = {key for key, splits in sides.items() if len(splits) > 1}
     if torn:
         log.warning("the published split has images of %d lesions in training and in test", len(torn))
     return [replace(item, group=item.name, patient=None) if (item.site, item.group) in torn else item for item in items]
@@ -273,13 +279,13 @@ def site_folders(source: Path, sites: Mapping[str, Sequence[str]], remedy: str =
         DataError: a folder is missing; the message gives all names, the existing folders, and the ``remedy``.
     """
     there = {path.name.lower(): path for path in sorted(existing_folder(source).iterdir()) if path.is_dir()}
-    found = {s: next((there[a.lower()] for a in own if a.lower() in there), None) for s, own in sites.items()}
-    if missing := [site for site, folder in found.items() if folder is None]:
+    folders = {s: next((there[a.lower()] for a in aliases if a.lower() in there), None) for s, aliases in sites.items()}
+    if missing := [site for site, folder in folders.items() if folder is None]:
         raise DataError(
-            f"'{source}': expected a folder for each site: {', '.join(' or '.join(own) for own in sites.values())}; "
+            f"'{source}': expected a folder for each site: {', '.join(map(' or '.join, sites.values()))}; "
             f"found {listing(path.name for path in there.values())}; missing: {', '.join(missing)}{remedy}"
         )
-    return {site: folder for site, folder in found.items() if folder is not None}
+    return {site: folder for site, folder in folders.items() if folder is not None}
 
 
 def all_pairs(site: str, images: Path, masks: Path) -> list[Item]:
@@ -309,13 +315,13 @@ def paired(
         tops, labels: ranges of grey values in masks and their labels, as in
             :func:`fairflare.data.preparers.items.relabelled`; empty if masks stay unchanged.
     """
-    found: dict[str, list[Item]] = {}
+    by_site: dict[str, list[Item]] = {}
     for (site, folder), (part, splits) in product(site_folders(source, sites).items(), parts.items()):
         for case in all_pairs(site, folder / part / images, folder / part / masks):
             mask = partial(relabelled, case.mask, tops, labels) if labels else case.mask
             name = f"{file_name(part)}_{file_name(case.name)}".lstrip("_")
-            found.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
-    return found
+            by_site.setdefault(site, []).append(replace(case, name=name, mask=mask, splits=splits))
+    return by_site
 
 
 def arrays(
@@ -348,13 +354,13 @@ def arrays(
 def _of_file(where: str, file: Path, keys: Sequence[str], items: Callable[..., Iterator[Item]]) -> Iterator[Item]:
     try:
         with np.load(file, allow_pickle=False) as content:
-            found = {key: content[key] for key in ("images", *keys)}
+            arrays = {key: content[key] for key in ("images", *keys)}
     except (OSError, KeyError, ValueError) as error:
         raise DataError(f"{where} cannot be read: {error}; fetch the file again") from error
-    lengths = {key: len(array) for key, array in found.items()}
-    if len(set(lengths.values())) != 1 or found["images"].dtype != np.uint8:
+    lengths = {key: len(array) for key, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or arrays["images"].dtype != np.uint8:
         raise DataError(f"{where}: expected uint8 images and as many of each array, got {lengths}")
-    yield from items(where, found)
+    yield from items(where, arrays)
 
 
 def tiles(
@@ -400,11 +406,11 @@ def find(source: Path, names: Sequence[str], what: str = "") -> Path:
     Raises:
         DataError: none of them exists; the message gives ``what``, the expected names, and the existing files.
     """
-    found = next((source / name for name in names if (source / name).exists()), None)
-    if found is None:
+    path = next((source / name for name in names if (source / name).exists()), None)
+    if path is None:
         there = listing(path.name + "/" * path.is_dir() for path in existing_folder(source).iterdir())
         raise DataError(f"'{source}': expected {what}{' or '.join(names)}; found {there}")
-    return inner if (inner := found / found.name).is_dir() else found
+    return inner if (inner := path / path.name).is_dir() else path
 
 
 def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
@@ -415,8 +421,8 @@ def rows_below(source: Path, name: str, columns: Sequence[str]) -> list[Row]:
     Raises:
         DataError: the table cannot be read, or lacks one of the columns.
     """
-    found = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
-    file = min(found, key=lambda path: (len(path.parts), path), default=None)
+    paths = [path for path in existing_folder(source).rglob("*.*") if path.name.lower() == name.lower()]
+    file = min(paths, key=lambda path: (len(path.parts), path), default=None)
     return [] if file is None else read_table(file, columns)
 
 
@@ -426,7 +432,7 @@ def one_hot(rows: Sequence[Row], names: Sequence[str]) -> list[int]:
     Raises:
         DataError: a row has no 1 in these columns, or several.
     """
-    found = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
-    if bad := next((row for row, own in zip(rows, found, strict=True) if len(own) != 1), None):
+    marked = [[index for index, name in enumerate(names) if ONE.fullmatch(row[name])] for row in rows]
+    if bad := next((row for row, marks in zip(rows, marked, strict=True) if len(marks) != 1), None):
         raise DataError(f"{bad.where}: expected a 1 in one of the columns {', '.join(names)}, got {dict(bad)}")
-    return [number for (number,) in found]
+    return [number for (number,) in marked]

@@ -72,8 +72,8 @@ def prostate(
     folders = site_folders(source, wanted, ". Name the sites that you have with 'sites' (--sites)")
     cases = {site: all_pairs(site, folder, folder) for site, folder in folders.items()}
     if sites is None:
-        found = [replace(case, site=site) for site, own in cases.items() for case in own]
-        compare_counts(found, title=f"cases of {', '.join(CASES)}", counts=CASES, of=lambda case: case.site)
+        items = [replace(case, site=site) for site, cases_of_site in cases.items() for case in cases_of_site]
+        compare_counts(items, title=f"cases of {', '.join(CASES)}", counts=CASES, of=lambda case: case.site)
     how = (split_unit == "patient", neighbours, window == "volume", order == "file")
     return {site: _slices(site, pairs, *how) for site, pairs in cases.items()}
 
@@ -158,17 +158,17 @@ def by_tone(
     counts = pandas.crosstab([item.group for item in items], [tone_of[item.name] for item in items])
     if torn := int(((counts > 0).sum(axis=1) > 1).sum()):
         log.warning("%d lesions have images of both tones; each counts as the tone of most of its images", torn)
-    of = counts.idxmax(axis=1).to_dict()  # on a tie, a lesion gets the alphabetically first tone
-    found = []
+    tone_by_lesion = counts.idxmax(axis=1).to_dict()  # on a tie, a lesion gets the alphabetically first tone
+    chosen = []
     for tone in TONES:
-        own = [item for item in items if of[item.group] == tone]
-        if not own:
+        of_tone = [item for item in items if tone_by_lesion[item.group] == tone]
+        if not of_tone:
             raise DataError(f"'{source / tones}': no image of the data set is {tone}")
-        groups, labels = group_labels(own)
+        groups, labels = group_labels(of_tone)
         parts = iid_partition(labels, sites_per_tone, seed=seed)
         place = {groups[i]: site for site, part in enumerate(parts, 1) for i in part.tolist()}
-        found += [replace(item, site=f"{tone}-{place[item.group]}", attribute=tone) for item in own]
-    return found
+        chosen += [replace(item, site=f"{tone}-{place[item.group]}", attribute=tone) for item in of_tone]
+    return chosen
 
 
 TONES, TONE_COLUMNS = ("light", "dark"), ("image", "skin_tone")
@@ -219,8 +219,8 @@ def rsna(
         members = [[name for name, label in chosen.items() if label == kind] for kind in range(len(KINDS))]
         shares = apportion([len(names) for names in members], images)  # the kinds keep their shares in the selection
         rng = np.random.default_rng(image_seed("selection", seed))
-        kept = {names[i] for names, n in zip(members, shares, strict=True) for i in rng.permutation(len(names))[:n]}
-        chosen = {name: label for name, label in chosen.items() if name in kept}
+        patients = {names[i] for names, n in zip(members, shares, strict=True) for i in rng.permutation(len(names))[:n]}
+        chosen = {name: label for name, label in chosen.items() if name in patients}
     paths = Images(find(source, ["stage_2_train"], "the folder "), (".dcm", *PICTURES)).all(list(chosen), table)
     dicom = [path.suffix.lower() == ".dcm" for path in paths]
     people: list[str | None] = [None] * len(paths)
@@ -242,15 +242,15 @@ def _one_kind(table: Path) -> dict[str, int]:
     Raises:
         DataError: a row does not have the expected form, or two rows contradict each other.
     """
-    found: dict[str, dict[str, str]] = {}
+    by_name: dict[str, dict[str, str]] = {}
     for row in read_table(table, ["ID", "Label"]):
         name, _, kind = row["ID"].rpartition("_")
         if not name or kind not in (*KINDS, ANY) or row["Label"] not in ("0", "1"):
             raise DataError(f"{row.where}: expected ID_<slice>_<kind>,0 or 1, got {row['ID']},{row['Label']}")
-        if found.setdefault(name, {}).setdefault(kind, row["Label"]) != row["Label"]:
+        if by_name.setdefault(name, {}).setdefault(kind, row["Label"]) != row["Label"]:
             raise DataError(f"{row.where}: {row['ID']} is both 0 and 1")
-    kinds = {name: [k for k, kind in enumerate(KINDS) if found[name].get(kind) == "1"] for name in sorted(found)}
-    chosen = {name: own[0] for name, own in kinds.items() if len(own) == 1}
+    kinds = {name: [k for k, kind in enumerate(KINDS) if by_name[name].get(kind) == "1"] for name in sorted(by_name)}
+    chosen = {name: labels[0] for name, labels in kinds.items() if len(labels) == 1}
     if not chosen:
         raise DataError(f"'{table}': no slice has exactly one kind of haemorrhage")
     return chosen

@@ -127,11 +127,11 @@ def estimate(
     Raises:
         ValueError: there is one seed, and ``shared`` is unknown.
     """
-    found = np.asarray(values, float)
-    count = found.shape[-1]
+    array = np.asarray(values, float)
+    count = array.shape[-1]
     if count < 2 and np.isnan(shared).any():
         raise ValueError(f"an interval needs at least 2 seeds, got {count}")
-    of_seeds = found.var(-1, ddof=1) / count if count > 1 else np.zeros(found.shape[:-1])
+    of_seeds = array.var(-1, ddof=1) / count if count > 1 else np.zeros(array.shape[:-1])
     of_patients = np.nan_to_num(np.broadcast_to(np.asarray(shared, float), of_seeds.shape), nan=0.0)
     total = of_seeds + of_patients
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -139,7 +139,7 @@ def estimate(
     df = np.broadcast_to(np.asarray(patients_df, float), of_seeds.shape)
     seeds_df = max(count - 1, 1)
     df = np.where(share < 1, df, float(seeds_df))
-    return Estimate(found.mean(-1), np.sqrt(total), share, seeds_df, df, np.asarray(skew, float) * (1 - share) ** 1.5)
+    return Estimate(array.mean(-1), np.sqrt(total), share, seeds_df, df, np.asarray(skew, float) * (1 - share) ** 1.5)
 
 
 def shared_variance(drawn: npt.ArrayLike) -> Array:
@@ -157,9 +157,9 @@ def shared_variance(drawn: npt.ArrayLike) -> Array:
         The variance, (...); 0 if the estimate would be negative. With one seed, the variance of this seed over the
         draws.
     """
-    found = np.asarray(drawn, float)
-    seeds, draws = found.shape[-2:]
-    centred = found - found.mean(-1, keepdims=True)
+    array = np.asarray(drawn, float)
+    seeds, draws = array.shape[-2:]
+    centred = array - array.mean(-1, keepdims=True)
     of_mean = np.square(centred.mean(-2)).sum(-1) / (draws - 1)
     if seeds == 1:
         return np.asarray(of_mean)
@@ -174,8 +174,10 @@ def of_sites(
 
     If no site is selected, average and standard deviation are NaN, and the worst value is infinite.
     """
-    found, of = np.asarray(values, float), np.asarray(where, bool)
+    array, counts = np.asarray(values, float), np.asarray(where, bool)
     worst = (
-        found.min(axis, where=of, initial=np.inf) if higher_is_better else found.max(axis, where=of, initial=-np.inf)
+        array.min(axis, where=counts, initial=np.inf)
+        if higher_is_better
+        else array.max(axis, where=counts, initial=-np.inf)
     )
-    return {"average": found.mean(axis, where=of), "std": found.std(axis, where=of), "worst": worst}
+    return {"average": array.mean(axis, where=counts), "std": array.std(axis, where=counts), "worst": worst}

@@ -35,30 +35,34 @@ HOW = (
 ENDS = ("", "_low", "_high")
 
 
-def clinical_of(told: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
+def clinical_of(by_site: Mapping[str, Any]) -> tuple[list[Cell], list[Vector]]:
     """Return the cells of the figures that the sites sent, and the bins of each site's calibration.
 
     ``auc_p_value`` of a class is the p-value of the hypothesis that its AUC is equal at all sites, by Cochran's Q on
     the areas' logits with DeLong's variances; it has no value if fewer than two sites have an AUC.
 
     Args:
-        told: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
+        by_site: figures of each site, from :func:`fairflare.federation.site.clinical.read_clinical`.
     """
     cells, vectors = list[Cell](), list[Vector]()
-    for site, classes in told.items():
+    for site, classes in by_site.items():
         over_all = {**classes[ALL]}
         bins = np.ravel(over_all.pop(CALIBRATION)).tolist()
         vectors.append(Vector(CALIBRATION, site, unit="bins", values=tuple(bins)))
         cells += [_cell(site, "", name, value) for name, value in over_all.items()]
-        cells += [cell for name, of in classes.items() if name != ALL for cell in _figures(site, name, of)]
-    for name in dict.fromkeys(name for classes in told.values() for name in classes if name != ALL):
-        own = [classes[name] for classes in told.values() if name in classes]
-        known = [of for of in own if of["auc_variance"] > ROUNDING and min(of["cases_with"], of["cases_without"]) >= 2]
+        cells += [cell for name, figures in classes.items() if name != ALL for cell in _figures(site, name, figures)]
+    for name in dict.fromkeys(name for classes in by_site.values() for name in classes if name != ALL):
+        of_class = [classes[name] for classes in by_site.values() if name in classes]
+        known = [
+            figures
+            for figures in of_class
+            if figures["auc_variance"] > ROUNDING and min(figures["cases_with"], figures["cases_without"]) >= 2
+        ]
         if len(known) > 1:
-            errors = np.sqrt([of["auc_variance"] for of in known]).tolist()
-            cases = [int(min(of["cases_with"], of["cases_without"])) for of in known]
-            found = errors_test([of["auc"] for of in known], errors, cases, low=0, high=1)
-            cells.append(_cell("", name, "auc_p_value", found.p_value))
+            errors = np.sqrt([figures["auc_variance"] for figures in known]).tolist()
+            cases = [int(min(figures["cases_with"], figures["cases_without"])) for figures in known]
+            test = errors_test([figures["auc"] for figures in known], errors, cases, low=0, high=1)
+            cells.append(_cell("", name, "auc_p_value", test.p_value))
     return cells, vectors
 
 
@@ -66,18 +70,22 @@ def _cell(site: str, part: str, name: str, value: float, low: float = math.nan, 
     return Cell(name, site, split=CLINICAL, part=part, value=float(value), low=float(low), high=float(high))
 
 
-def _figures(site: str, part: str, of: Mapping[str, Any]) -> list[Cell]:
+def _figures(site: str, part: str, numbers: Mapping[str, Any]) -> list[Cell]:
     """Return the figures of a class at a site, with shares and intervals."""
-    total, squares = (np.array([of[f"{name}_{side}"] for side in ("with", "without")]) for name in ("cases", "squares"))
-    images = np.array([of["tp"] + of["fn"], of["fp"] + of["tn"]])
-    found: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in of.items()}
-    found["prevalence"] = (images[0] / images.sum(),)
-    found["auc"] = (of["auc"], *area_interval(of["auc"], of["auc_variance"], *total))
+    total, squares = (
+        np.array([numbers[f"{name}_{side}"] for side in ("with", "without")]) for name in ("cases", "squares")
+    )
+    images = np.array([numbers["tp"] + numbers["fn"], numbers["fp"] + numbers["tn"]])
+    cells: dict[str, tuple[Any, ...]] = {name: (value,) for name, value in numbers.items()}
+    cells["prevalence"] = (images[0] / images.sum(),)
+    cells["auc"] = (numbers["auc"], *area_interval(numbers["auc"], numbers["auc_variance"], *total))
     for side, share in OPERATING:
-        at = f"_at_{side}_{share:.2f}"
-        rates = over_cases(np.array([of["tp" + at], of["tn" + at]]), images, squares, 1 - LEVEL).clip(0, 1)
-        found |= {name + at: tuple(row) for name, row in zip(SIDES, rates, strict=True)}
-    return [_cell(site, part, name, *values) for name, values in found.items()]
+        suffix = f"_at_{side}_{share:.2f}"
+        rates = over_cases(np.array([numbers["tp" + suffix], numbers["tn" + suffix]]), images, squares, 1 - LEVEL).clip(
+            0, 1
+        )
+        cells |= {name + suffix: tuple(row) for name, row in zip(SIDES, rates, strict=True)}
+    return [_cell(site, part, name, *values) for name, values in cells.items()]
 
 
 def clinical_at(results: Results) -> dict[str, dict[str, dict[str, Cell]]]:
@@ -87,38 +95,41 @@ def clinical_at(results: Results) -> dict[str, dict[str, dict[str, Cell]]]:
 
 def clinical_table(results: Results) -> Table:
     """Return a table with a row for each site and class; a site's first row has the figures of all classes together."""
-    asked = [(told, side, f"_at_{side}_{share:.2f}") for told, (side, share) in zip(SIDES, OPERATING, strict=True)]
+    asked = [(name, side, f"_at_{side}_{share:.2f}") for name, (side, share) in zip(SIDES, OPERATING, strict=True)]
     rows: list[Sequence[Entry]] = []
-    for site, found in clinical_at(results).items():
-        of_classes = [(name, of) for name, of in found.items() if name]
-        for rank, (name, of) in enumerate((of_classes or [(MISSING, {})]) if site else ()):
-            over_all = found.get("", {}) if rank == 0 else {}
-            precision, counts = ([value_of(of, key) for key in keys] for keys in (("pr_auc", "prevalence"), COUNTS))
+    for site, by_class in clinical_at(results).items():
+        of_classes = [(name, cells) for name, cells in by_class.items() if name]
+        for rank, (name, class_cells) in enumerate((of_classes or [(MISSING, {})]) if site else ()):
+            over_all = by_class.get("", {}) if rank == 0 else {}
+            precision, counts = (
+                [value_of(class_cells, key) for key in keys] for keys in (("pr_auc", "prevalence"), COUNTS)
+            )
             rows.append([
-                site, name, _sure(of, "auc"),
+                site, name, _sure(class_cells, "auc"),
                 Shown(MISSING if None in precision else "{} ({})".format(*map(number, precision)), precision),
-                *(_sure(of, told + at, side + at) for told, side, at in asked),
+                *(_sure(class_cells, rate + suffix, side + suffix) for rate, side, suffix in asked),
                 Shown(MISSING if None in counts else "/".join(f"{count:.0f}" for count in counts), counts),
                 value_of(over_all, "brier"), value_of(over_all, "ece"),
             ])  # fmt: skip
-    heads = [(told + at).replace("_", " ") for told, _, at in asked]
+    heads = [(rate + suffix).replace("_", " ") for rate, _, suffix in asked]
     return Table(
         "clinical", CAPTION,
         ["site", "class", "AUC", "PR-AUC (share)", *heads, "/".join(COUNTS).upper(), "Brier", "ECE"], rows,
         folded=True, lead=2,
         csv_columns=[
             ["site"], ["class"], [f"auc{end}" for end in ENDS], ["pr_auc", "prevalence"],
-            *([told + at + end for end in ENDS] + [side + at] for told, side, at in asked), COUNTS, ["brier"], ["ece"],
+            *([rate + suffix + end for end in ENDS] + [side + suffix] for rate, side, suffix in asked), COUNTS,
+            ["brier"], ["ece"],
         ],
     )  # fmt: skip
 
 
-def _sure(of: Mapping[str, Cell], name: str, attained: str = "") -> Shown:
+def _sure(cells: Mapping[str, Cell], name: str, attained: str = "") -> Shown:
     """Return a cell of a figure with its interval and, with ``attained``, another figure after it."""
-    found, more = of.get(name, Cell(name)), value_of(of, attained)
-    told = interval(found.low, found.high)
-    text = number(found.value) + ("" if told == MISSING else f" {told}") + ("" if more is None else f"; {number(more)}")
-    return Shown(text, [found.value, found.low, found.high, *([more] if attained else [])])
+    cell, more = cells.get(name, Cell(name)), value_of(cells, attained)
+    ends = interval(cell.low, cell.high)
+    text = number(cell.value) + ("" if ends == MISSING else f" {ends}") + ("" if more is None else f"; {number(more)}")
+    return Shown(text, [cell.value, cell.low, cell.high, *([more] if attained else [])])
 
 
 def clinical_words(results: Results) -> tuple[str, float]:
@@ -126,12 +137,14 @@ def clinical_words(results: Results) -> tuple[str, float]:
 
     The sentence is empty and the p-value NaN if no class has an AUC at two sites.
     """
-    found = clinical_at(results)
-    tests = {name: p for name, of in found.pop("", {}).items() if (p := value_of(of, "auc_p_value")) is not None}
+    by_site = clinical_at(results)
+    tests = {
+        name: p for name, cells in by_site.pop("", {}).items() if (p := value_of(cells, "auc_p_value")) is not None
+    }
     known = [
-        (tests[name], name, of["auc"].value, site)
-        for site, classes in found.items() for name, of in classes.items()
-        if name in tests and value_of(of, "auc") is not None
+        (tests[name], name, cells["auc"].value, site)
+        for site, classes in by_site.items() for name, cells in classes.items()
+        if name in tests and value_of(cells, "auc") is not None
     ]  # fmt: skip
     if not known:
         return "", math.nan
@@ -141,6 +154,6 @@ def clinical_words(results: Results) -> tuple[str, float]:
     many = f", corrected for {len(tests)} classes" if len(tests) > 1 else ""
     return (
         f"The sites' AUCs of {name} {sure} (p {p_value(p)}, Cochran's Q on DeLong's variances{many}); the lowest is "
-        f"that of {site}: {_sure(found[site][name], 'auc').text}.",
+        f"that of {site}: {_sure(by_site[site][name], 'auc').text}.",
         p,
     )

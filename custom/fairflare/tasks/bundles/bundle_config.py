@@ -78,7 +78,7 @@ class Bundle:
     ) -> None:
         from monai.bundle import ConfigParser
 
-        self.folder, self.sealed, said = folder, sealed, overrides or {}
+        self.folder, self.sealed, values = folder, sealed, overrides or {}
         self.name = f"MONAI bundle {folder.name!r}, {' and '.join(f'{CONFIGS}/{name}' for name in configs)}"
         if text is None:
             self.config, self.name = read_files(folder, configs)
@@ -89,10 +89,10 @@ class Bundle:
                 self.config = {**yaml.safe_load(text)}
         # FairFlare itself sets two values of the configuration: the path of the bundle's folder, and the device.
         with telling(f"{self.name}: what it says together cannot be made"):
-            for key, value in {**said, "bundle_root": str(folder), "device": "$torch.device('cpu')"}.items():
+            for key, value in {**values, "bundle_root": str(folder), "device": "$torch.device('cpu')"}.items():
                 if self.get(key) is not None or any(key in keys for keys in PLACES.values()):
                     ConfigParser(self.config)[key] = value
-                elif key in said:
+                elif key in values:
                     raise BundleError(f"{self.name}: bundle_overrides names {key!r}, which it does not have")
 
     def get(self, key: str) -> Any:
@@ -117,7 +117,7 @@ class Bundle:
         from monai.bundle import ConfigParser
 
         # MONAI's parser also finds a key whose macro leads nowhere; a later error then names this key.
-        found = next(
+        place = next(
             (
                 key
                 for key in PLACES[part]
@@ -126,12 +126,12 @@ class Bundle:
             ),
             None,
         )
-        if found is None and part in NEEDED:
+        if place is None and part in NEEDED:
             raise BundleError(
                 f"{self.name}: no key for {part}: looked for {', '.join(map(repr, PLACES[part]))}. Say where it is "
                 f"by key {PLACES[part][0]!r}: bundle_overrides={{{PLACES[part][0]!r}: '@KEY'}}"
             )
-        return found and self.followed(found)
+        return place and self.followed(place)
 
     def followed(self, key: str, steps: int = DEEPEST) -> str:
         """Follow references (``@other``) from a key, and return the last key; without a reference, the key itself."""
@@ -206,8 +206,8 @@ def telling(what: str, kind: Callable[[str], Exception] = BundleError) -> Iterat
         raise
     except Exception as error:  # a bundle's configuration is code, which may raise any error
         cause = first_cause(error)
-        said = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours uncut
-        raise kind(f"{what}: {said}") from error
+        reason = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours uncut
+        raise kind(f"{what}: {reason}") from error
 
 
 def first_cause(error: BaseException) -> BaseException:

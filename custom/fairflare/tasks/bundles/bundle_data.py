@@ -93,8 +93,10 @@ class BundleData(PreparedData):
         numbers: Any = shuffled(self.num_samples(split), shuffle_seed)
         most = batch_size if split == TRAINING else min(batch_size, self.validate_batch)
         seed = checks.whole("shuffle_seed of augmented batches", shuffle_seed, low=0) if augment else None
-        made = partial(self._batch, split, seed)
-        return DataLoader(numbers, most, collate_fn=made, generator=torch.Generator())  # not torch's global generator
+        collate = partial(self._batch, split, seed)
+        return DataLoader(
+            numbers, most, collate_fn=collate, generator=torch.Generator()
+        )  # not torch's global generator
 
     def _batch(self, split: str, seed: int | None, indices: Sequence[int]) -> BatchOf:
         """Return images of a split as one batch; for training images, all of their patches."""
@@ -122,8 +124,8 @@ class BundleData(PreparedData):
         transform = self._cut if seed is None else self._train
         transform.set_random_state(seed=int(np.random.SeedSequence([seed or 0, index]).generate_state(1)[0]))
         with self._preparing(self.datalist.splits[TRAINING][index], TRAINING):
-            made = transform(copy.deepcopy(item), start=self._first_random)
-        patches: list[dict[str, Any]] = made if isinstance(made, list) else [made]
+            transformed = transform(copy.deepcopy(item), start=self._first_random)
+        patches: list[dict[str, Any]] = transformed if isinstance(transformed, list) else [transformed]
         return patches[:1] if seed is None else patches
 
     def prepare(self, split: str, sample: Sample) -> dict[str, Any]:
@@ -134,11 +136,11 @@ class BundleData(PreparedData):
         label = str(sample.label) if isinstance(sample.label, Path) else np.asarray(sample.label, np.int64)
         item = dict(zip(self.keys, (image if sample.more else image[0], label), strict=True))
         with self._preparing(sample, split):
-            found = self._train(item, end=self._first_random) if split == TRAINING else self._validate(item)
+            prepared = self._train(item, end=self._first_random) if split == TRAINING else self._validate(item)
             if isinstance(sample.label, Path):
-                _check_places(*(found[key] for key in self.keys))
+                _check_places(*(prepared[key] for key in self.keys))
         # Without that, a part that a transform cut out would hold the whole image in memory.
-        return dict(convert_to_contiguous(found, memory_format=torch.contiguous_format))
+        return dict(convert_to_contiguous(prepared, memory_format=torch.contiguous_format))
 
     def _preparing(self, sample: Sample, split: str) -> AbstractContextManager[None]:
         """Turn any error of the bundle's transforms, which are code, into one that names the image."""
@@ -187,8 +189,8 @@ def _split(transforms: Compose) -> tuple[Compose, Compose, int]:
     steps = list(transforms.flatten().transforms)
     options = {name: getattr(transforms, name) for name in ("map_items", "unpack_items", "lazy", "overrides")}
     first = next((i for i, step in enumerate(steps) if _is_random(step)), len(steps))
-    kept = [step for step in steps if not _is_random(step) or not SAME_SIZE.match(type(step).__module__)]
-    return Compose(steps, **options), Compose(kept, **options), first
+    fixed = [step for step in steps if not _is_random(step) or not SAME_SIZE.match(type(step).__module__)]
+    return Compose(steps, **options), Compose(fixed, **options), first
 
 
 def _is_random(step: Any) -> bool:

@@ -29,12 +29,16 @@ OF_STRUCTURES = {"dice": "Dice", "iou": "intersection over union"}
 #: Function of each metric that returns an image's values, given its prediction and label, (1, channels, ...), and the
 #: bundle's arguments of the metric. Errors are sums divided by the number of channels, as in ignite.
 MEASURES: Mapping[str, Callable[..., torch.Tensor]] = {
-    "dice": lambda found, truth, said: DiceMetric(**said)(found, truth),
-    "iou": lambda found, truth, said: MeanIoU(**said)(found, truth),
-    CONFUSION: lambda found, truth, said: get_confusion_matrix(found, truth, **said).sum((0, 1)),
-    "accuracy": lambda found, truth, _: (found == truth).double().mean(),
-    "mean_absolute_error": lambda found, truth, _: (found.double() - truth).abs().sum() / found.shape[1:2].numel(),
-    "mean_squared_error": lambda found, truth, _: (found.double() - truth).square().sum() / found.shape[1:2].numel(),
+    "dice": lambda predicted, truth, options: DiceMetric(**options)(predicted, truth),
+    "iou": lambda predicted, truth, options: MeanIoU(**options)(predicted, truth),
+    CONFUSION: lambda predicted, truth, options: get_confusion_matrix(predicted, truth, **options).sum((0, 1)),
+    "accuracy": lambda predicted, truth, _: (predicted == truth).double().mean(),
+    "mean_absolute_error": lambda predicted, truth, _: (
+        (predicted.double() - truth).abs().sum() / predicted.shape[1:2].numel()
+    ),
+    "mean_squared_error": lambda predicted, truth, _: (
+        (predicted.double() - truth).square().sum() / predicted.shape[1:2].numel()
+    ),
 }
 #: Metrics of which lower values are better.
 LOW = ("fall_out", "false_positive_rate", "miss_rate", "mean_absolute_error", "mean_squared_error")
@@ -60,23 +64,23 @@ class KeyMetric:
 
     def __init__(self, bundle: Bundle, class_names: Sequence[str] | None = None) -> None:
         key = str(bundle.place("key_metric"))
-        found = bundle.get(key)
-        if isinstance(found, Mapping) and "_target_" not in found and found:
+        configured = bundle.get(key)
+        if isinstance(configured, Mapping) and "_target_" not in configured and configured:
             # The first one is the key metric, as in MONAI's engines.
-            key = bundle.followed(f"{key}#{next(iter(found))}")
-            found = bundle.get(key)
+            key = bundle.followed(f"{key}#{next(iter(configured))}")
+            configured = bundle.get(key)
         self.named = f"{bundle.name}: key {key!r}"
-        target = str(found.get("_target_") if isinstance(found, Mapping) else found).rpartition(".")[2]
+        target = str(configured.get("_target_") if isinstance(configured, Mapping) else configured).rpartition(".")[2]
         if target not in KINDS:
             raise BundleError(
                 f"{self.named} is {target!r:.80}, which is not one of {', '.join(KINDS)}"
                 + ("; detection is not there, nor what a detector is measured by" if "Coco" in target else "")
                 + "; name another one with bundle_overrides={'validate#key_metric': '@KEY'}"
             )
-        self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in found}
-        usual = {*WITHOUT_EFFECT, *(["reduction"] if found.get("reduction") == "mean" else [])}
+        self.arguments = {name: bundle.make(f"{key}#{name}") for name in TAKEN if name in configured}
+        usual = {*WITHOUT_EFFECT, *(["reduction"] if configured.get("reduction") == "mean" else [])}
         usual |= {n for n, v in self.arguments.items() if isinstance(v, bool | int | None) and (v or 0) <= MOST_CLASSES}
-        if strange := [name for name in found if name not in usual]:
+        if strange := [name for name in configured if name not in usual]:
             raise BundleError(
                 f"{self.named} has the argument {strange[0]!r:.80}, which is not read of a {target}, or not with this "
                 f"value: arguments are true, false or a whole number up to {MOST_CLASSES}, and reduction must be 'mean'"
@@ -84,9 +88,9 @@ class KeyMetric:
         self.kind = KINDS[target]
         #: Whether the metric is a ratio of sums over all images; a single image then has no value of its own.
         self.summed = self.kind == CONFUSION
-        self.confusion = str(ensure_tuple(found.get("metric_name", "hit_rate"))[0])
+        self.confusion = str(ensure_tuple(configured.get("metric_name", "hit_rate"))[0])
         self.name = re.sub(r"\W", "_", self.confusion if self.summed else self.kind)
-        self._picks = bundle.make(f"{key}#output_transform") if "output_transform" in found else None
+        self._picks = bundle.make(f"{key}#output_transform") if "output_transform" in configured else None
         channels = bundle.get("_meta_#network_data_format#outputs#pred#channel_def")
         names = [str(name) for name in class_names or (channels.values() if isinstance(channels, Mapping) else ())]
         fit = all(name.isprintable() and len(name) <= 60 for name in names)
@@ -103,8 +107,8 @@ class KeyMetric:
             label_key: key of the label, used if the metric does not name the values that it compares.
         """
         with telling(f"{self.named} cannot be made"):
-            found, truth = ([item["pred"]], [item[label_key]]) if self._picks is None else self._picks([dict(item)])
-            pair = [torch.stack([torch.as_tensor(value) for value in values]) for values in (found, truth)]
+            predicted, truth = ([item["pred"]], [item[label_key]]) if self._picks is None else self._picks([dict(item)])
+            pair = [torch.stack([torch.as_tensor(value) for value in values]) for values in (predicted, truth)]
             if self.kind not in OF_STRUCTURES and pair[0].shape != pair[1].shape:
                 raise ValueError(f"prediction {tuple(pair[0].shape)} and label {tuple(pair[1].shape)} differ in size")
             scores = MEASURES[self.kind](*pair, self.arguments)

@@ -61,10 +61,10 @@ class BundleParts:
         if part == "key_metric":
             return KeyMetric(self.bundle, self.class_names)
         key = self.bundle.place(part)
-        found: Any = None if key is None else self.bundle.make(key, **arguments)
+        component: Any = None if key is None else self.bundle.make(key, **arguments)
         if part.endswith("processing"):
-            found = found if isinstance(found, Compose) else Compose(found)
-        steps = found.flatten().transforms if part.endswith("processing") else [found]
+            component = component if isinstance(component, Compose) else Compose(component)
+        steps = component.flatten().transforms if part.endswith("processing") else [component]
         kinds: dict[str, tuple[Any, str]] = {
             "network": (torch.nn.Module, "a network"), "optimizer": (torch.optim.Optimizer, "an optimizer"),
             "train_inferer": (SimpleInferer, "a SimpleInferer, as training goes through the network as it is"),
@@ -74,7 +74,7 @@ class BundleParts:
         odd = [step for step in steps if not isinstance(step, kind) or isinstance(step, SaveImage | SaveImaged)]
         if odd and key is not None:
             raise BundleError(f"{self.bundle.name}: key {key!r} must give {word}, got a {type(odd[0]).__name__}")
-        return found
+        return component
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """Return the class of the bundle's optimizer with its arguments.
@@ -106,5 +106,5 @@ class BundleParts:
                 f"{self.bundle.name}: key {key!r} is an optimizer of the bundle's own, so that {lost[0]} would have no "
                 f"effect; set optimizer too, or bundle_overrides={{'{key}#...': ...}} in place of {lost[0]}"
             )
-        made = self.optimizer([torch.nn.Parameter(torch.zeros(1))])
-        return {"optimizer": "task", "learning_rate": float(made.defaults["lr"])}
+        optimizer = self.optimizer([torch.nn.Parameter(torch.zeros(1))])
+        return {"optimizer": "task", "learning_rate": float(optimizer.defaults["lr"])}

@@ -150,23 +150,27 @@ class Expression:
 
     def _function(self, names: Sequence[str], body: ast.AST, scope: Scope) -> Callable[..., Any]:
         """Return a function that computes a lambda by its syntax tree; refuse at once what no call could compute."""
-        own, known = {**scope, **dict.fromkeys(names)}, (*functions(), *constants())
+        inner_scope, known = {**scope, **dict.fromkeys(names)}, (*functions(), *constants())
         begun = {part for name in known for part in itertools.accumulate(name.split("."), "{}.{}".format)}
         odd = [
             ast.unparse(node) or type(node).__name__
             for node in ast.walk(body)
             if not isinstance(node, SHAPES)
-            and getattr(node, "id", "") not in own
-            and (name not in begun if (name := _dotted(node, own)) else getattr(node, "attr", "") not in ARRAY_METHODS)
+            and getattr(node, "id", "") not in inner_scope
+            and (
+                name not in begun
+                if (name := _dotted(node, inner_scope))
+                else getattr(node, "attr", "") not in ARRAY_METHODS
+            )
         ]
         self._need(not odd, f"has {', '.join(map(repr, odd)):.120} in a function, which is not known")
 
         def function(*values: Any) -> Any:
             budget = [BUDGET + 32 * sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))]
             inner = Expression(self.sealed, self.key, self.text, budget)
-            found = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
-            self._need(isinstance(found, NUMBERS), f"gives a {type(found).__name__}, which is no array and no number")
-            return found
+            result = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
+            self._need(isinstance(result, NUMBERS), f"gives a {type(result).__name__}, which is no array and no number")
+            return result
 
         return function
 
@@ -211,13 +215,13 @@ def _dotted(node: ast.AST, scope: Scope) -> str:
 
 def nodes(values: Any, key: str = "") -> list[tuple[str, Any]]:
     """Return every value in nested lists and dicts with its key, at all levels; refuse more than :data:`MOST`."""
-    found = [(key, values)]
-    for place, value in found:  # the loop appends to this list
+    entries = [(key, values)]
+    for place, value in entries:  # the loop appends to this list
         inner = value if isinstance(value, dict) else dict(enumerate(value)) if isinstance(value, list | tuple) else {}
-        found += [(f"{place}#{name}".lstrip("#"), part) for name, part in inner.items()]
-        if len(found) > MOST:
+        entries += [(f"{place}#{name}".lstrip("#"), part) for name, part in inner.items()]
+        if len(entries) > MOST:
             raise Refused(f"key {place[-80:]!r}: more than {MOST} values; write fewer")
-    return found
+    return entries
 
 
 def leaves(values: Any) -> list[Any]:
@@ -239,7 +243,12 @@ def constants() -> dict[str, Any]:
         if name in ("pi", "inf", "nan", "e")
         or isinstance(value, torch.dtype)
         or (isinstance(value, type) and issubclass(value, np.number | np.bool_))
-    } | {f"monai.utils.{at}{name}.{one.name}": one for name in kinds for one in kinds[name] for at in ("", "enums.")}
+    } | {
+        f"monai.utils.{prefix}{name}.{one.name}": one
+        for name in kinds
+        for one in kinds[name]
+        for prefix in ("", "enums.")
+    }
 
 
 @cache
@@ -252,7 +261,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     arrays = itertools.product(MODULES.items(), ARRAY_FUNCTIONS)
     return {
         **{one.__name__: one for one in (len, int, float, bool, abs, min, max, sum, list, tuple)},
-        **{f"{module}.{name}": getattr(own, name) for (module, own), name in arrays if hasattr(own, name)},
+        **{f"{module}.{name}": getattr(owner, name) for (module, owner), name in arrays if hasattr(owner, name)},
         "monai.handlers.from_engine": from_engine,
         "monai.handlers.utils.from_engine": from_engine,
         "monai.apps.pathology.handlers.utils.from_engine_hovernet": from_engine_hovernet,

@@ -113,9 +113,9 @@ class Sealed:
 
 def made(key: str, cls: Any, arguments: Mapping[str, Any]) -> Any:
     """Return an object of a class; refuse arguments that may reach files, modules or a network, or are too large."""
-    own = inspect.signature(cls).parameters
-    known = {*own, *FURTHER}.union(*(inspect.signature(base.__init__).parameters for base in cls.__mro__))
-    for name, value in {**{name: one.default for name, one in own.items()}, **arguments}.items():
+    parameters = inspect.signature(cls).parameters
+    known = {*parameters, *FURTHER}.union(*(inspect.signature(base.__init__).parameters for base in cls.__mro__))
+    for name, value in {**{name: one.default for name, one in parameters.items()}, **arguments}.items():
         choices = CHOICES.get(name, ())
         nothing = any(value is one for one in (None, False, inspect.Parameter.empty))
         harmless = nothing or (isinstance(value, str) and value.lower() in choices)
@@ -163,15 +163,15 @@ def look(config: Any, key: str) -> Any:
 
     Raises: KeyError, IndexError, ValueError, TypeError: there is no such value, or macros lead in a circle.
     """
-    found, steps = config, key.replace("#", "::").split("::")
+    value, steps = config, key.replace("#", "::").split("::")
     for _ in range(DEEPEST):
-        if isinstance(found, str) and found.startswith("%"):
-            found, steps = config, [*found[1:].replace("#", "::").split("::"), *steps]
+        if isinstance(value, str) and value.startswith("%"):
+            value, steps = config, [*value[1:].replace("#", "::").split("::"), *steps]
         elif steps:
             step, *steps = steps
-            found = found[int(step)] if isinstance(found, list) else found[step]
+            value = value[int(step)] if isinstance(value, list) else value[step]
         else:
-            return found
+            return value
     raise ValueError(f"{key[:80]!r} refers to itself, or leads over more than {DEEPEST} keys; name the value itself")
 
 
@@ -195,9 +195,9 @@ def by_name(classes: frozenset[str]) -> dict[str, type]:
     """Return the classes of a list by each full name that they have, and MONAI's by a short name too."""
     places = sorted({full.rpartition(".")[0] for full in classes}, reverse=True)  # of one short name the first counts
     return {
-        alias: found
+        alias: value
         for place in places
-        for name, found in vars(import_module(place)).items()
-        if isinstance(found, type) and f"{place}.{found.__name__}" in classes
-        for alias in (f"{place}.{name}", f"{found.__module__}.{name}", *([name] if place.startswith("monai.") else ()))
+        for name, value in vars(import_module(place)).items()
+        if isinstance(value, type) and f"{place}.{value.__name__}" in classes
+        for alias in (f"{place}.{name}", f"{value.__module__}.{name}", *([name] if place.startswith("monai.") else ()))
     }

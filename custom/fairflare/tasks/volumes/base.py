@@ -108,8 +108,8 @@ class VolumeSettings(ImageTask):
         turned, lies = oriented(np.moveaxis(array, 0, -1), affine, self.orientation)
         turned = np.moveaxis(turned, -1, 0)
         turned = turned if min(turned.strides) >= 0 else turned.copy()  # torch knows no mirrored views, even of a voxel
-        found = MetaTensor(torch.from_numpy(turned), affine=torch.from_numpy(lies))
-        return found if self.spacing is None else zoomed(found, self.spacing, nearest)
+        turned_image = MetaTensor(torch.from_numpy(turned), affine=torch.from_numpy(lies))
+        return turned_image if self.spacing is None else zoomed(turned_image, self.spacing, nearest)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         every = every_channel(sample, site, split)

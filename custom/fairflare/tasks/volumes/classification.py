@@ -62,13 +62,13 @@ class VolumeClassificationTask(VolumeSettings, ClassTask):
             change = Resize(self.volume_size, mode="trilinear", anti_aliasing=False)
         return cast("MetaTensor", change(image))
 
-    def open_folder(self, site: str, own: ClassSite, datalist: Datalist) -> SiteData:
-        self.check_classes(site, own, datalist)
-        return FolderVolumeClasses(self, datalist, own.class_numbers, **own.memory())
+    def open_folder(self, site: str, settings: ClassSite, datalist: Datalist) -> SiteData:
+        self.check_classes(site, settings, datalist)
+        return FolderVolumeClasses(self, datalist, settings.class_numbers, **settings.memory())
 
-    def open_phantom(self, site: str, own: ClassSite) -> SiteData:
+    def open_phantom(self, site: str, settings: ClassSite) -> SiteData:
         self.check_phantom_fits(site, "abdomen", "2 classes", self.classes == len(self.drawn_classes))
-        seed = self.phantom_seed if own.phantom_seed is None else own.phantom_seed
+        seed = self.phantom_seed if settings.phantom_seed is None else settings.phantom_seed
         return PhantomVolumeClasses(self, site, seed, self.phantom_cases, "abdomen phantom")
 
 

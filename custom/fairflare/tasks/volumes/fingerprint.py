@@ -36,14 +36,14 @@ def fingerprint(whole: Whole, labels: Collection[int], of_ct: Collection[int]) -
     size = tuple(int(along[-1] - along[0] + 1) if len(along) else n for along, n in zip(ends, there.shape, strict=True))
     spacing = tuple(np.linalg.norm(lies[:3, :3], axis=0).tolist())
     inside = np.isin(whole.mask if whole.mask is not None else 0, [*labels])
-    found = {number: foreground(whole.image[number], inside) for number in of_ct}
-    return Case(spacing, size, float(np.prod(size)) / there.size), found
+    intensities = {number: foreground(whole.image[number], inside) for number in of_ct}
+    return Case(spacing, size, float(np.prod(size)) / there.size), intensities
 
 
 def fingerprints(data: Any, split: str, of_ct: Collection[int]) -> list[tuple[Hashable, Case, Histograms]]:
     """Return the patient and the fingerprint of each volume of a site's list, each of whose files is read once."""
     coding = getattr(data, "coding", None) or {}
-    labels = {value for own in data.task.structures for value in own}
+    labels = {value for labels_of_structure in data.task.structures for value in labels_of_structure}
     values = {value for value in {*labels, *coding} if coding.get(value, value) in labels}
     numbers = range(data.num_volumes(split))
 

@@ -67,14 +67,14 @@ class PlainUNet(nn.Module):
         skips = [images]
         for stage in encoder["stages"]:
             skips.append(stage(skips[-1]))
-        values, found = skips.pop(), list[torch.Tensor]()
+        values, results = skips.pop(), list[torch.Tensor]()
         for up, stage, head in zip(*(decoder[name] for name in ("transpconvs", "stages", "seg_layers")), strict=True):
             values = stage(torch.cat((up(values), skips.pop()), 1))
             if self.training or not len(skips) > 1:
-                found.insert(0, head(values))
-        outputs = found[0]
+                results.insert(0, head(values))
+        outputs = results[0]
         if self.training:
-            vars(outputs)["coarser"] = found[1:]
+            vars(outputs)["coarser"] = results[1:]
         return outputs
 
 

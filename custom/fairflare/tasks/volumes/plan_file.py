@@ -50,10 +50,10 @@ class Planned:
     @property
     def network(self) -> dict[str, Any]:
         """Return the network's settings, as :class:`fairflare.tasks.volumes.plain_unet.PlainUNet` takes them."""
-        of = self.architecture.arch_kwargs
+        arguments = self.architecture.arch_kwargs
         return {
-            "features": of.features_per_stage, "strides": of.strides, "kernels": of.kernel_sizes,
-            "convolutions": (of.n_conv_per_stage, of.n_conv_per_stage_decoder),
+            "features": arguments.features_per_stage, "strides": arguments.strides, "kernels": arguments.kernel_sizes,
+            "convolutions": (arguments.n_conv_per_stage, arguments.n_conv_per_stage_decoder),
         }  # fmt: skip
 
 
@@ -89,14 +89,14 @@ def read_plan(document: Any) -> Plan:
         ValueError: an entry is missing or has another form, or the plan needs what is not built; names the entry.
     """
     where = ("configurations", FULL)
-    found = document
+    part = document
     for key in where:
-        if not isinstance(found, Mapping) or key not in found:
+        if not isinstance(part, Mapping) or key not in part:
             raise ValueError(f"the plan has no {key!r}; give a plan of `fairflare plan`, or nnU-Net's nnUNetPlans.json")
-        found = found[key]
-    full = _read(Planned, found, ".".join(where))
+        part = part[key]
+    full = _read(Planned, part, ".".join(where))
     network, channels = full.architecture.arch_kwargs, len(full.normalization_schemes)
-    stages = {len(of) for of in (network.features_per_stage, network.kernel_sizes, network.strides)}
+    stages = {len(stage_list) for stage_list in (network.features_per_stage, network.kernel_sizes, network.strides)}
     stages |= {len(network.n_conv_per_stage), len(network.n_conv_per_stage_decoder) + 1}
     divisors = [math.prod(along) for along in zip(*network.strides, strict=True)]
     forward = document.get("transpose_forward")

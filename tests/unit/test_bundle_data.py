@@ -253,8 +253,8 @@ def crooked() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("config", "state", "text"),
     [
-        (on_channels(1), "ok", "yes: it trains at sites that permit no code (export --preinstalled); tried on 96 x 96 x "
-         "96, 1 channel(s), a file as the label"),
+        (on_channels(1), "ok", "yes: it trains at sites that permit no code (export --preinstalled); tried on 96 x 96 "
+         "x 96, 1 channel(s), a file as the label"),
         (on_channels(2), "ok", "tried on 96 x 96 x 96, 2 channel(s), a file as the label"),
         (classifier(), "ok", "tried on 96 x 96, 1 channel(s), the number of a class as the label"),
         (crooked(), "problem", "no: its parts can be made, but site 'trial': image '"),

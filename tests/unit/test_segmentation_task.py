@@ -417,8 +417,8 @@ def test_augmented_batches_need_a_seed() -> None:
         ({"mask_values": {"0": 0, "255": 2}}, "mask_values gives no value to the structure [1]"),
         (
             {"mask_values": {"0": 0, "1": 1, "4": 2}},
-            "mask_values reads 4 as 2, which is no structure of the task ([[1]]); learn it too (--set num_classes=2), or "
-            "read it as background, 0",
+            "mask_values reads 4 as 2, which is no structure of the task ([[1]]); learn it too (--set num_classes=2), "
+            "or read it as background, 0",
         ),
         (
             {"labels": [[1, 3]], "ignore": 9, "mask_values": {"0": 0, "1": 1, "3": 3, "5": 9, "6": 7}},

@@ -180,10 +180,8 @@ def check_sites(
     reports = [looker.report() for looker in lookers]
     problems += [problem for looker in lookers for problem in looker.problems.values()]
     frame = pd.DataFrame([vars(look) for looker in lookers for look in looker.good], columns=COLUMNS)
-    contradicting = contradictions(
-        {one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers}
-    )
-    problems += [Problem("", question_of_values(contradicting))] if contradicting else []
+    odd = contradictions({one.list.site: {text for look in one.looks for text in look.mask_labels} for one in lookers})
+    problems += [Problem("", question_of_values(odd))] if odd else []
     problems += [
         *(Problem(listed.site, text, grave=False) for _, listed in opened for text in listed.doubts),
         *_names(opened, task.findings is not None), *_codes(reports), *_same_images(frame), *_people(frame),
@@ -191,9 +189,7 @@ def check_sites(
     ]  # fmt: skip
     problems += _silent(reports, task.class_labels, dict(zip(called, task.structures, strict=True)), file)
     problems += [] if task.class_labels else _seldom(reports)
-    images = {
-        one.list.site: [(shown(look.path), look.channels) for look in one.good if look.channels] for one in lookers
-    }
+    images = {one.list.site: [(shown(x.path), x.channels) for x in one.good if x.channels] for one in lookers}
     problems += [Problem(site, line, grave=False) for site, line in odd_images(images)]
     drawn = {looker.list.site: [mask for look in looker.good for mask in look.drawn] for looker in lookers}
     problems += [Problem(site, text, grave=False) for site, text in apart(drawn)]
@@ -221,35 +217,24 @@ def _opened(
     note.
     """
     for site, settings in sites.items():
-        listed_problems: list[DataError | SiteError] = []
+        errors: list[DataError | SiteError] = []
         try:
-            site_settings = read_settings(task.site_settings, site, settings)
-            if site_settings.data_root is None:
+            mine = read_settings(task.site_settings, site, settings)
+            if mine.data_root is None:
                 problems.append(Problem(site, "no 'data_root': there are no images to look at", grave=False))
                 continue
-            same: Any = {
-                "class_labels": task.class_labels,
-                "linked_roots": site_settings.linked_roots,
-                "problems": listed_problems,
-            }
-            yield (
-                site_settings,
-                (
-                    listed := load_datalist(
-                        site_settings.data_root, site_settings.datalist or "datalist.json", site=site, **same
-                    )
-                ),
-            )
+            how: Any = {"class_labels": task.class_labels, "linked_roots": mine.linked_roots, "problems": errors}
+            yield mine, (listed := load_datalist(mine.data_root, mine.datalist or "datalist.json", site=site, **how))
             if (private := Private.of(site, settings)) is not None:
                 problems += [
                     Problem(site, f"privacy: {text}", grave=False) for text, _ in budget_notes(private.own.epsilon)
                 ]
                 if listed.splits["training"]:
                     with suppress(DataError):  # an image that cannot be read is found below
-                        private.check_budget(task.open_listed(site, site_settings, listed))
+                        private.check_budget(task.open_listed(site, mine, listed))
         except (DataError, SiteError) as error:
-            listed_problems.append(error)
-        problems += [Problem(site, _plain(site, error)) for error in listed_problems]
+            errors.append(error)
+        problems += [Problem(site, _plain(site, error)) for error in errors]
 
 
 def _plain(site: str, error: Exception) -> str:
@@ -380,13 +365,10 @@ class _Looker:
         ):  # fmt: skip
             self.say(text, grave=False)
         masks = [look for look in good if look.drawn]
-        for first, second, places in exchanged(
-            [{number: features for features, number in look.features} for look in masks]
-        ):
+        for one, two, rows in exchanged([{number: x for x, number in look.features} for look in masks]):
             self.say(
-                f"{len(places)} of {len(masks)} masks look as if {self.names[first - 1]} and {self.names[second - 1]} "
-                f"were exchanged in them: {named([shown(masks[n].path) for n in places])}; have all masks "
-                "one list of codes?",
+                f"{len(rows)} of {len(masks)} masks look as if {self.names[one - 1]} and {self.names[two - 1]} were "
+                f"exchanged in them: {named([shown(masks[n].path) for n in rows])}; have all masks one list of codes?",
                 grave=False,
             )
         annotated, marked = self._annotated(labelled), tuple(k for k, name in enumerate(self.names) if labelled[name])
@@ -424,16 +406,12 @@ class _Looker:
                     grave=False,
                 )  # fmt: skip
             return declared
-        known, marked = (
-            [k for k, name in enumerate(self.names) if counts[name]] for counts in (Counter(seen), labelled)
-        )
+        known, marked = ([k for k, name in enumerate(self.names) if n[name]] for n in (Counter(seen), labelled))
         return annotated_by_labels(known, marked, len(self.names))
 
     def _judge(self, split: str) -> None:
         """Add problems on a split's odd masks, and on labels far more or less frequent in it than in 'training'."""
-        looks, trained = (
-            [look for look in self.good if look.split == wanted_split] for wanted_split in (split, "training")
-        )
+        looks, trained = ([look for look in self.good if look.split == name] for name in (split, "training"))
         for what, count in Counter(what for look in looks for what in look.odd).items():
             if what != LINES or count > max(FEWER, len(looks) / 2):
                 self.say(f"{count} image(s) of '{split}' have a mask {what}", grave=False)
@@ -469,13 +447,10 @@ def _groups(listed: Datalist) -> dict[str, dict[str, dict[str, int]]]:
     """Return the number of listed images of each declared group, ``unknown`` included, by attribute and split."""
     return {
         name: {
-            split: {
-                **dict.fromkeys(attribute.groups, 0),
-                **Counter(attribute.groups[sample.groups[name]] for sample in samples),
-            }
+            split: {**dict.fromkeys(one.groups, 0), **Counter(one.groups[sample.groups[name]] for sample in samples)}
             for split, samples in listed.splits.items()
         }
-        for name, attribute in listed.attributes.items()
+        for name, one in listed.attributes.items()
     }
 
 
@@ -497,10 +472,7 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
         ("groups of people", "attributes", False),
     ):
         by_site = {listed.site: value for _, listed in opened if (value := getattr(listed, key))}
-        by_value = {
-            repr(value): [site for site, value_of_site in by_site.items() if value_of_site == value]
-            for value in by_site.values()
-        }
+        by_value = {repr(value): [site for site, it in by_site.items() if it == value] for value in by_site.values()}
         if len(by_value) > 1:
             values = "; ".join(f"{value} at {', '.join(sites)}" for value, sites in by_value.items())
             order = " (the same ones in another order)" * (
@@ -512,19 +484,14 @@ def _names(opened: Iterable[tuple[SiteSettings, Datalist]], findings: bool) -> I
 def _codes(reports: Sequence[SiteReport]) -> Iterator[Problem]:
     """Yield a note on each attribute of people that two sites code by numbers of which each has some of its own."""
     codes_of = gathered(
-        (
-            name,
-            (one.site, {group for counts in splits.values() for group, n in counts.items() if n and group.isdecimal()}),
-        )
+        (name, (one.site, {group for one in splits.values() for group, n in one.items() if n and group.isdecimal()}))
         for one in reports
         for name, splits in one.groups.items()
     )
-    for name, site_codes in codes_of.items():
-        if any(first - second and second - first for (_, first), (_, second) in combinations(site_codes, 2)):
-            in_words = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in site_codes)
-            yield Problem(
-                "", f"attribute '{name}' has other numbers at each site ({in_words}): write words", grave=False
-            )
+    for name, pairs in codes_of.items():
+        if any(first - second and second - first for (_, first), (_, second) in combinations(pairs, 2)):
+            text = "; ".join(f"{', '.join(sorted(codes))} at {site}" for site, codes in pairs)
+            yield Problem("", f"attribute '{name}' has other numbers at each site ({text}): write words", grave=False)
 
 
 def _silent(
@@ -612,9 +579,7 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
     for _, listed in opened:
         if listed.synthetic or any(s.patient is not None for samples in listed.splits.values() for s in samples):
             continue
-        lists = {
-            k: ["/".join(s.image.parts[-2:]) for s in samples] for k, samples in listed.splits.items() if k in SPLITS
-        }
+        lists = {k: ["/".join(s.image.parts[-2:]) for s in x] for k, x in listed.splits.items() if k in SPLITS}
         if (split_up := on_both_sides(lists)) is not None:
             expression, both, number = split_up
             shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")

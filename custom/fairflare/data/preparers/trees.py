@@ -202,12 +202,10 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
             cases have no names.
     """
     together = images == masks
-    image_paths, notes = _below(images, pictures, [] if together else [masks])
-    marked, more = (image_paths, []) if together else _below(masks, pictures, [images])
+    shown, notes = _below(images, pictures, [] if together else [masks])
+    marked, more = (shown, []) if together else _below(masks, pictures, [images])
     if together:
-        image_paths, marked = (
-            [file for file in image_paths if (key_of(file[0]) == file[0]) == plain] for plain in (True, False)
-        )
+        shown, marked = ([file for file in shown if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
     why = "have the same name apart from the ending; rename or remove one of them"
     partners = unique(((key_of(name), path) for name, path in marked), why)
     declared = [] if pictures else _declared((images if together else images.parent) / DATASET)[1]
@@ -215,7 +213,7 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
         problem = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
         raise DataError(f"'{images}': {problem}, --channels names {len(channels)}; name all, none is left out")
     names = list(channels) or declared
-    by_name = by_case(((key_of(name), path) for name, path in image_paths), names, partners, why, pictures)
+    by_name = by_case(((key_of(name), path) for name, path in shown), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other, _ in by_name) == 1:
@@ -281,12 +279,10 @@ def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[
     seen = contents(folder, SUFFIXES if pictures else WANTED, besides)
     if pictures and seen.series:
         raise DataError(f"'{seen.series[0]}' is a folder of DICOM files, a volume; {VOLUMES_TAKEN}")
-    of_series = [] if pictures else files_of_series(folder)
-    if any(file_in(path) is None for path in of_series):  # one SEG holds all slices of its mask
+    series = [] if pictures else files_of_series(folder)
+    if any(file_in(path) is None for path in series):  # one SEG holds all slices of its mask
         raise DataError(f"'{folder}' holds DICOM files itself; put each series into a folder of its own in it")
-    files = [
-        (seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in of_series
-    ]
+    files = [(seen.key(path), path) for path in seen.images if pictures or suffix_of(path) in NIFTI or path in series]
     return sorted([*files, *((seen.key(path), path) for path in seen.series)]), seen.notes()
 
 
@@ -358,34 +354,25 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
         DataError: images lie at another depth, or the folder of a class or a site has no image.
     """
     parts = [path.relative_to(seen.folder).parts[:-1] for path in seen.images]
-    depths = {len(parts_of_path) for parts_of_path in parts}
+    depths = {len(way) for way in parts}
     unread = f"; not read: {passed_over}" if (passed_over := seen.passed_over()) else ""
     if depths not in ({1}, {2}):
-        shown = listing({"/".join(parts_of_path) or "the folder itself" for parts_of_path in parts})
+        shown = listing({"/".join(way) or "the folder itself" for way in parts})
         raise DataError(
             f"'{seen.folder}': expected images in <class>/ or in <site>/<class>/, all of one kind, found "
             f"{len(seen.images)} images in {shown}; move them, or name them in a CSV file (--csv){unread}"
         )
     what = "class" if depths == {1} else "site"
     tops = {folder.name for folder in seen.folders if folder.parent == seen.folder}
-    if empty := sorted(
-        tops - {parts_of_path[0] for parts_of_path in parts} - (set(classes or ()) if what == "class" else set())
-    ):
+    if empty := sorted(tops - {way[0] for way in parts} - (set(classes or ()) if what == "class" else set())):
         raise DataError(
             f"'{seen.folder}': no image that is read is in the folder{'s' * (len(empty) > 1)} {listing(empty)}; put "
             f"images in, or move it away, if it is no {what}{unread}"
         )
     texts = [path.relative_to(seen.folder).as_posix() for path in seen.images]
     cases = [
-        Item(
-            without_ending(text),
-            text,
-            path,
-            composed(parts_of_path[-1]),
-            site=composed(parts_of_path[0]) if parts_of_path[1:] else "",
-            text=text,
-        )
-        for text, path, parts_of_path in zip(texts, seen.images, parts, strict=True)
+        Item(without_ending(text), text, path, composed(way[-1]), site=composed(way[0]) if way[1:] else "", text=text)
+        for text, path, way in zip(texts, seen.images, parts, strict=True)
     ]
     return Tree(cases, notes=seen.notes())
 
@@ -593,9 +580,7 @@ def add_known(
         name, site = row[called["image"]], row.get(called["site"], "")
         if site and site not in images:
             raise DataError(f"{row.where}: there is no site '{site}'{nearest(site, list(images))}")
-        places = [
-            path for owner, known in images.items() if site in ("", owner) if (path := known.find(name)) is not None
-        ]
+        places = [path for one, known in images.items() if site in ("", one) if (path := known.find(name)) is not None]
         if len(places) > 1:
             raise DataError(f"{row.where}: image '{name}' is at several sites; add a column 'site'")
         missing += [] if places else [name]

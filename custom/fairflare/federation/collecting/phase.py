@@ -125,14 +125,7 @@ class Exchange:
     form: dict[str, Any] = field(default_factory=dict)
 
     def __call__(
-        self,
-        name: str,
-        current_round: int,
-        state: State,
-        sites: Sequence[str],
-        timeout: float,
-        use: Use,
-        **more: Any,
+        self, name: str, current_round: int, state: State, sites: Sequence[str], timeout: float, use: Use, **more: Any
     ) -> Phase:
         """Perform one exchange with the sites.
 

@@ -246,12 +246,10 @@ class SecureSums:
         even, members = set[str](), sorted(next(iter(weights.values())))
         question = self._question(NORMS, BUFFERS, like, weights, members, even)
         self._evened(Weighing(layers=weights), (even, set()), members)
-        moments = dict(self._opened([question], members)[0])
+        means = dict(self._opened([question], members)[0])
         for name in weights:  # the sites send the mean square, as variances cannot be averaged
-            moments[f"{name}.{VARIANCE}"] = (moments[f"{name}.{VARIANCE}"] - moments[f"{name}.{MEAN}"] ** 2).clamp_min(
-                0
-            )
-        return moments
+            means[f"{name}.{VARIANCE}"] = (means[f"{name}.{VARIANCE}"] - means[f"{name}.{MEAN}"] ** 2).clamp_min(0)
+        return means
 
     def counts(self, record: RoundRecord, asked: State, like: State, members: list[str]) -> dict[str, torch.Tensor]:
         """Return the sums over all members of counts of the names and shapes of ``like``, float64.
@@ -284,19 +282,16 @@ class SecureSums:
         """
         self.record, self.model, self._anchor = record, digest(asked), None
         record.left_out += [LeftOut(site, TASK_MASK, why) for site, why in self.out.items() if site in has]
-        has = {site: asked_for for site, asked_for in has.items() if site not in self.out}
+        has = {site: x for site, x in has.items() if site not in self.out}
         names, members = next((names for names, _ in has.values()), []), sorted(has)
         if len(has) < FEWEST:
             self.journal.say(f"groups: {len(has)} site(s) have sums, needed are {FEWEST}: none is opened", warning=True)
             return {}, names
-        answered, sums = np.stack([has[site][1] for site in members]), blank(names, form)
-        owners, views = (
-            (answered == 2).sum(0).tolist(),
-            {f"{place:06d}": piece for place, piece in enumerate(pieces(sums))},
-        )
+        signs, sums = np.stack([has[site][1] for site in members]), blank(names, form)
+        owners, views = ((signs == 2).sum(0).tolist(), {f"{place:06d}": x for place, x in enumerate(pieces(sums))})
         weights = {
             label: {site: float(mine) / n if n >= FEWEST else 0.0 for site, mine in zip(members, owns, strict=True)}
-            for label, owns, n in zip(views, answered.T == 2, owners, strict=True)
+            for label, owns, n in zip(views, signs.T == 2, owners, strict=True)
         }
         like = {f"{label}.sum": torch.zeros(len(view)) for label, view in views.items()}
         try:
@@ -305,10 +300,8 @@ class SecureSums:
                 raise SitesLost(no_key)
             (opened,) = self._opened([self._question(GROUPS, SUMS, like, weights, members, set())], members)
         except SitesLost as lost:
-            return self.groups(
-                record, asked, {s: asked_for for s, asked_for in has.items() if s not in lost.args[0]}, form
-            )
-        for (label, view), n, answers in zip(views.items(), owners, answered.T, strict=True):
+            return self.groups(record, asked, {s: x for s, x in has.items() if s not in lost.args[0]}, form)
+        for (label, view), n, answers in zip(views.items(), owners, signs.T, strict=True):
             view[:] = opened[f"{label}.sum"].numpy() * n if n >= FEWEST or (n == 0 and answers.any()) else np.nan
         few = [name for name, n in zip(names, owners[:: len(views) // len(names)], strict=True) if 0 < n < FEWEST]
         self.journal.warned([
@@ -320,9 +313,7 @@ class SecureSums:
             for key, values in sums.items()
             if key in (IMAGES, CASES) or not np.isnan(values).all()
         }
-        return {
-            name: {key: rows_of_key[row] for key, rows_of_key in known.items()} for row, name in enumerate(names)
-        }, few
+        return {name: {key: x[row] for key, x in known.items()} for row, name in enumerate(names)}, few
 
     # ------------------------------------------------------------------------------------------------ one sum
 

@@ -171,9 +171,8 @@ class HalfDone:
         """
         run = self.run
         digest = hashlib.blake2b(digest_size=16)
-        settings = sorted(vars(training).items(), key=str)
-        facts = (type(training).__name__, settings, run.seed, run.num_rounds, str(run.device),
-                 run.data.num_samples("training"))  # fmt: skip
+        facts = (type(training).__name__, sorted(vars(training).items(), key=str), run.seed, run.num_rounds,
+                 str(run.device), run.data.num_samples("training"))  # fmt: skip
         digest.update(repr(facts).encode())
         for name, tensor in _trained(self.model):
             digest.update(name.encode())

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 import fairflare
 from fairflare.cli import commands
+from fairflare.federation.plan.describe import STATUS
 from fairflare.federation.plan.plan import make_plan
 from fairflare.methods.base import catalog
 from fairflare.reporting.table import fairness_table
@@ -107,6 +108,26 @@ def test_the_page_lists_each_name_with_how_stable_it_is() -> None:
     rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (stable|provisional|experimental) \|", page, re.MULTILINE)
     listed = sorted(name for names, _ in rows for name in re.findall(r"\w+", names))
     assert listed == fairflare.__all__
+
+    assert dict(re.findall(r"^\| (stable|provisional|experimental) \| (.*) \|$", page, re.MULTILINE)) == STATUS
+
+
+def test_pages_templates_and_examples_import_by_the_door() -> None:
+    """Refuse an import of an inner module for a name that ``fairflare`` has itself."""
+    tree = ast.parse(Path(fairflare.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    inner = {alias.name for one in block.body if isinstance(one, ast.ImportFrom) for alias in one.names}
+    package = ROOT / "custom" / "fairflare"
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "examples").iterdir()]
+    files += [*(ROOT / "jobs").rglob("*.py"), *(package / "tasks" / "templates").glob("*.py")]
+    files += [file for file in (package / "examples").rglob("*") if file.suffix in (".py", ".md")]
+    wrong = [
+        f"{file.relative_to(ROOT)}: {line}"
+        for file in files
+        for line, names in re.findall(r"(from fairflare\.[\w.]+ import ([\w, ]+))", file.read_text(encoding="utf-8"))
+        if inner & set(re.findall(r"\w+", names))
+    ]
+    assert wrong == []
 
 
 def test_methods_and_settings_are_described() -> None:

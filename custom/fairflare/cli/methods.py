@@ -27,12 +27,12 @@ def list_methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, with what they do and where they come from."""
-    from fairflare.federation.plan.describe import method_table, overview
+    from fairflare.federation.plan.describe import STATUS, method_table, overview
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
         if as_json:
-            put(methods=overview())
+            put(methods=overview(), status=STATUS)
         elif markdown:
             typer.echo(method_table())
         else:
@@ -41,7 +41,7 @@ def list_methods(
 
 def _print_methods() -> None:
     """Print the methods in their groups; on a wide screen with their sources."""
-    from fairflare.federation.plan.describe import overview
+    from fairflare.federation.plan.describe import STATUS, overview
 
     members = overview()
     names = max(len(method.name) for method in members)
@@ -65,7 +65,7 @@ def _print_methods() -> None:
     console.print(
         "* asks every site twice a round. Works with: S: secure sums (SS: two a round), D: differential privacy\n"
         "Settings: fairflare describe JOB. Costs: fairflare list --markdown",
-        markup=False, highlight=False,
+        *(f"{status}: {what}" for status, what in STATUS.items()), sep="\n", markup=False, highlight=False,
     )  # fmt: skip
 
 

@@ -32,6 +32,15 @@ from fairflare.privacy.policy import counted
 BOUNDS_TITLE = "Every method, at the server: bounds on one site's influence"
 RUN_TITLE = "Every run: the best model, and which models are tested"
 
+#: What the package can do, by how stable it is: ``fairflare list`` says it, and docs/api.md, which explains the words.
+STATUS = {
+    "stable": "Fed-LWR, FedMRL, Fed-MAS, FedISM / FedISM+ and the baselines; simulation; comparison; checks of data; "
+    "jobs for provisioned sites",
+    "provisional": "deployment by `--bundle`; volumes in 3D; evaluation of given models; partial labels; groups of "
+    "people; statistics",
+    "experimental": "differential privacy, secure sums, unlabelled images, sealed MONAI bundles, adapters, own scripts",
+}
+
 #: Functions from a component to the value that it derives for a setting that is not given, by the setting's name.
 #: Any other setting without a value is switched off.
 FOUND_OUT: dict[str, Callable[[Any], Any]] = {

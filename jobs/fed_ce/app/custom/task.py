@@ -1,6 +1,6 @@
 """Define what this job learns: network, loss, metric and data source. Edit it to bring your own."""
 
-from fairflare.tasks.segmentation import SegmentationTask
+from fairflare import SegmentationTask
 
 
 class Task(SegmentationTask):

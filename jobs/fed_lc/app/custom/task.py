@@ -1,6 +1,6 @@
 """Define what this job learns: network, loss, metrics and data source. Edit it to bring your own."""
 
-from fairflare.tasks.classification import ClassificationTask
+from fairflare import ClassificationTask
 
 
 class Task(ClassificationTask):

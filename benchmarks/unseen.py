@@ -115,11 +115,7 @@ def rows(folder: Path, out: Path) -> None:
         pairs = (
             order
             if reference == "FedAvg"
-            else [
-                run
-                for run in order
-                if run["info"]["label"] in (reference, f"{reference}, adapted", f"{reference}, seen")
-            ]
+            else [run for run in order if run.info.label in (reference, f"{reference}, adapted", f"{reference}, seen")]
         )
         parts.append(
             difference_table(comparison_of(pairs, None, reference).differences, reference, style="csv").splitlines()

@@ -93,9 +93,9 @@ def test_classes_called_like_losses_and_errors_through_a_whole_run(by_job: bool,
         assert measured == {"A": 1.0, "B": 0.75, "C": 0.25}
         found = sections["fairness"][name]
         assert (found["worst_site"], found["best_site"], found["worst"]) == ("C", "A", 0.25), name
-        assert results["info"]["higher_is_better"][name] is True
+        assert results.info.higher_is_better[name] is True
     assert "Higher is better." in fairness_table(results, metric="recall_bone_loss")
-    assert results["info"]["higher_is_better"]["loss"] is False
+    assert results.info.higher_is_better["loss"] is False
 
 
 HAUSDORFF = """
@@ -130,7 +130,7 @@ def test_distances_in_mm(tmp_path: Path) -> None:
     assert min(values.values()) > 1
     assert sections["fairness"]["hd95"]["worst_site"] == max(sorted(values), key=values.__getitem__)
     assert all(len(draws) == 5 and max(draws) > 1 for draws in sections["resampled"].values())
-    assert results["info"]["units"] == {"hd95": "mm"}
+    assert results.info.units == {"hd95": "mm"}
     table = fairness_table(results)
     assert "hd95 (mm)" in table
     assert "Lower is better: hd95" in table or "Lower is better: hd95, loss" in table
@@ -147,7 +147,7 @@ def test_what_does_not_fit_is_said_before_any_training(declared: str, more: str,
     with pytest.raises(RoundFailed, match=words):
         run_local(hausdorff(tmp_path, declared, more), tmp_path / "run")
     results = read_results(find_results(tmp_path / "run"))
-    assert results["rounds"] == []
+    assert results.rounds == []
 
 
 def test_a_metric_without_a_direction_is_asked_for_where_the_plan_is_made(tmp_path: Path) -> None:

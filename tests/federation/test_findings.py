@@ -309,7 +309,7 @@ def test_statistics_count_the_images_with_each_finding(tmp_path: Path) -> None:
     assert (
         "Findings that not all sites report are not compared: mass." in document.sentences
     )  # not known at b: not none
-    assert any("The sites' findings are mixed about alike" in line for line in document.sentences)
+    assert any("Furthest from the others in its mix of findings is" in line for line in document.sentences)
     assert [of.classes_jensen_shannon for of in document.distances.values()] == [0.0, 0.0, None]
     assert not any("annotate" in line for line in document.sentences)  # the labels say what is not known
 

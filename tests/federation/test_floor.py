@@ -43,7 +43,6 @@ from fairflare_lab.compare.comparison import compare
 from fairflare_lab.page.content import Table
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.outcome import results as results_section
-from fairflare_lab.page.words import of_run
 from tests.tiny import run_document
 from tests.unit.report_runs import read as read_parts
 
@@ -507,7 +506,7 @@ def test_suppressed_is_a_state_of_its_own_wherever_results_are_shown(suppressed_
     (cells,) = [row for row in table_of_sites.rows if row[0] == "site-2"]
     texts = [getattr(cell, "text", cell) for cell in cells[1:]]
     assert texts == ["suppressed"] * (len(table_of_sites.columns) - 1), "its interval is suppressed, too"
-    assert any(f"site-2 (suppressed: fewer than {ALL} cases)" in line for line in of_run(material)[0])
+    assert any(f"site-2 (suppressed: fewer than {ALL} cases)" in one.text for one in material.findings)
 
 
 def test_a_run_in_which_nobody_says_anything_is_complete(tmp_path: Path) -> None:

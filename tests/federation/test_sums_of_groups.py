@@ -165,7 +165,7 @@ def test_a_group_that_fewer_than_three_sites_have_is_not_opened(tmp_path: Path) 
         assert set((columns > 0).sum(0)) == {0, 4}
     assert sums.results["groups"]["kept"] == {POOLED: ["sex=male"]}
     notes = " ".join(group_notes(read_results(sums.folder / "fairflare")))
-    assert "Groups of people that stay at a site and are in no figure" in notes
+    assert "Groups of people that stay at a site, some only to hide another one" in notes
     assert "all sites: sex=male" in notes
 
 

@@ -65,7 +65,6 @@ def test_hand_numbers() -> None:
     assert of(found, "std").verdict == "not known"
     assert np.isnan([of(found, "std").low, of(found, "std").p_holm]).all()
     assert average.p_holm == pytest.approx(average.p), "the larger one of two tests, not of three"
-    assert "nothing else scatters, how sure it is is not known" in difference_table(found, "fed_avg")
     assert of(found, "worst").mean == pytest.approx(0.05)
     assert of(found, "a").values == pytest.approx({0: 0.0, 1: 0.02, 2: 0.01})
     assert of(found, "a").verdict == "within noise"
@@ -117,7 +116,6 @@ def test_one_seed_says_nothing_of_noise() -> None:
     found = differences([REFERENCE[0], run("fair", 0, {"a": 0.9, "b": 0.9})], "fed_avg")
     assert of(found, "average").verdict == "one seed"
     assert math.isnan(of(found, "average").low)
-    assert "give more (--seeds)" in difference_table(found, "fed_avg")
 
 
 def test_only_common_seeds_and_measured_sites_are_paired() -> None:
@@ -251,12 +249,6 @@ def test_a_method_that_loses_its_worst_site_is_not_better(has: dict[str, float |
         assert math.isnan(of(found, measure, "other").p_holm)
     assert of(found, "average", "other").sites == ("A", "B")
     assert not [d for d in found if d.measure == "C"]
-    told = (
-        "other: OTHER SITES than fed_avg: other lacks C. Its average, std and worst here are over the sites that both"
-    )
-    text = difference_table(found, "fed_avg")
-    assert told in text
-    assert "*" not in text.split("Differences to")[0]
     table = compare([*even, *rows], per_site=False)
     why = "no site of this run" if "C" not in has else "undefined there"
     assert f"In 3 of 3 runs of other: Average and spread of Dice are over 2 of 3 sites, without C ({why})." in table
@@ -359,10 +351,8 @@ def test_a_verdict_needs_five_cases_at_a_site(count: int, verdict: str) -> None:
     for name in ("p", "p_holm", "smallest"):
         assert math.isnan(getattr(of(found, "average"), name)) == (count < 5)
     told = difference_table(found, "fed_avg")
-    assert ("No verdict rests on sites with fewer than 5 test cases: a, b." in told) == (count < 5)
-    assert ("! worse" in told) == (count == 5)
+    assert ("! worse  " in told) == (count == 5)
     assert "paired by site: mean" in told  # given models have no seeds
-    assert "more seeds" not in told
 
 
 def test_draws_of_patients_and_of_images_are_not_the_same() -> None:
@@ -478,8 +468,6 @@ def test_no_difference_at_any_seed_is_not_known(drawn: bool) -> None:
         same = of(found, measure, "same")
         assert same.verdict == "not known"
         assert np.isnan([same.low, same.high, same.p_holm, same.smallest]).all()
-    text = " ".join(difference_table(found, "fed_avg").split())
-    assert "nothing else scatters, how sure it is is not known" in text
 
 
 def test_cannot_tell_is_not_within_noise() -> None:
@@ -494,14 +482,6 @@ def test_cannot_tell_is_not_within_noise() -> None:
         assert found.smallest == pytest.approx((stats.t.ppf(1 - 0.05 / 6, 2) + stats.t.ppf(0.8, 2)) * error)
         largest = 0.5 + spread * 1.1
         assert (found.smallest > largest) == (verdict == "cannot tell")
-
-
-def test_fewer_seeds_are_told() -> None:
-    rows = [run("fair", s, {"a": 0.9, "b": 0.9}) for s in (0, 2)]
-    more = [run("more", s, {"a": 0.9, "b": 0.9}) for s in (0, 1, 2)]
-    text = difference_table(differences([*REFERENCE, *rows, *more], "fed_avg"), "fed_avg")
-    assert "fair: over seeds 0, 2 only." in text
-    assert "more: over" not in text
 
 
 # ------------------------------------------------------------------------------------------------ last models
@@ -565,5 +545,5 @@ def test_forms() -> None:
     # first of three asks for (7.6488 + 1.0607) * .0057735.
     assert "| fair \\| er | average | +0.030 [+0.005, +0.055] | * better | 0.035 | 0.035 | 0.050 |" in markdown
     csv = difference_table(found, "fed_avg", style="csv").splitlines()
-    assert csv[0] == "method,reference,measure,seeds,sites,mean,sd,low,high,p,p_holm,smallest,verdict,images_sd"
+    assert csv[0] == "method,reference,measure,seeds,sites,mean,sd,low,high,verdict,images_sd,p,p_holm,smallest"
     assert len(csv) == 1 + 5

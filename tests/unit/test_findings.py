@@ -17,7 +17,7 @@ from fairflare.reporting.table import class_table, fairness_table, table_of
 from fairflare.reporting.values import guess_of, missing_reason
 from fairflare_lab.compare.comparison import comparison_of, row_table
 from fairflare_lab.compare.comparison_json import comparison_json
-from fairflare_lab.page.material import of_one, of_several, page_run
+from fairflare_lab.page.material import of_one, of_several
 from fairflare_lab.page.write import build
 from tests.unit.report_runs import document, read
 
@@ -221,7 +221,7 @@ RUNS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "a gap between groups that is not of the AUC": (
         {"groups": people(accuracy_gap=(0.05, 0.25), auc_gap=(0.0, 0.31))},
         ['The groups of tone differ, with 95 % intervals that exclude 0: gap in accuracy 0.154 [0.05, 0.25] (lowest: '
-         '"dark"). Across all sites, tone "dark" has the lowest AUC: 0.560, 0.060 below tone "light" ([0.00, 0.31]).',
+         '"dark").',
          "Next: see over several seeds whether another method has smaller gaps between these groups (fairflare "
          "compare, "
          "with the same groups)."],
@@ -231,9 +231,8 @@ RUNS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["No site is shown to be behind in Dice. Furthest below is site-2 (0.600; 0.100 below the 0.700 expected if "
          "all sites were equally good; p = 0.300). That may be chance: of equally good sites the last is about 0.120 "
          "below it.",
-         'Across all sites, tone "dark" has the lowest AUC: 0.560, 0.060 below tone "light" ([0.00, 0.31]). No '
-         'interval of '
-         "a gap excludes 0, so that all of them may be chance."],
+         "No interval of a gap between groups of tone excludes 0, so that all may be chance: gap in accuracy 0.154 "
+         '[0.00, 0.25] (lowest: "dark"); gap in AUC 0.060 [0.00, 0.31] (lowest: "dark").'],
     ),
     "an own model is to be used": (
         {"personal": {"sites": {"site-1": own_model("should use it", 0.05), "site-2": own_model("cannot tell", 0.01)}}},
@@ -353,9 +352,8 @@ def test_of_a_run_console_page_and_json_say_the_same_first(name: str) -> None:
     assert [text for text in said if text in expected] == expected  # all of them, in this order
     lines = fairness_table(results).split("\n\n")[0].splitlines()
     assert lines[1 : 1 + len(said)] == said
-    page = build(of_one(page_run(results)))
-    assert [*page.first, *(text for text in page.summary if text.startswith("Next: "))] == said
-    assert page.summary[-1] == said[-1]
+    page = build(of_one(results))
+    assert page.first == said
     assert_ordered([one["kind"] for one in _as_json(results, None)["findings"]], said)
 
 
@@ -367,8 +365,8 @@ def test_of_a_comparison_console_page_and_json_say_the_same_first(name: str) -> 
     said = [one["text"] for one in comparison_json(found)["findings"]]
     assert said[: len(expected)] == expected
     assert row_table(found).splitlines()[: len(said)] == said
-    page = build(of_several([page_run(one) for one in runs], None, None, {}, []))
-    assert [*page.first, *(text for text in page.summary if text.startswith("Next: "))] == said
+    page = build(of_several(runs, None, None, {}, []))
+    assert page.first == said
     assert_ordered([one["kind"] for one in comparison_json(found)["findings"]], said)
 
 
@@ -414,7 +412,7 @@ def test_one_place_says_why_a_figure_is_missing(parts: dict[str, Any], reason: s
     results = read(**run(**{"test": {"site-3": {"dice": None}}, **parts}))
     assert missing_reason(results, "dice", "site-3") == reason
     told = f"Average and spread of Dice are over 2 of 3 sites, without site-3 ({reason})."
-    assert told in build(of_one(page_run(results))).first
+    assert told in build(of_one(results)).first
     assert told in fairness_table(results)
     assert f"({reason})" in row_table(comparison_of([results]))
 
@@ -430,9 +428,6 @@ def test_what_guessing_gives_stands_beside_a_classifiers_figure() -> None:
     assert guess_of(results, "auc_ovo") == 0.5
     rows = {row[0]: row for row in table_of(results).totals}
     assert rows["guessing"][1] == 0.25
-    assert "each counting once (guessing gives 0.250);" in " ".join(build(of_one(page_run(results))).summary)
-    page = build(of_several([page_run(read(**run(**OF_CLASSES, seed=seed))) for seed in (0, 1)], None, None, {}, []))
-    assert "higher is better; guessing gives 0.250." in page.summary[0]
     notes = comparison_of([read(**run(**OF_CLASSES, seed=seed)) for seed in (0, 1)]).notes
     assert notes[0].endswith("standard deviation over runs; guessing gives 0.250.")
 
@@ -448,9 +443,8 @@ def test_metrics_that_nobody_asked_for_are_folded() -> None:
     assert "accuracy_gap" in whole
     folded = {
         part.name: part.folded  # type: ignore[union-attr]
-        for section in build(of_one(page_run(results))).sections for part in section.parts if hasattr(part, "folded")
+        for section in build(of_one(results)).sections for part in section.parts if hasattr(part, "folded")
     }  # fmt: skip
-    assert folded["metrics_of_lists"]
     assert folded["gaps_tone"]
     assert not folded["sites"]
 

@@ -15,8 +15,7 @@ from fairflare.core.statistics.footing import Footing
 from fairflare.reporting.documents import as_json
 from fairflare.reporting.table import class_table, fairness_table, summary_of, table_of
 from fairflare_lab.compare.comparison import compare, comparison_of
-from fairflare_lab.page.material import of_one, page_run
-from fairflare_lab.page.words import of_run
+from fairflare_lab.page.material import of_one
 from fairflare_lab.page.write import build
 from tests.sections import standing_of
 from tests.unit.report_runs import document, on_sites, read, read_all
@@ -82,7 +81,7 @@ def test_structures_stand_beside_their_support_with_worst_and_spread_over_those_
     assert "nucleus; " not in said  # no image marks it: in no comparison
     assert "average - 0.774" in said
     assert "worst site - cellavision?" in said
-    page = build(of_one(page_run(read(**made))))
+    page = build(of_one(read(**made)))
     (table,) = (p for s in page.sections for p in s.parts if p.name == "structures")
     rows = list(csv.DictReader(io.StringIO(table.csv())))  # type: ignore[union-attr]
     assert rows[0]["nucleus test images"] == "empty masks"
@@ -103,7 +102,7 @@ def test_adjusted_figures_are_marked_and_the_bridge_is_named() -> None:
     said = words(made)
     assert "worst site C?" in said
     assert "so that there are no intervals and no test of who is behind." in said
-    assert "Not in the test" not in said
+    assert "Without an interval" not in said
 
 
 def test_sites_that_nothing_links_are_ranked_within() -> None:
@@ -114,7 +113,7 @@ def test_sites_that_nothing_links_are_ranked_within() -> None:
     assert of.worst_site == ""
     assert of.std != of.std
     assert of.mean == pytest.approx(1.3 / 3)
-    page = build(of_one(page_run(read(**made))))
+    page = build(of_one(read(**made)))
     (over_time,) = (p for s in page.sections for p in s.parts if p.name == "rounds" and hasattr(p, "rows"))
     assert [math.isfinite(cell.mean) for cell in over_time.rows[0][2:5]] == [True, False, False]
     assert not results.inequality.test
@@ -194,17 +193,13 @@ def test_heads_say_what_comparable_figures_rest_on() -> None:
 
 
 def test_the_page_marks_adjusted_figures_and_claims_nothing_of_unlinked_sites() -> None:
-    page = of_one(page_run(read(**run(ABC))))
+    page = of_one(read(**run(ABC)))
     assert (
         "In Dice (adjusted), C has the worst value, 0.600; whether chance explains that is not known: how sure an "
         "adjusted "
         "figure is is not known."
-    ) in of_run(page)[0]
+    ) in build(page).first
     sites = next(part for section in build(page).sections for part in section.parts if part.name == "sites")
     assert "interval" not in sites.caption
-    apart = of_one(page_run(read(**run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}}))))
-    said, figures = of_run(apart)
-    assert "No structure links all sites in Dice (adjusted), so that none is called the worst." in said
-    assert "0.400 on average over 2 sites, each counting once." in figures[1]
-    same = of_one(page_run(read(**run({site: {"dice": 0.5, "dice_x": 0.5} for site in "AB"}))))
-    assert "each counting once; all sites have the same value." in of_run(same)[1][1]
+    apart = of_one(read(**run({"A": {"dice": 0.2, "dice_s1": 0.2}, "B": {"dice": 0.6, "dice_s2": 0.6}})))
+    assert "No structure links all sites in Dice (adjusted), so that none is called the worst." in build(apart).first

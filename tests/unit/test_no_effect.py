@@ -96,12 +96,12 @@ def test_a_frozen_run_says_so_everywhere(
     monkeypatch.delenv("FAIRFLARE_REPORT", raising=False)  # with the page
     caplog.set_level(logging.INFO)
     results = run("q_fed_avg", tmp_path, {"lipschitz": 1e6})
-    steps = [record["values"]["step"] for record in results["rounds"]]
+    steps = [record.values["step"] for record in results.rounds]
     assert max(steps) < 1e-2
     text = "of the sites' mean change: the model hardly moves"
-    for record, step in zip(results["rounds"], steps, strict=True):
-        (warned,) = [w for w in record["warnings"] if w["kind"] == "short step"]
-        assert (warned["site"], warned["used"]) == ("", pytest.approx(step))
+    for record, step in zip(results.rounds, steps, strict=True):
+        (warned,) = [w for w in record.warnings if w.kind == "short step"]
+        assert (warned.site, warned.used) == ("", pytest.approx(step))
     assert sum(text in entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING) == 2
     shown = " ".join(fairness_table(results).split())
     assert f"every site in rounds 0-1: a step of {min(steps):.2g} {text}" in shown
@@ -113,21 +113,21 @@ def test_a_frozen_run_says_so_everywhere(
 
 def test_the_default_moves_and_is_silent(tmp_path: Path) -> None:
     results = run("q_fed_avg", tmp_path, {})
-    assert [record["values"]["step"] >= 0.5 - 1e-9 for record in results["rounds"]] == [True, True]
-    assert not {w["kind"] for r in results["rounds"] for w in r["warnings"]} & {"short step", "same weights"}
+    assert [record.values["step"] >= 0.5 - 1e-9 for record in results.rounds] == [True, True]
+    assert not {w.kind for r in results.rounds for w in r.warnings} & {"short step", "same weights"}
 
 
 def test_weights_that_stay_uniform_are_told_at_the_end(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Check q = 0, which takes the losses out of the weights."""
     caplog.set_level(logging.INFO)
     results = run("q_fed_avg", tmp_path, {"q": 0.0})
-    assert [[w["kind"] for w in record["warnings"]] for record in results["rounds"]] == [[], ["same weights"]]
+    assert [[w.kind for w in record.warnings] for record in results.rounds] == [[], ["same weights"]]
     text = "the same weight for every site in all 2 rounds (within 1 %): what the method weighs by made no difference"
     assert f"every site in round 1: {text}" in " ".join(fairness_table(results).split())
     assert sum(text in entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING) == 1
     assert faults_of(results) == ["the same weight for every site in every round"]
     plain = run("fed_avg", tmp_path / "b", {"weighting": "uniform"})
-    assert [record["warnings"] for record in plain["rounds"]] == [[], []]  # it was asked for
+    assert [record.warnings for record in plain.rounds] == [[], []]  # it was asked for
 
 
 def test_0_at_every_site_stands_in_table_page_and_comparison(tmp_path: Path) -> None:

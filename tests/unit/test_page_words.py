@@ -56,13 +56,11 @@ def words(folder: Path) -> str:
         page = build(material)
         lines += [f"# {about}", page.title, *(f"{word}: {told}" for word, told in page.facts), page.synthetic]
         lines += page.first
-        for lead in page.leads:
-            lines += [f"> {lead.text}", *([lead.picture.caption, lead.picture.alt] if lead.picture else [])]
-        lines += [*page.summary, *page.problems]
+        lines += page.problems
         for section in page.sections if about in WHOLE else ():
-            lines += [f"## {section.title}", *section.words, *(f"- {note}" for note in section.notes)]
+            lines += [f"## {section.title}", *(f"- {note}" for note in section.notes)]
             for part in section.parts:
-                lines += [f"{part.name}: {part.caption}", *([part.alt] if hasattr(part, "alt") else [])]
+                lines += [f"{part.name}: {part.caption}"]
     return "\n".join(filter(None, lines)).replace(str(folder), "FOLDER") + "\n"
 
 

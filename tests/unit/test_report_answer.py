@@ -10,7 +10,9 @@ import pytest
 from fairflare.reporting.layout import Table, interval, number
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.page import write
+from fairflare_lab.page.content import Page, Section
 from fairflare_lab.page.material import read_material
+from fairflare_lab.page.write import draw_and_render
 
 TEMPLATES = Path(write.__file__).parent / "templates"
 
@@ -75,4 +77,7 @@ def test_paper_has_what_the_words_mean_and_whole_rows():
 def test_a_heading_stands_where_most_of_its_column_does() -> None:
     """Check that numbers and their headings are on the right, words on the left; a settings' column has both."""
     rows = [["a", 0.5, "auto", None], ["b", 0.25, 3, None], ["c", "not known", "adam", None], ["d", 0.125, None, None]]
-    assert list(Table("t", "Told.", ["", "p", "value", "none"], rows).numeric) == [False, True, False, False]
+    html = draw_and_render(
+        Page("t", [], "", [], [Section("s", "S", parts=[Table("t", "", ["a", "p", "v", "n"], rows)])])
+    )
+    assert re.findall(r'<th scope="col"( class="n")?>', html) == ["", ' class="n"', "", ""]

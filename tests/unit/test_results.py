@@ -424,7 +424,7 @@ def test_an_older_document_has_what_it_lacks_by_default(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(document))
     found = read_results(tmp_path)
     assert (found.info.seed, found.vectors, found.rounds[0].warnings) == (3, [], [])
-    assert found.info.model_extra["job_id"] == "j-1"
+    assert found.info.job_id == "j-1"
 
 
 def test_missing_results(tmp_path):

@@ -90,7 +90,9 @@ def test_figures_are_those_of_numpy_on_the_pooled_arrays(two_sites: dict[str, di
         assert figures.histograms["width"].by_number("width") == {0: 12 * several, 1: 12 * several}
         assert figures.histograms["spacing"].by_number("spacing") == {3: 24 * several}
         assert figures.suppressed == []
-    assert document.sentences[0].startswith("north's images are darker than the others': its median intensity is 0.")
+    assert document.sentences[0].startswith(
+        "Furthest from the others in brightness is north: its median intensity is 0."
+    )
 
 
 def test_distances_are_those_of_the_samples(two_sites: dict[str, dict[str, Any]]) -> None:
@@ -256,12 +258,12 @@ def test_the_command_writes_page_and_document(two_sites: dict[str, dict[str, Any
     out = tmp_path / "out"
     ran = CliRunner().invoke(app, ["stats", "-d", str(tmp_path), "-o", str(out)])
     assert ran.exit_code == 0, ran.output
-    assert ran.stdout.startswith("north's images are darker")
+    assert ran.stdout.startswith("Furthest from the others in brightness is north")
     document = StatsDocument.model_validate_json((out / "stats.json").read_text())
     assert document == statistics_here(settings_of(two_sites), ImageStatistics())
     page = (out / "stats.html").read_text()
     assert page.count("<svg") == 1
-    assert "north&#39;s images are darker" in page
+    assert "Furthest from the others in brightness is north" in page
     assert {path.name for path in out.iterdir()} == {"stats.html", "stats.json"}
     again = CliRunner().invoke(app, ["stats", "-d", str(tmp_path), "-o", str(out)])
     assert again.exit_code == 2

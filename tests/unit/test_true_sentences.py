@@ -26,14 +26,13 @@ from fairflare.reporting.no_effect import nothing_learnt, undetected_parts
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import find_results
 from fairflare.reporting.table import fairness_table
-from fairflare.reporting.values import answered, in_words
+from fairflare.reporting.values import in_words
 from fairflare.tasks.shared.site_settings import SiteSettings
 from fairflare_lab.compare.comparison import comparison_of
 from fairflare_lab.compare.left_out import Unseen
 from fairflare_lab.compare.unseen import unseen_of
 from fairflare_lab.page.lines import frame, lines, panels_of
-from fairflare_lab.page.material import of_one, of_several, page_run
-from fairflare_lab.page.unseen import unseen_page
+from fairflare_lab.page.material import of_one, of_several
 from fairflare_lab.page.write import build
 from tests.unit.report_runs import document, read, write_run
 
@@ -61,7 +60,7 @@ def told(**info: Any) -> dict[str, Any]:
 )
 def test_a_model_is_the_best_only_where_something_was_validated(best: dict[str, Any], sentence: str) -> None:
     made = told() | {"best": {"round": 1, "by": "mean", **best}, "test_best": None}
-    page = build(of_one(page_run(read(**made))))
+    page = build(of_one(read(**made)))
     for notes in (run_notes(read(**made)), next(s for s in page.sections if s.name == "results").notes):
         assert [note for note in notes if "model was compared" in note or "best model" in note] == [
             note for note in notes if note.startswith(sentence)
@@ -94,9 +93,7 @@ def test_a_method_without_its_loss_says_so_in_table_comparison_and_page() -> Non
     made = told(**found)
     assert f"{sentence}." in " ".join(fairness_table(read(**made)).split())
     assert f"{sentence}." in comparison_of([read(**made)]).notes
-    assert (
-        f"{sentence}." in next(s for s in build(of_one(page_run(read(**made)))).sections if s.name == "results").notes
-    )
+    assert f"{sentence}." in next(s for s in build(of_one(read(**made))).sections if s.name == "results").notes
     own = make_plan("bsm_fl")
     assert _what_is_run(own.run, own.rule, own.training, own.task)["without"] == ""
 
@@ -122,7 +119,7 @@ def test_a_run_is_called_after_its_method_and_its_label_beside(method: str, labe
 def test_a_page_says_first_what_was_run() -> None:
     made = told(label="first", title='FedAvg, run "first"', kind="segmentation")
     made["rounds"] = made["rounds"][:1]
-    page = build(of_one(page_run(read(**made))))
+    page = build(of_one(read(**made)))
     assert page.title == 'FedAvg, run "first"'
     assert dict(page.facts) == {
         "Method": "FedAvg", "Task": "segmentation, by Dice", "Data": "SYNTHETIC (generated)",
@@ -141,14 +138,14 @@ def test_a_page_has_dice_by_structure_and_names_in_words() -> None:
     for site, values in made["test"].items():
         values |= {"dice_left_lung": VALUES[site] + 0.1, "dice_class_2": None}
     *_, table = (
-        part for s in build(of_one(page_run(read(**made)))).sections for part in s.parts
+        part for s in build(of_one(read(**made))).sections for part in s.parts
         if part.name == "sites" and hasattr(part, "columns")
     )  # fmt: skip
     place = table.columns.index("dice_left_lung")
     assert [row[place] for row in table.rows[:2]] == [pytest.approx(0.9), pytest.approx(0.7)]
     other = told(label="b", seed=0)
     other["test"] = {site: {**values, "dice_left_lung": 0.5} for site, values in made["test"].items()}
-    page = build(of_several([page_run(read(**made)), page_run(read(**other))], None, None, {}, []))
+    page = build(of_several([read(**made), read(**other)], None, None, {}, []))
     (table,) = (part for s in page.sections for part in s.parts if part.name == "metrics")
     assert [row[table.columns.index("Dice left lung")].mean for row in table.rows] == [  # type: ignore[union-attr]
         pytest.approx(0.8), pytest.approx(0.5),
@@ -180,23 +177,7 @@ def test_models_that_find_nothing_anywhere_are_not_praised_for_a_gain() -> None:
             (read(**document("fed_avg", 0, seen)), Unseen(site=site, metrics={"dice": 0.0}, adapted={"dice": 0.2}))
         )
     found = unseen_of(runs)
-    lead = unseen_page(found, []).leads[-1].text
-    assert lead == (
-        "Unseen hospitals: fed_avg learnt nothing: Dice is 0 at every site, trained at or not. With norm statistics of "
-        "its own images a site has 0.200."
-    )
     assert found.notes[0] == "fed_avg learnt nothing: Dice is 0 at every site, trained at or not."
-    better = [
-        (
-            read(**document("a_first", 0, {**dict.fromkeys(answered(run), 0.5)})),
-            Unseen(site=un.site, metrics={"dice": 0.4}),
-        )
-        for run, un in runs
-    ]
-    assert (
-        unseen_page(unseen_of([*better, *runs]), []).leads[-1].text == lead
-    )  # before the method that learnt something
-    assert "a_first has 0.400" in unseen_page(unseen_of(better), []).leads[-1].text
 
 
 # ------------------------------------------------------------------------------------------------ curves, names, runs
@@ -268,7 +249,7 @@ def test_a_folder_of_runs_is_answered_with_their_names(tmp_path: Path) -> None:
 def test_one_point_has_a_scale_that_begins_at_0(value: float, most: float) -> None:
     material: Any = SimpleNamespace(over_seeds="", synthetic=False)
     panels = panels_of(frame([("", "a", 0, value)]), ["a"])
-    axes = lines(material, "n", "title", panels, "", "", "Dice").draw().axes[0]
+    axes = lines(material, "n", "title", panels, "", "Dice").draw().axes[0]
     assert (axes.get_xlim(), axes.get_ylim()) == ((-1, 1), (0, most))
 
 

@@ -7,7 +7,7 @@ key has its default.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -29,26 +29,6 @@ WITHIN, CASES, ERRORS = "permutation of test images within classes", "permutatio
 TESTS = {WITHIN: "permutation test within classes", CASES: "permutation test", ERRORS: "Cochran's Q test"}
 
 
-class ByKey:
-    """Let a part of a results document be read by key, like its JSON, as well as by attribute."""
-
-    def __getitem__(self, key: str) -> Any:
-        if not hasattr(self, key):
-            raise KeyError(key)
-        return getattr(self, key)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.keys()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return a part of the results document by its key, or ``default`` if the document lacks it."""
-        return getattr(self, key, default)
-
-    def keys(self) -> Iterable[str]:
-        """Return the names of all parts."""
-        return list(vars(self))
-
-
 def _given(value: Any) -> Any:
     """Return a mapping without its null entries, for which defaults hold; return any other value unchanged."""
     return {key: part for key, part in value.items() if part is not None} if isinstance(value, Mapping) else value
@@ -67,7 +47,7 @@ Metrics: TypeAlias = Mapping[str, Mapping[str, Figure]]  # {site: {metric: value
 
 
 @dataclass(frozen=True)
-class LeftOut(ByKey):
+class LeftOut:
     """Describe a site that was left out of a round, which continued without the site."""
 
     site: str
@@ -76,7 +56,7 @@ class LeftOut(ByKey):
 
 
 @dataclass(frozen=True)
-class PhaseRecord(ByKey):
+class PhaseRecord:
     """Describe one exchange with the sites: wall time, bytes on the wire, numbers of sites asked and answering."""
 
     name: str
@@ -88,7 +68,7 @@ class PhaseRecord(ByKey):
 
 
 @dataclass(frozen=True)
-class Warned(ByKey):
+class Warned:
     """Describe an effect that one site could have on a round, or would have had without a bound.
 
     Attributes:
@@ -109,7 +89,7 @@ class Warned(ByKey):
 
 
 @dataclass
-class RoundRecord(ByKey):
+class RoundRecord:
     """Store the record of one round.
 
     Attributes:
@@ -158,7 +138,7 @@ class RoundRecord(ByKey):
 # ------------------------------------------------------------------------------------------------ the document
 
 
-class Part(ByKey, BaseModel, extra="allow"):
+class Part(BaseModel, extra="allow"):
     """Represent a part of a results document; it is false if the document lacks the part. Unknown keys are kept."""
 
     @model_validator(mode="before")
@@ -168,10 +148,6 @@ class Part(ByKey, BaseModel, extra="allow"):
 
     def __bool__(self) -> bool:
         return bool(self.model_fields_set)
-
-    def keys(self) -> Iterable[str]:
-        """Return the names of all parts."""
-        return [*type(self).model_fields, *(self.model_extra or {})]
 
 
 class Info(Part):
@@ -188,6 +164,8 @@ class Info(Part):
     primary_metric: str = ""
     measured: str = ""
     validation: str = ""
+    job_id: str | None = None
+    num_rounds: Whole | None = None
     seed: Whole | None = None
     sites: list[str] = []
     connected: list[str] | None = None

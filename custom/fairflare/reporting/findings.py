@@ -109,7 +109,7 @@ def missing_parts(results: Results, metric: str, primary: bool, sites: Collectio
         primary: whether it is the primary metric.
         sites: names of the sites of all runs that are compared with this one.
     """
-    asked, done = results.info.get("num_rounds"), len(results.rounds)
+    asked, done = results.info.num_rounds, len(results.rounds)
     short = results.status == "completed" and 0 < done < (asked or 0)
     return [
         *attendance(results),
@@ -131,11 +131,11 @@ def site_findings(results: Results, metric: str) -> list[Finding]:
     findings = [
         Finding(
             BEYOND,
-            f"In {name}, {listed(place_in_words(test, site) for site in test[side])} "
-            f"{'are' if test[side][1:] else 'is'} {side} by more than chance explains.",
-            {"metric": metric, side: {site: _figures(test, site) for site in test[side]}},
+            f"In {name}, {listed(place_in_words(test, site) for site in sites)} "
+            f"{'are' if sites[1:] else 'is'} {side} by more than chance explains.",
+            {"metric": metric, side: {site: _figures(test, site) for site in sites}},
         )
-        for side in ("behind", "ahead") if test[side]
+        for side, sites in {"behind": test.behind, "ahead": test.ahead}.items() if sites
     ]  # fmt: skip
     if more_unequal(test):
         text = f"Together the sites differ in {name} by more than chance explains (p {p_value(test.p_value)})."
@@ -182,7 +182,7 @@ def place_in_words(test: Inequality, site: str) -> str:
 
 
 def _figures(test: Inequality, site: str) -> dict[str, Any]:
-    return {key: test.sites[site][key] for key in ("value", "expected", "low", "high", "p_value")}
+    return {key: getattr(test.sites[site], key) for key in ("value", "expected", "low", "high", "p_value")}
 
 
 def _untested(results: Results, metric: str, name: str) -> list[Finding]:
@@ -263,6 +263,6 @@ def _next_steps(results: Results, findings: Sequence[Finding]) -> list[Finding]:
         f"see over several seeds whether another method serves {listed(beyond.get('behind', ()))} "
         "better (docs/which_method.md, fairflare compare)": "behind" in beyond,
         "this is one run, which cannot say how much of it is luck of the seed (fairflare compare --seeds 3)": (
-            results.status == "completed" and results.info.get("num_rounds") != 0
+            results.status == "completed" and results.info.num_rounds != 0
         ),
     })  # fmt: skip

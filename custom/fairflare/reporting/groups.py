@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import few, first_of, gathered, true_texts
-from fairflare.core.cells import Cell, Vector, pivot, value_of
+from fairflare.base.checks import few, first_of, gathered
+from fairflare.core.cells import Cell, Vector, pivot
 from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
@@ -34,7 +34,7 @@ from fairflare.core.statistics.group_sums import (
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
 from fairflare.reporting.documents import SUPPRESSED, Results
-from fairflare.reporting.layout import MISSING, Shown, Table, counted, interval, listed, number
+from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, number
 from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import in_words, withheld_reason
 
@@ -42,12 +42,14 @@ UNKNOWN = "unknown"  # name of the last group, of images without a value, as in 
 POOLED = "all sites"
 IN_ALL = "all"
 EQUITY = "es_"  # prefix of the name of an equity-scaled metric
-APART = 0.01  # least difference at which a sentence says that gaps over all sites and within sites differ
 MOST_TOLD = 8  # largest number of a site's names in a sentence
 OVER = (
-    "In brackets the 95 % interval over the cases (patients, where the data name them), for all groups and classes "
-    f"together; one that begins at 0 may be chance, and where a group has fewer than {FEW} cases there is none. "
-    f"'{WITHIN}': between the groups at each site, on average over the sites that have both."
+    "Of gaps between groups of people: in brackets the 95 % interval over the cases (patients, where the data name "
+    "them), for all groups and classes together; one that begins at 0 may be chance, and where a group has fewer than "
+    f"{FEW} cases there is none. '{WITHIN}': between the groups at each site, on average over the sites that have "
+    f"both; where it is smaller, a part of a gap is one between sites. In no gap are images whose group is {UNKNOWN}, "
+    "groups without images, and rates of a class of which a group has no image. At a site a group's figures are means "
+    "over the site's own structures or classes: compare groups, not sites."
 )
 OF_BOTH = "_of_both"  # suffix of a metric: at a site, the difference between the two groups of the gap within sites
 FEW_SITES = "secure sums of fewer than three sites"
@@ -220,7 +222,7 @@ def _tables(results: Results, attribute: str) -> list[Table]:
             ["site", attribute, IMAGES, CASES, *names], rows, lead=2,
         ),
         Table(
-            f"gaps_{attribute}", f"Gaps between the groups of {attribute}, {UNKNOWN} in none. {OVER}", ["site", *gaps],
+            f"gaps_{attribute}", f"Gaps between the groups of {attribute}.", ["site", *gaps],
             [[site or POOLED, *(_gap_entry(between.get(site, {}).get(gap, Cell(gap))) for gap in gaps)]
              for site in order],
             folded=True, csv_columns=heads,
@@ -234,48 +236,31 @@ def _gap_entry(cell: Cell) -> Entry:
 
 
 def gap_sentences(results: Results, attribute: str) -> tuple[bool, str]:
-    """Return whether the interval of any gap between the groups of an attribute excludes 0, and sentences on the gaps.
+    """Return whether the interval of any gap between the groups of an attribute excludes 0, and a sentence on the gaps.
 
-    The first sentence names every such gap, over all sites and at single sites. Only where there is none may the gaps
-    be chance. The next ones are on the group with the lowest value: its gap, interval, and gap within sites.
+    The sentence names every such gap, over all sites and at single sites; where there is none, the gaps of metrics
+    over all sites.
     """
-    groups, between = groups_at(results, attribute).get("", {}), gaps_at(results, attribute)
+    between = gaps_at(results, attribute)
     sure = [gap for of in between.values() for gap in of.values() if gap.low is not None and gap.high is not None]
     beyond = [_gap_in_words(gap) for gap in sure if gap.low and gap.low > 0]
-    values = {name: {group: value_of(of, name) for group, of in groups.items()} for name in SCALED}
-    metric = next((name for name in reversed(SCALED) if values[name].get("") is not None), "")
-    gap, odds = between[""].get(f"{metric}_gap", Cell("")), value_of(between[""], "equalised_odds")
-    there = gap.part and gap.value is not None
-    sentences = true_texts({
+    gaps = listed(
+        (_gap_in_words(g) for n, g in between[""].items() if n.endswith("_gap") and g.value is not None), "; "
+    )
+    return bool(beyond), first_of({
         f"The groups of {attribute} differ, with 95 % intervals that exclude 0: {listed(beyond, '; ')}.": beyond,
-        f"Across all sites, fewer than two groups of {attribute} have a value.": not beyond and not there,
+        f"Across all sites, fewer than two groups of {attribute} have a value.": not gaps,
+        f"No interval of a gap between groups of {attribute} excludes 0, so that all may be chance: {gaps}.": sure,
+        f"Between groups of {attribute}, of which one has fewer than {FEW} cases, how sure is not known: {gaps}.": True,
     })  # fmt: skip
-    if there:
-        of_groups = {g: value for g, value in values[metric].items() if g not in ("", UNKNOWN) and value is not None}
-        best = max(of_groups, key=of_groups.__getitem__, default="")
-        lowest = (
-            f'{attribute} "{gap.part}" has the lowest {in_words(metric)}: {number(of_groups.get(gap.part))}, '
-            f'{number(gap.value)} below {attribute} "{best}"'
-        )
-        if number(gap.value) == number(0):  # equal as shown: differences by rounding do not count
-            lowest = f"the groups of {attribute} have the same {in_words(metric)}"
-        within = between[""].get(f"{metric}_gap{WITHIN}")
-        sites = [site for site, of in between.items() if f"{metric}{OF_BOTH}" in of]
-        sentences += true_texts({
-            f"Across all sites, {lowest}{how_sure(groups, gap)}.": True,
-            _within_words(groups, gap, within, sites) if within else "": within and len(between) > 2,
-            f"The {LABELS['equalised_odds']} is {number(odds)}"
-            f"{how_sure(groups, between[''].get('equalised_odds', gap))}.": odds is not None,
-            "No interval of a gap excludes 0, so that all of them may be chance.": sure and not beyond,
-        })  # fmt: skip
-    return bool(beyond), " ".join(sentences)
 
 
 def _gap_in_words(gap: Cell) -> str:
     """Return a gap in words: its place, name, value, interval and, of a metric, the group with the lowest value."""
     lowest = f' (lowest: "{gap.part}")' if gap.part else ""
     where = f"at {gap.site}, " if gap.site else ""
-    return f"{where}{gap_label(gap.metric)} {number(gap.value)} {interval(gap.low, gap.high)}{lowest}"
+    ends = interval(gap.low, gap.high)
+    return f"{where}{gap_label(gap.metric)} {number(gap.value)}{f' {ends}' * (ends != MISSING)}{lowest}"
 
 
 def gap_label(gap: str) -> str:
@@ -284,74 +269,16 @@ def gap_label(gap: str) -> str:
     return LABELS.get(gap) or f"gap in {in_words(metric)}{' within the sites' * bool(within)}"
 
 
-def _within_words(groups: Mapping[str, Figures], gap: Cell, within: Cell, sites: Sequence[str]) -> str:
-    """Return a sentence on the gap within sites, and on how it differs from the gap over all sites."""
-    inside, of_all = within.value, gap.value
-    if inside is None or of_all is None or not sites:
-        return "No site has two of these groups, so this may be a difference between the sites."
-    where = f"the {len(sites)} sites that have both" if len(sites) > 1 else f"{sites[0]}, the only site with both"
-    sure = how_sure(groups, within) if gap.low is not None and gap.high is not None else ""  # else the reason is given
-    ending = first_of({
-        "": abs(inside - of_all) < APART,
-        f', and there {gap.group} "{within.part}" has the lower value: the sites differ, too': (
-            inside and within.part != gap.part
-        ),
-        ": a part of the difference may be one between the sites": inside < of_all,
-        ": differences between the sites may hide a part of it": True,
-    })  # fmt: skip
-    return f"Within {where}, the gap is {number(inside)}{sure}{ending}."
-
-
-def how_sure(groups: Mapping[str, Figures], gap: Cell) -> str:
-    """Return text about a gap between groups: its interval, or why it has none."""
-    if (ends := interval(gap.low, gap.high)) != MISSING:
-        return f" ({ends})"
-    counts = {group: of[IMAGES].cases for group, of in groups.items() if group not in ("", UNKNOWN)}
-    few = [f'"{group}" has {counted(int(n), "case")}' for group, n in counts.items() if n and n < FEW]
-    return f" (how sure is not known{': ' if few else ''}{listed(few)})"
-
-
 def group_notes(results: Results) -> list[str]:
-    """Return notes on what the figures by group leave out or cannot tell.
-
-    These are test images whose group is unknown, groups without a test image, rates of equalised odds without images to
-    compute them, and groups whose figures a site withholds for too few cases, or to hide a group with too few.
-    """
-    notes, attributes = list[str](), attributes_of(results)
-    withheld = [cell for cell in results.cells if cell.group and not cell.metric]
-    for attribute in attributes:
-        images = {g: value_of(of, IMAGES) for g, of in groups_at(results, attribute).get("", {}).items() if g}
-        without = int(images.pop(UNKNOWN, 0) or 0)
-        home = {cell.group for cell in withheld}
-        empty = [group for group, count in images.items() if count == 0 and f"{attribute}={group}" not in home]
-        notes += true_texts({
-            f"{attribute} of {counted(without, 'test image')} is {UNKNOWN}: in no gap.": without,
-            f"No test image at any site is of {attribute} {', '.join(empty)}: in no figure.": empty,
-        })  # fmt: skip
-        many = sum(1 for count in images.values() if count)
-        lacking = gathered(
-            ((c.metric, c.part), c.group.partition("=")[2])
-            for c in results.cells if c.reason == "undefined" and c.group.partition("=")[0] == attribute
-        )  # fmt: skip
-        notes += [_one_rate(attribute, *key, groups, many) for key, groups in lacking.items()]
-    own = "A group's figures at a site are means over its own structures or classes: compare groups, not sites."
-    names = gathered((cell.site, cell.group + f"/{cell.part}" * bool(cell.part)) for cell in withheld)
+    """Return notes on how to read the figures by group, and on the groups and classes that sites withhold."""
+    names = gathered(
+        (cell.site, cell.group + f"/{cell.part}" * bool(cell.part))
+        for cell in results.cells if cell.group and not cell.metric
+    )  # fmt: skip
     stays = [
         f"{site or POOLED}: {few(of_site, MOST_TOLD)} "
         f"({withheld_reason(site, results.info.privacy, results.info.said) if site else FEW_SITES})"
         for site, of_site in names.items()
     ]
-    kept_back = (
-        f"Groups of people that stay at a site and are in no figure: {'; '.join(stays)}. Some are kept back only to "
-        "hide another one."
-    )
-    return notes + [own] * bool(results.footing.how and attributes) + [kept_back] * bool(stays)
-
-
-def _one_rate(attribute: str, rate: str, label: str, groups: Sequence[str], many: int) -> str:
-    """Return a sentence on groups that lack a rate of equalised odds; ``many``: number of groups with images."""
-    other = "false positives" if rate == "sensitivity" else "sensitivity"
-    images = f"no image {'of' if rate == 'sensitivity' else 'without'} class {label}"
-    if many - len(groups) < 2:
-        return f"Equalised odds by {attribute} rest on {other} alone for class {label}: {listed(groups)}: {images}."
-    return f"In equalised odds by {attribute}, {listed(groups)} count by {other} alone for class {label}: {images}."
+    kept_back = f"Groups of people that stay at a site, some only to hide another one: {'; '.join(stays)}."
+    return [OVER] * bool(attributes_of(results)) + [kept_back] * bool(stays)

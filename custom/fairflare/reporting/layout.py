@@ -191,14 +191,8 @@ class Table:
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
-        """Return the table's cells that the page shows: its first rows and columns."""
-        return [row[:MAX_COLUMNS] for row in self.rows[:MAX_ROWS]]
-
-    @property
-    def numeric(self) -> Sequence[bool]:
-        """Return, for each column, whether it holds numbers more often than words."""
-        held = [[isinstance(row[i], str) for row in self.rows if row[i] is not None] for i in range(len(self.columns))]
-        return [2 * sum(words) < len(words) for words in held]
+        """Return the table's cells that the page shows: its first rows and columns, and the rows below a line."""
+        return [row[:MAX_COLUMNS] for row in (*self.rows[:MAX_ROWS], *self.totals)]
 
     @property
     def cut(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base.cases.sampling import BINS, MEAN_RECALL, SHARES
-from fairflare.base.checks import first_of, gathered, true_texts
+from fairflare.base.checks import true_texts
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
 from fairflare.core.statistics.inequality import (
@@ -24,13 +24,17 @@ from fairflare.core.statistics.inequality import (
     share_interval,
 )
 from fairflare.core.statistics.intervals import FEW, LEVEL
-from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results, SiteStanding
+from fairflare.reporting.documents import CASES, ERRORS, TESTS, WITHIN, Inequality, Results
 from fairflare.reporting.layout import number, p_value
 from fairflare.reporting.values import by_site_of, compared
 
 NOWHERE = Footing({})
 Said = Mapping[str, Any]  # figures of a site about chance, see federation/site/sampling.py
 MIXED = "their mix of classes and by sampling"
+NEEDED = (
+    f"An interval needs two test cases and a standard error above 0 that the site sends, the test {FEW} cases at two "
+    "sites or more."
+)
 SAID = ("images", "standard_error", "case_scores", "class_support", "structure_support")
 
 
@@ -213,7 +217,9 @@ def standing_notes(results: Results) -> list[str]:
     found = results.inequality
     adjusted = results.footing.how == ADJUSTED and compared(results, found.metric)
     spread = [_of_spread(found)] if found.test else []
-    return spread + ([] if adjusted else _without(found)) + _of_classes(found) + of_footing(results)[1:]
+    lacking = [name for name, site in found.sites.items() if None in (site.low, site.p_value)]
+    without = [f"Without an interval, or not in the test of who is behind: {', '.join(lacking)}. {NEEDED}"]
+    return spread + without * bool(lacking and not adjusted) + _of_classes(found) + of_footing(results)[1:]
 
 
 def of_footing(results: Results) -> list[str]:
@@ -274,31 +280,6 @@ def sources(found: Inequality) -> str:
     """Return in words what makes the values of equally good sites differ: sampling, and the classes that they have."""
     expected = {number(site.expected) for site in found.sites.values() if site.expected is not None}
     return MIXED if len(expected) > 1 else "sampling alone"
-
-
-def _without(found: Inequality) -> list[str]:
-    """Return sentences on the sites that have no interval or are not in the test, with the reasons."""
-    reasons = gathered((why, name) for name, site in found.sites.items() for why in _lacking(found, site))
-    return [f"{why}: {', '.join(names)}." for why, names in reasons.items()]
-
-
-def _lacking(found: Inequality, site: SiteStanding) -> list[str]:
-    """Return what a site lacks, an interval or a place in the test, with the reasons."""
-    interval_lacks = first_of({
-        "it sent none": site.test_cases is None,
-        "one test case": (site.test_cases or 0) < 2,
-        "its standard error stays at home, or is not defined with so few cases of a class": site.standard_error is None,
-        "its standard error is 0: all its cases, or all of each class, score or rank the same": True,
-    })  # fmt: skip
-    test_lacks = first_of({
-        f"fewer than {FEW} test cases": (site.test_cases or FEW) < FEW,
-        "fewer than two sites can be compared": not found.test,
-        f"{found.test} needs more": True,
-    })  # fmt: skip
-    return true_texts({
-        f"No interval ({interval_lacks})": site.low is None,
-        f"Not in the test of who is behind ({test_lacks})": site.p_value is None,
-    })  # fmt: skip
 
 
 def _of_classes(found: Inequality) -> list[str]:

@@ -101,8 +101,8 @@ def _title(results: Results) -> str:
     parts = checks.true_texts({
         title_of(results): True,
         f"experiment {info.experiment}": info.experiment,
-        f"seed {info.seed}": info.seed is not None and info.get("num_rounds") != 0,
-        counted(len(results.rounds), "round"): info.get("num_rounds") != 0,
+        f"seed {info.seed}": info.seed is not None and info.num_rounds != 0,
+        counted(len(results.rounds), "round"): info.num_rounds != 0,
     })  # fmt: skip
     return ", ".join(parts)
 
@@ -217,60 +217,44 @@ def _interval_cells(of: Figure) -> tuple[Cell, Cell]:
 
 
 def class_table(results: Results) -> Table | None:
-    """Return a table of each class or structure: metric and number of test images by site, or ``None`` if not known."""
-    support = {site: found.class_support for site, found in results.inequality.sites.items() if found.class_support}
-    if not support:
-        return _structures(results)
-    names = list(dict.fromkeys(name for own in support.values() for name in own))[:MAX_COLUMNS]
-    recalls = {name: site_columns(results).get(metric_name(f"recall_{name}"), {}) for name in names}
-    rows = [
-        [site, *(f"{_two(recalls[name].get(site))} of {own.get(name, 0):.0f}" for name in names)]
-        for site, own in support.items()
-    ]
-    columns = ["recall, test images", *(name[:MAX_HEADING] for name in names)]
-    return Table("classes", "Recall of each class, and number of its test images.", columns, rows) if rows else None
-
-
-def _structures(results: Results) -> Table | None:
-    """Return a table of each structure: metric by site, and how many test images mark it, or ``None`` if not known.
+    """Return a table of each class or structure: metric by site and number of its test images; ``None`` if not known.
 
     Average, spread and worst site of a structure are over the sites that annotate it and mark it.
     """
     metric, sites, footing = results.inequality.metric, results.inequality.sites, results.footing
-    support = {site: sites[site].structure_support or {} if site in sites else {} for site in answered(results)}
-    names = list(dict.fromkeys(
-        name for of in (support, footing.structures, footing.empty) for own in of.values() for name in own
+    of_classes = {site: of.class_support for site, of in sites.items() if of.class_support}
+    support = of_classes or {
+        site: sites[site].structure_support or {} if site in sites else {} for site in answered(results)
+    }
+    name, what, first = ("classes", "class", "recall") if of_classes else ("structures", "structure or finding", metric)
+    parts = list(dict.fromkeys(
+        part for of in (support, footing.structures, footing.empty) for own in of.values() for part in own
     ))[:MAX_COLUMNS]  # fmt: skip
-    known, metrics = site_columns(results), {name: metric_name(f"{metric}_{name}") for name in names}
-    if len(names) == 1 and metrics[names[0]] not in known:
-        metrics = {names[0]: metric}  # a task with one structure has no metrics by structure
-    found = {name: {site: known.get(of, {}).get(site, Figure(of)) for site in support} for name, of in metrics.items()}
+    known, metrics = site_columns(results), {part: metric_name(f"{first}_{part}") for part in parts}
+    if len(parts) == 1 and metrics[parts[0]] not in known and not of_classes:
+        metrics = {parts[0]: metric}  # a task with one structure has no metrics by structure
+    found = {part: {site: known.get(of, {}).get(site, Figure(of)) for site in support} for part, of in metrics.items()}
     absent = dict.fromkeys(
-        missing_reason(results, metrics[name], site)
-        for name, cells in found.items() for site, cell in cells.items() if cell.value is None
+        missing_reason(results, metrics[part], site)
+        for part, cells in found.items() for site, cell in cells.items() if cell.value is None
     )  # fmt: skip
     rows = [
-        [site, *(_marked(found[name][site], 0 if name in footing.empty.get(site, ()) else own.get(name))
-                 for name in names)]
+        [site, *(_marked(found[part][site], "empty masks" if part in footing.empty.get(site, ()) else own.get(part))
+                 for part in parts)]
         for site, own in support.items()
     ]  # fmt: skip
     columns = [_metric(results, of) for of in metrics.values()]
     totals = [[title, *(column.totals[title] for column in columns)] for title in TOTALS_OF_STRUCTURES]
     caption = (
-        f"{in_words(metric)} of each structure or finding, and number of test images that have it"
+        f"{in_words(first)} of each {what}, and number of test images that have it"
         f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
     )
-    heads = [["site"], *([name, f"{name} test images"] for name in names)]
-    shown = [in_words(metric), *(name[:MAX_HEADING] for name in names)]
-    return Table("structures", caption, shown, rows, totals=totals, csv_columns=heads) if names else None
+    heads = [["site"], *([part, f"{part} test images"] for part in parts)]
+    shown = [in_words(first), *(part[:MAX_HEADING] for part in parts)]
+    return Table(name, caption, shown, rows, totals=totals, csv_columns=heads) if parts else None
 
 
-def _two(cell: Figure | None) -> str:
-    """Return a value with two decimals."""
-    return MISSING if cell is None or cell.value is None else f"{cell.value:.2f}"
-
-
-def _marked(cell: Figure, images: float | None) -> Cell:
-    """Return a structure's value at a site with the number of test images that mark it; ``None`` if it is not known."""
-    of = "?" if images is None else f"{images:.0f}" if images else "empty masks"
-    return MISSING if cell.value is None else Shown(f"{_two(cell)} of {of}", [cell.value, of])
+def _marked(cell: Figure, images: float | str | None) -> Cell:
+    """Return a part's value at a site with the number of test images that have it; ``None`` if it is not known."""
+    of = "?" if images is None else images if isinstance(images, str) else f"{images:.0f}"
+    return Shown(MISSING if cell.value is None else f"{cell.value:.2f} of {of}", [cell.value, of])

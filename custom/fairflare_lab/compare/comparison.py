@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fairflare.base import checks
 from fairflare.core.cells import OF_ALL
@@ -31,7 +31,7 @@ class Comparison:
         notes: sentences that a reader of the figures must know.
     """
 
-    rows: list[Row[Results]]
+    rows: list[Row]
     metric: str
     higher: bool
     reference: str
@@ -111,7 +111,7 @@ def row_table(found: Comparison, *, style: str = "text", per_site: bool = True, 
 # ------------------------------------------------------------------------------------------------ forms
 
 
-def rows_table(of: Sequence[Row[Any]], metric: str, sites: Sequence[str]) -> Table:
+def rows_table(of: Sequence[Row], metric: str, sites: Sequence[str]) -> Table:
     """Return a comparison's table: for each row mean and deviation of each site's values and of figures over sites."""
     of_all = list(dict.fromkeys(name for row in of for name in row.of_all))
     names = [*sites, "average", "std", "worst", *(OF_ALL + name for name in of_all)]

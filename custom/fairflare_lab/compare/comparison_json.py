@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import spread
 from fairflare_lab.compare.comparison import Comparison
 from fairflare_lab.compare.difference_table import notes_of_differences
@@ -29,10 +28,10 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(row: Row[Results], sites: list[str]) -> dict[str, Any]:
+def _row(row: Row, sites: list[str]) -> dict[str, Any]:
     return {
         "label": row.label, "settings": row.settings, "runs": len(row.runs),
-        "seeds": [run["info"].get("seed") for run in row.runs], "values": row.values,
+        "seeds": [run.info.seed for run in row.runs], "values": row.values,
         "sites": {site: row.at(site) for site in sites}, "suppressed": row.suppressed,
         "average": row.over("mean"), "std": row.over("std"), "worst": row.over("worst"),
         "global_test": {name: spread(values) for name, values in row.of_all.items()},

@@ -44,7 +44,7 @@ TASK_SETTINGS, TASK_FILE, COMPARED = "the task's settings", "the task's file", "
 MOST = 200  # largest number of characters of a line
 
 
-def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row[Results]]) -> list[str]:
+def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row]) -> list[str]:
     """Return notes below a comparison's rows, which add details to what is said first.
 
     Args:
@@ -74,7 +74,7 @@ def notes_of(complete: Sequence[Results], metric: str, rows: Sequence[Row[Result
 def comparison_findings(
     runs: Sequence[Results],
     complete: Sequence[Results],
-    rows: Sequence[Row[Results]],
+    rows: Sequence[Row],
     metric: str,
     reference: str,
     differences: Sequence[Difference],
@@ -127,7 +127,7 @@ def comparison_findings(
     return ordered([*findings, *steps])
 
 
-def _places(rows: Sequence[Row[Results]], texts_of: Callable[[Results], Iterable[str]]) -> dict[str, str]:
+def _places(rows: Sequence[Row], texts_of: Callable[[Results], Iterable[str]]) -> dict[str, str]:
     """Return texts about runs, and in how many runs of which rows each holds: ``2 of 3 runs of fed_avg``."""
     counts = {row.label: Counter(text for run in row.runs for text in texts_of(run)) for row in rows}
     return {
@@ -139,9 +139,7 @@ def _places(rows: Sequence[Row[Results]], texts_of: Callable[[Results], Iterable
     }  # fmt: skip
 
 
-def _counted(
-    rows: Sequence[Row[Results]], kind: str, head: str, texts_of: Callable[[Results], Iterable[str]]
-) -> list[Finding]:
+def _counted(rows: Sequence[Row], kind: str, head: str, texts_of: Callable[[Results], Iterable[str]]) -> list[Finding]:
     """Return a finding with the texts that hold of some runs, those of the same runs together; none for no text."""
     texts = gathered((place, text) for text, place in _places(rows, texts_of).items())
     places = listed((f"{listed(of_place)} (in {place})" for place, of_place in texts.items()), "; ")
@@ -151,13 +149,13 @@ def _counted(
 def _apart(test: Inequality) -> list[str]:
     """Return words on the sites that a run's test shows behind or ahead, or that they differ as a whole."""
     together = ["the sites differ as a whole"] * bool(test and more_unequal(test))
-    return [f"{site} is {which}" for which in ("behind", "ahead") for site in test[which]] + together
+    return [f"{site} is {which}" for which in ("behind", "ahead") for site in getattr(test, which)] + together
 
 
 def _missing_runs(
     runs: Sequence[Results],
     complete: Sequence[Results],
-    rows: Sequence[Row[Results]],
+    rows: Sequence[Row],
     reference: str,
 ) -> list[str]:
     """Return sentences on runs that are missing, or that cannot be compared."""
@@ -248,7 +246,7 @@ def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[F
             yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in chosen]})
 
 
-def _last_site(row: Row[Results], metric: str, name: str) -> list[Finding]:
+def _last_site(row: Row, metric: str, name: str) -> list[Finding]:
     """Return a finding on the reference's last site, and whether chance explains its place."""
     known = [test for run in row.runs if (test := tested(run, metric))]
     if not known:
@@ -273,7 +271,7 @@ def _last_site(row: Row[Results], metric: str, name: str) -> list[Finding]:
 # ------------------------------------------------------------------------------------------------ notes
 
 
-def _by_chance(rows: Sequence[Row[Results]], metric: str) -> list[str]:
+def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
     """Return a note with each row's spread that equally good sites would have, and what it comes from."""
     tests = {row.label: [test for run in row.runs if (test := tested(run, metric))] for row in rows}
     spreads = [
@@ -314,12 +312,11 @@ def _differing_conditions(complete: Sequence[Results]) -> list[str]:
 
 def _conditions(run: Results) -> dict[str, Any]:
     """Return the facts about a run that must be equal in runs of different methods, so that they can be compared."""
-    info = run["info"] or {}
     return {
-        "their sites": info.get("sites"),
-        "synthetic or real data": bool(info.get("synthetic")),
+        "their sites": run.info.sites,
+        "synthetic or real data": run.info.synthetic,
         TASK_SETTINGS: {name: value for name, value in settings_of(run).items() if name.startswith("task.")},
-        TASK_FILE: (info.get("task_file") or {}).get("sha256"),
+        TASK_FILE: run.info.task_file.get("sha256"),
         COMPARED: run.footing.shared or run.footing.structures,  # empty: all structures, at every site
-        "the number of rounds": info.get("num_rounds"),
+        "the number of rounds": run.info.num_rounds,
     }

@@ -1,31 +1,50 @@
-"""Show differences between a comparison's rows as text, Markdown or CSV, and explain how to read them."""
+"""Show differences between a comparison's rows as text, Markdown, CSV or on the page, and explain how to read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from fairflare.base.cases.resampling import CASES
-from fairflare.base.checks import true_texts
 from fairflare.core.statistics.intervals import FEW
-from fairflare.reporting.layout import MISSING, Plain, Table, interval, listed, number, p_value, printed
-from fairflare_lab.compare.differences import BETTER, MEASURES, NOT_KNOWN, ONE_SEED, WORSE, Difference, fell
+from fairflare.reporting.layout import MISSING, Cell, Shown, Table, interval, p_value, printed
+from fairflare_lab.compare.differences import BETTER, MEASURES, WORSE, Difference
 from fairflare_lab.statistics.seed_intervals import POWER
 
 MARKS = {BETTER: "* ", WORSE: "! "}
-CSV = (
-    "method", "reference", "measure", "seeds", "sites", "mean", "sd", "low", "high", "p", "p_holm", "smallest",
-    "verdict", "images_sd",
-)  # fmt: skip
+#: Columns, with the columns of each in a CSV file.
+COLUMNS = {
+    "method": ["method", "reference"],
+    "measure": ["measure", "seeds", "sites"],
+    "difference [95 %]": ["mean", "sd", "low", "high"],
+    "verdict": ["verdict", "images_sd"],
+    "p": ["p"],
+    "p (Holm)": ["p_holm"],
+    "visible from": ["smallest"],
+}
+LEGEND = (
+    "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. Within noise: no difference "
+    f'was shown; {POWER:.0%} of such comparisons would show a true one of the size under "visible from". Cannot tell: '
+    "only a difference larger than the metric itself could have been detected. One seed: nothing can be said of noise. "
+    f"Not known: nothing scatters, a site has fewer than {FEW} test cases, or nothing says how far the test patients "
+    "move it, who are the same for all seeds (--bootstrap above 0 says it of the primary metric). Other sites: one of "
+    "the rows lacks a site, and average, std and worst are over those that both have. An interval that reaches beyond "
+    "the metric's range comes of too few seeds."
+)
 
 
-def figures_of(found: Sequence[Difference], columns: Sequence[str], reference: str) -> list[list[Plain]]:
-    """Return rows of a table of differences; columns are attributes of :class:`Difference` or names in :data:`CSV`."""
-    called: dict[str, Callable[[Difference], Plain]] = {
-        "method": lambda d: d.label, "reference": lambda d: reference, "difference": lambda d: d.mean,
-        "seeds": lambda d: len(d.values), "sites": lambda d: " ".join(d.sites),
-    }  # fmt: skip
-    return [[called[name](d) if name in called else getattr(d, name) for name in columns] for d in found]
+def table_of_differences(found: Sequence[Difference], reference: str) -> Table:
+    """Return a table of differences to the reference; a difference and its interval share a cell."""
+    rows: list[list[Cell]] = [
+        [
+            Shown(d.label, [d.label, reference]), Shown(d.measure, [d.measure, len(d.values), " ".join(d.sites)]),
+            Shown(interval(d.low, d.high, d.mean), [d.mean, d.sd, d.low, d.high]),
+            Shown(MARKS.get(d.verdict, "") + d.verdict, [d.verdict, d.images_sd]),
+            Shown(_p(d.p), [d.p]), Shown(_p(d.p_holm), [d.p_holm]), d.smallest,
+        ]
+        for d in found
+    ]  # fmt: skip
+    return Table("differences", "", [*COLUMNS], rows, csv_columns=[*COLUMNS.values()], lead=2)
 
 
 def difference_table(
@@ -41,61 +60,14 @@ def difference_table(
         style: ``text``, ``markdown`` or ``csv``.
         width: largest width of the text.
     """
-    if style == "csv":
-        return printed([Table("differences", "", CSV, figures_of(found, CSV, reference))], (), style)
-    rows = []
-    for d in found:
-        if d.measure in MEASURES or d.of_given:
-            rows.append([
-                d.label, d.measure, interval(d.low, d.high, d.mean), MARKS.get(d.verdict, "") + d.verdict,
-                _p(d.p), _p(d.p_holm), number(d.smallest),
-            ])  # fmt: skip
-    head = ["method", "measure", "difference [95 %]", "verdict", "p", "p (Holm)", "visible from"]
-    return printed([Table("differences", "", head, rows, lead=2)], notes_of_differences(found, reference), style, width)
+    shown = [d for d in found if style == "csv" or d.measure in MEASURES or d.of_given]
+    return printed([table_of_differences(shown, reference)], notes_of_differences(found, reference), style, width)
 
 
 def notes_of_differences(found: Sequence[Difference], reference: str) -> list[str]:
-    """Return sentences on how to read a table of differences, and on what the table leaves out."""
-    wide = [f"{d.label} ({d.measure})" for d in found if d.low < -d.bound or d.high > d.bound]
-    few = sorted({site for d in found for site in d.of_few})
-    given = all(d.of_given for d in found)
-    notes = true_texts({
-        f"Differences to {reference}, paired by {'site' if given else 'seed and site'}: mean "
-        f"[95 % interval{interval_of(found)}].": True,
-        "* better, ! worse: p is below 0.05 after Holm's correction for all rows and measures. Within noise: no "
-        f'difference was shown; {POWER:.0%} of such comparisons would show a true one of the size under "visible '
-        'from". Cannot tell: only a difference larger than the metric itself could have been detected; use more '
-        f"{'test images' if given else 'seeds'}.": any(math.isfinite(d.p_holm) for d in found),
-        "With two seeds the interval is on the safe side: it holds in 95 to 98 of 100 cases.": any(
-            len(d.values) == 2 and math.isfinite(d.images_sd) for d in found
-        ),
-        "An interval reaches beyond the largest difference that the metric's range allows, as it knows nothing of that "
-        f"range; read it as ending there, and as too few seeds: {listed(wide, most=8)}.": wide,
-        "With one seed nothing can be said of noise: give more (--seeds).": any(d.verdict == ONE_SEED for d in found),
-        "Where a difference is the same with every seed and nothing else scatters, how sure it is is not known: give "
-        "more seeds, or more test images.": any(
-            d.verdict == NOT_KNOWN and math.isnan(d.smallest) and not d.of_few for d in found
-        ),
-        "Where nothing says how far the test patients move it, a difference has no verdict: all seeds are tested on "
-        "the same patients. Of the primary metric draws of them say it, with --bootstrap above 0.": any(
-            d.verdict == NOT_KNOWN and not math.isnan(d.smallest) for d in found
-        ),
-        f"No verdict rests on sites with fewer than {FEW} test cases: {listed(few, most=8)}.": few,
-    })  # fmt: skip
-    totals = [d for d in found if d.measure == MEASURES[0]]
-    most = max((len(d.values) for d in totals), default=0)
-    for d in totals:
-        seeds = f"{d.label}: over seed{'s' * (len(d.values) > 1)} {', '.join(map(str, sorted(d.values)))} only."
-        who = "; ".join(
-            f"{label} lacks {', '.join(site for site, by in d.lacking.items() if by == label)}"
-            for label in dict.fromkeys(d.lacking.values())
-        )
-        other = (
-            f"{d.label}: OTHER SITES than {reference}: {who}. Its average, std and worst here are over the sites that "
-            f"both have ({', '.join(d.sites)}), and no verdict is given."
-        )
-        notes += true_texts({seeds: len(d.values) < most, other: who})
-    return notes + (fell(found, totals[0].higher_is_better) if totals else [])
+    """Return sentences on how to read a table of differences: what is paired, then what the verdicts mean."""
+    paired = "site" if all(d.of_given for d in found) else "seed and site"
+    return [f"Differences to {reference}, paired by {paired}: mean [95 % interval{interval_of(found)}].", LEGEND]
 
 
 def interval_of(found: Sequence[Difference]) -> str:

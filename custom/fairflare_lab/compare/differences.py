@@ -13,7 +13,6 @@ import numpy as np
 from fairflare.base import checks
 from fairflare.core.statistics.intervals import FEW, LEVEL, holm
 from fairflare.reporting.documents import Results
-from fairflare.reporting.layout import PLACES, number
 from fairflare.reporting.values import by_site_of, linked
 from fairflare_lab.compare.runs import VALUE, Array, Contrast, Runs, Units, draws_of
 from fairflare_lab.statistics.seed_intervals import Estimate, of_sites
@@ -48,7 +47,6 @@ class Difference:
         smallest: true difference that would have been seen with :data:`POWER`, corrected as ``p_holm``.
         higher_is_better: whether more of the measure is better.
         limit: size of a difference as large as the metric itself.
-        bound: largest difference that the metric's range allows; infinite: the range has no end.
         sites: sites that the measure is over.
         lacking: ``{site: label of the row that has no value of the site}``.
         units: ``{site: (unit that was drawn, number of such units)}``.
@@ -69,7 +67,6 @@ class Difference:
     smallest: float = math.nan
     higher_is_better: bool = True
     limit: float = math.inf
-    bound: float = math.inf
     sites: tuple[str, ...] = ()
     lacking: Mapping[str, str] = field(default_factory=dict)
     units: Mapping[str, Units] = field(default_factory=dict)
@@ -97,7 +94,7 @@ def paired(
         higher_is_better: whether more of the measure is better.
         given: whether the models were given, not trained; there is then one seed, and only the choice of test patients
             varies.
-        about: ``limit``, ``bound``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
+        about: ``limit``, ``sites``, ``lacking`` and ``units`` of :class:`Difference`.
     """
     values = checks.not_empty("the differences", found.values, of="seed")
     checks.numbers(f"difference of {measure}", values, of="seed")
@@ -176,7 +173,7 @@ def differences_of(
 def _by_seed(label: str, runs: Sequence[Results]) -> dict[int, Results]:
     found: dict[int, Results] = {}
     for run in runs:
-        seed = run["info"]["config"].get("seed")
+        seed = run.info.config.get("seed")
         if seed is None:
             raise ValueError(f"no seed is recorded of a run of {label!r}")
         if seed in found:
@@ -203,9 +200,7 @@ def _against(
         return []
     largest = float(np.nanmax(np.abs(runs.values[..., VALUE])))
     first = next(iter(pairs.values()))[0]
-    given = all(run.info.get("num_rounds") == 0 for pair in pairs.values() for run in pair)
-    ends = first["info"].get("metric_range") if metric == first.info.primary_metric else None
-    bound = ends[1] - ends[0] if ends and None not in ends else math.inf
+    given = all(run.info.num_rounds == 0 for pair in pairs.values() for run in pair)
     found = []
     measures = MEASURES if linked(first, metric) else MEASURES[:1]
     for name in (*measures, *runs.sites):
@@ -218,30 +213,8 @@ def _against(
 
         contrast = over.contrast(figure)
         about = {
-            "limit": largest / half, "bound": bound / half, "sites": tuple(over.sites),
-            "lacking": lacking if total else {}, "units": over.units,
+            "limit": largest / half, "sites": tuple(over.sites), "units": over.units,
+            "lacking": lacking if total else {},
         }  # fmt: skip
         found.append(paired(label, name, contrast, higher_is_better=higher and name != "std", given=given, **about))
     return found
-
-
-def fell(found: Sequence[Difference], higher_is_better: bool) -> list[str]:
-    """Return a sentence for each row whose spread over the sites is smaller than the reference's.
-
-    The sentence names the sites whose metric is worse than in the reference.
-
-    Args:
-        found: differences from :func:`differences_of`, of measures and sites.
-        higher_is_better: whether more of the metric is better.
-    """
-    lines = []
-    turn = 1 if higher_is_better else -1
-    for spread in (d for d in found if d.measure == "std" and round(d.mean, PLACES) < 0):  # rounded as in the table
-        sites = (d for d in found if d.label == spread.label and d.measure not in MEASURES and turn * d.mean < 0)
-        told = [
-            f"{d.measure} {number(d.mean, sign='+')}{' beyond noise' if d.verdict == WORSE else ''}"
-            for d in sorted(sites, key=lambda d: turn * d.mean)
-        ]
-        who = f"{len(told)} site{'' if len(told) == 1 else 's'} lost ({', '.join(told)})" if told else "no site lost"
-        lines.append(f"{spread.label}: smaller spread ({number(spread.mean, sign='+')}, {spread.verdict}); {who}.")
-    return lines

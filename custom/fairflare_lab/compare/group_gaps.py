@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -11,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import gathered, true_texts
+from fairflare.base.checks import true_texts
 from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
@@ -41,12 +40,14 @@ class Value:
         ends: ends of its interval over the cases; NaN if it has no interval.
         without: the measure without each part of the cases in turn; empty if the cases are not in parts.
         cases: number of cases of the smallest group; NaN if not known.
+        lowest: group with the lowest value of the metric; empty for no single one.
     """
 
     value: float
     ends: Ends
     without: Sequence[float] = ()
     cases: float = math.nan
+    lowest: str = ""
 
 
 Values: TypeAlias = dict[int, Value]  # a measure by seed
@@ -63,6 +64,7 @@ HEADS = [
     "difference [95 %]",
     "p (Holm)",
     "verdict",
+    "lowest",
 ]
 
 
@@ -88,6 +90,7 @@ def gap_table(rows: Mapping[str, Sequence[Run]], reference: str) -> Table:
         gaps = spread([of.value for of in found])
         body.append([
             measure, attribute, label, len(found), gaps, Shown(interval(*ends), ends), *_entries(differ.get(key)),
+            ", ".join(sorted({of.lowest for of in found} - {""})),
         ])  # fmt: skip
     heads = [[name] for name in HEADS]
     heads[4:7] = [["mean", "sd"], ["low", "high"], ["difference", "difference low", "difference high"]]
@@ -114,7 +117,7 @@ def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key,
             for attribute in attributes_of(run):
                 for name in MEASURES:
                     by_seed = each.setdefault((label, attribute, name), {})
-                    by_seed[run["info"]["seed"]] = _value(run, attribute, name)
+                    by_seed[run.info.seed or 0] = _value(run, attribute, name)
     known = {key: {seed: of for seed, of in found.items() if math.isfinite(of.value)} for key, found in each.items()}
     values = {key: found for key, found in known.items() if found}
     differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
@@ -128,7 +131,7 @@ def _value(run: Run, attribute: str, name: str) -> Value:
     cell = gaps_at(run, attribute)[""].get(name, Cell(name))
     gap, low, high = (math.nan if x is None else float(x) for x in (cell.value, cell.low, cell.high))
     without = [v.values for v in run.vectors if v.unit == PARTS and v.metric == name and v.group == attribute]
-    return Value(gap, (low, high), [x for values in without for x in values if x is not None], cases)
+    return Value(gap, (low, high), [x for values in without for x in values if x is not None], cases, cell.part)
 
 
 def named(labels: Sequence[str]) -> str:
@@ -136,18 +139,8 @@ def named(labels: Sequence[str]) -> str:
     return listed(labels, "; " if any(", " in one for one in labels) else ", ")
 
 
-def lowest(runs: Sequence[Run], attribute: str) -> tuple[str, str]:
-    """Return text on a metric's worst group, and in how many runs it is the worst; empty if no group is the worst."""
-    every = [gaps_at(run, attribute)[""] for run in runs if attributes_of(run)]
-    worst = [{name: gap.part for name in SCALED if (gap := of.get(f"{name}_gap")) and gap.part} for of in every]
-    metric = next((name for one in worst for name in reversed(one)), "")
-    # Groups with equal counts are in the order of their names.
-    found = Counter(sorted(one[metric] for one in worst if metric in one)).most_common()
-    return metric, ", ".join(f'"{group}"' + f" (in {n} of {len(every)} runs)" * (len(every) > 1) for group, n in found)
-
-
 def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str]:
-    """Return notes on how to read the table, on the groups with the lowest values, and on runs without groups."""
+    """Return notes on how to read the table, on withheld groups, and on runs without groups."""
     notes = [
         "Of gaps between groups of people smaller is better, of equity-scaled metrics larger (the metric over all "
         f"images, divided by 1 plus its distances to the groups'). '{WITHIN}': between the groups at each site, on "
@@ -165,14 +158,7 @@ def notes_of_gaps(rows: Mapping[str, Sequence[Run]], reference: str) -> list[str
             ),
             f"{label}: groups or classes of them stay at {listed(withheld)} and are in no figure.": withheld,
         })  # fmt: skip
-    lows = gathered(
-        (f"lowest {metric} by {attribute}: {groups}.", label)
-        for label, asked in by_row.items()
-        for attribute in dict.fromkeys(name for run in asked for name in attributes_of(run))
-        for metric, groups in [lowest(asked, attribute)]
-        if metric
-    )
-    return notes + [f"{named(labels)}: {text}" for text, labels in lows.items()]
+    return notes
 
 
 def gaps_in_words(
@@ -192,7 +178,7 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     rows: dict[str, list[Run]] = {}
     by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
     for run, unseen in found:
-        by_seed.setdefault((label_of(run), int(run["info"]["seed"])), []).append((run, unseen))
+        by_seed.setdefault((label_of(run), int(run.info.seed or 0)), []).append((run, unseen))
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         sums = {unseen.site: _arrays(unseen.groups) for _, unseen in each}
         if {*sums} == sites and all(sums.values()):

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from fairflare.base.checks import gathered
 from fairflare.base.settings import by_name
@@ -26,11 +26,9 @@ from fairflare.reporting.values import (
     suppressed_of,
 )
 
-R = TypeVar("R")  # a run's document, or the page's own form of a run
-
 
 @dataclass
-class Row(Generic[R]):
+class Row:
     """Represent the runs of one configuration.
 
     Attributes:
@@ -45,7 +43,7 @@ class Row(Generic[R]):
     """
 
     label: str
-    runs: list[R]
+    runs: list[Results]
     values: list[dict[str, float]] = field(default_factory=list)
     summaries: list[FairnessSummary] = field(default_factory=list)
     settings: str = ""
@@ -79,7 +77,7 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
     """
     found: dict[str, Results] = {}
     for run in runs:
-        if run["status"] == "completed":
+        if run.status == "completed":
             found.setdefault(
                 json.dumps([dict(run.info), run.started, list(map(asdict, run.cells))], sort_keys=True), run
             )
@@ -88,7 +86,7 @@ def complete_runs(runs: Sequence[Results]) -> list[Results]:
     return list(found.values())
 
 
-def rows_of(runs: Sequence[Results], metric: str) -> list[Row[Results]]:
+def rows_of(runs: Sequence[Results], metric: str) -> list[Row]:
     """Return rows of runs that differ only in the seed.
 
     Raises:
@@ -111,7 +109,7 @@ def rows_of(runs: Sequence[Results], metric: str) -> list[Row[Results]]:
     return rows
 
 
-def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False) -> Row[Results]:
+def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False) -> Row:
     """Return a row of the given runs; ``last``: with values of each of their last models."""
     tested = [(run, by_site) for run in runs for by_site in measured(run, metric, last=last)]
     higher = direction_of(runs[0], metric)
@@ -119,7 +117,7 @@ def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False)
         summarize(v, higher_is_better=higher, suppressed=suppressed_of(run, metric), linked=linked(run, metric))
         for run, v in tested
     ]
-    which = (runs[0]["info"] or {}).get("measured") or ""
+    which = runs[0].info.measured
     return Row(label, list(runs), [by_site for _, by_site in tested], summaries, measured=which)
 
 

@@ -27,16 +27,11 @@ Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at th
 
 @dataclass(frozen=True)
 class Certainty:
-    """Store the ends of a figure's interval and its p-value against 0; NaN if the figure does not vary."""
+    """Store the ends of a figure's interval; NaN if the figure does not vary."""
 
     mean: float
     low: float = math.nan
     high: float = math.nan
-    p: float = math.nan
-
-    @property
-    def half(self) -> float:
-        return (self.high - self.low) / 2
 
 
 @dataclass
@@ -74,7 +69,6 @@ class UnseenSites:
     sites: list[str]
     rows: list[UnseenRow]
     notes: list[str]
-    synthetic: bool
     runs: list[Results]
 
 
@@ -95,14 +89,13 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
         by_seed: dict[int, dict[str, Pair]] = {}
         for run, unseen in found:
             if label_of(run) == label:
-                by_seed.setdefault(int(run["info"]["seed"]), {})[unseen.site] = (run, unseen)
+                by_seed.setdefault(int(run.info.seed or 0), {})[unseen.site] = (run, unseen)
         rows.append(_row(label, by_seed, sites, chosen, higher))
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")
         notes += [f"{label} {text}." for text in nothing_anywhere(rows[-1], chosen, higher)]
         notes += _in_words(rows[-1])
-    synthetic = any(run["info"].get("synthetic") for run, _ in found)
-    return UnseenSites(chosen, higher, sites, rows, notes, synthetic, [run for run, _ in found])
+    return UnseenSites(chosen, higher, sites, rows, notes, [run for run, _ in found])
 
 
 def nothing_anywhere(row: UnseenRow, metric: str, higher: bool) -> list[str]:
@@ -142,7 +135,7 @@ def _row(
         each={site: spread([_left_out(pair, "metrics", metric)[0] for pair in every if pair[1].site == site])
               for site in sites},
         sure=sure, over=" and ".join(over) + " of one seed" * (len(known.values) == 1),
-        personal=any(run["info"].get("measured") == "personal" for run, _ in every),
+        personal=any(run.info.measured == "personal" for run, _ in every),
         reason="; ".join(sorted({unseen.reason for _, unseen in every if unseen.reason})),
     )  # fmt: skip
 
@@ -212,7 +205,7 @@ def _certainty(found: Contrast) -> Certainty:
     if len(found.values) == 1 and math.isnan(found.shared):
         return Certainty(mean)
     of = found.estimate
-    return Certainty(mean, *map(float, (*of.ends, of.p))) if of.error > ROUNDING else Certainty(mean)
+    return Certainty(mean, *map(float, of.ends)) if of.error > ROUNDING else Certainty(mean)
 
 
 def _in_words(row: UnseenRow) -> list[str]:

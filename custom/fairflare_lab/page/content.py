@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fairflare.reporting.layout import MAX_COLUMNS, MAX_ROWS, Cell, Spread, Table, listed, number, printable, shown
-
-__all__ = [
-    "MAX_COLUMNS", "MAX_ROWS", "NOTHING", "Cell", "Page", "Picture", "Section", "Spread", "Table", "extremes", "listed",
-    "printable", "shown",
-]  # fmt: skip
+from fairflare.reporting.layout import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def extremes(values: Mapping[str, float | None]) -> str:
-    """Return the least and the largest value as text, ``from 0.4 (site-2) to 0.7 (site-1)``; empty without values."""
-    known = {site: value for site, value in values.items() if value is not None and math.isfinite(value)}
-    low, high = (of(known, key=known.__getitem__, default="") for of in (min, max))
-    return f"from {number(known[low])} ({low}) to {number(known[high])} ({high})" if known else ""
 
 
 @dataclass(frozen=True)
@@ -33,24 +20,21 @@ class Picture:
         name: name of the picture's files.
         draw: function that draws the figure.
         caption: text on what the figure shows and how to read it.
-        alt: message of the figure in numbers, for readers who do not see it.
     """
 
     name: str
     draw: Callable[[], Figure]
     caption: str
-    alt: str
 
 
 @dataclass(frozen=True)
 class Section:
-    """Represent a part of the page with a heading; its pictures and tables come in this order."""
+    """Represent a part of the page with a heading; its pictures and tables come in this order, then its notes."""
 
     name: str
     title: str
-    words: Sequence[str] = ()
     notes: Sequence[str] = ()
-    parts: Sequence[Picture | Table] = field(default_factory=tuple)
+    parts: Sequence[Picture | Table] = ()
 
 
 NOTHING = Section("", "")  # an empty section, which the page leaves out
@@ -70,21 +54,6 @@ OF_RUNS = (
 
 
 @dataclass(frozen=True)
-class Lead:
-    """Store a picture at the top of a comparison's page, with the text above it.
-
-    Attributes:
-        text: title of the picture, or sentence with a finding and its certainty.
-        picture: picture of the finding, which appears nowhere else on the page.
-        section: name of the section with more about the finding.
-    """
-
-    text: str
-    picture: Picture | None = None
-    section: str = ""
-
-
-@dataclass(frozen=True)
 class Page:
     """Represent a whole page.
 
@@ -92,11 +61,9 @@ class Page:
         title: heading of the page.
         facts: facts about the runs, below the title, each as a word and a text.
         synthetic: sentence on which data are synthetic; empty if none is known to be.
-        first: sentences that are said first.
-        summary: further sentences of the summary, on figures and on what to do next; below the leads.
-        sections: sections of the page, in order.
+        first: sentences that are said first, the same as on the console.
+        sections: sections of the page, in order; empty ones are left out.
         problems: lines about problems with the files.
-        leads: pictures at the top, at most three: between sites, between groups of people, at unseen sites.
         terms: terms with their meanings.
     """
 
@@ -104,8 +71,6 @@ class Page:
     facts: Sequence[tuple[str, str]]
     synthetic: str
     first: Sequence[str]
-    summary: Sequence[str]
     sections: Sequence[Section]
     problems: Sequence[str] = ()
-    leads: Sequence[Lead] = ()
     terms: Sequence[tuple[str, str]] = OF_RUNS

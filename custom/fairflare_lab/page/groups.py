@@ -13,11 +13,11 @@ from fairflare.core.statistics.group_metrics import SCALED
 from fairflare.core.statistics.group_sums import IMAGES
 from fairflare.reporting.documents import Results
 from fairflare.reporting.groups import POOLED, UNKNOWN, attributes_of, group_notes, group_tables, groups_at
-from fairflare.reporting.layout import number
+from fairflare.reporting.layout import Table
 from fairflare.reporting.values import in_words, sentence
 from fairflare_lab.compare.group_gaps import gap_table, notes_of_gaps
-from fairflare_lab.page.content import NOTHING, Picture, Section, Table, extremes
-from fairflare_lab.page.material import Material, PageRun
+from fairflare_lab.page.content import NOTHING, Picture, Section
+from fairflare_lab.page.material import Material, name_of
 from fairflare_lab.page.style import chart, label, look
 
 if TYPE_CHECKING:
@@ -27,28 +27,20 @@ MARKS = (
     "A mark for each group at every site, and over all sites; lines are 95 % intervals over the cases, without one it "
     "is not known."
 )
-OF_GROUPS = "groups_of_"  # prefix of a picture's name, followed by the attribute
-
-
-def first_run(material: Material) -> PageRun:
-    """Return the run of the page, or the first run of a comparison's reference."""
-    return next((row for row in material.rows if row.label == material.reference), material.rows[0]).runs[0]
 
 
 def groups(material: Material) -> Section:
     """Return the section on groups of people by site, of the run or of the first run of a comparison's reference."""
-    run = first_run(material)
-    whose = f"Of {run.name}. " if material.reference else ""
+    several, run = bool(material.reference), material.first_run
     if not any(cell.group for cell in run.cells):
         return NOTHING
-    notes, gaps = group_notes(run), list[Table]()
-    if whose:
-        notes += [f"Tables by site are of {run.name}; each other run's page has its own."]
-        rows = material.by_label
-        gaps, notes = [gap_table(rows, material.reference)], notes + notes_of_gaps(rows, material.reference)
+    whose, notes, gaps = f"Of {name_of(run)}. " * several, group_notes(run), list[Table]()
+    if several:
+        gaps = [gap_table(material.by_label, material.reference)]
+        notes += notes_of_gaps(material.by_label, material.reference)
     pictures = [picture_of(run, attribute, material.synthetic, whose) for attribute in attributes_of(run)]
-    tables = [*gaps, *(replace(table, caption=whose + table.caption) for table in group_tables(run))]
-    return Section("groups", "Groups of people", notes=notes, parts=[*pictures, *tables])
+    tables = [replace(table, caption=whose + table.caption) for table in group_tables(run)]
+    return Section("groups", "Groups of people", notes, [*pictures, *gaps, *tables])
 
 
 def picture_of(run: Results, attribute: str, synthetic: bool, whose: str) -> Picture:
@@ -67,17 +59,11 @@ def picture_of(run: Results, attribute: str, synthetic: bool, whose: str) -> Pic
         group: {place: of.get(group, {}).get(metric, Cell(metric)) for place, of in places.items()}
         for group in found[""] if group not in ("", UNKNOWN)
     }  # fmt: skip
-    told = [
-        f"{group} {ends}, {number(of[POOLED].value)} over all sites"
-        for group, of in cells.items()
-        if (ends := extremes({place: cell.value for place, cell in of.items() if place != POOLED}))
-    ]
     draw = partial(
         chart, partial(_dots, cells), 2.6, f"{sentence(in_words(metric))} of each group of {attribute}",
         synthetic, count=len(cells), grid="y", ylabel=in_words(metric),
     )  # fmt: skip
-    alt = f"{sentence(in_words(metric))} by {attribute}: {'; '.join(told) or 'not known of any group'}."
-    return Picture(f"{OF_GROUPS}{attribute}", draw, whose + MARKS, alt)
+    return Picture(f"groups_of_{attribute}", draw, whose + MARKS)
 
 
 def _dots(cells: Mapping[str, Mapping[str, Cell]], axes: Axes) -> None:

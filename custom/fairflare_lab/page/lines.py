@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from fairflare.reporting.documents import RoundRecord
-from fairflare.reporting.layout import Cell, Spread, spread
-from fairflare_lab.page.content import Picture, Table, listed
+from fairflare.reporting.layout import Cell, Spread, Table, spread
+from fairflare_lab.page.content import Picture
 from fairflare_lab.page.material import Material
 from fairflare_lab.page.style import MUTED, figure, label, legend, log_scale, look, rows_of_legend
 
@@ -24,15 +24,15 @@ MAX_PANELS = 12
 COLUMNS = ["row", "name", "round", "value"]
 
 
-def frame(values: Iterable[Sequence[Any]], columns: Sequence[str] = COLUMNS) -> pd.DataFrame:
+def frame(values: Iterable[Sequence[Any]]) -> pd.DataFrame:
     """Return a long table of Python objects; pandas' own string type cannot hold every name that JSON can."""
-    return pd.DataFrame(list(values), columns=list(columns), dtype=object)
+    return pd.DataFrame(list(values), columns=COLUMNS, dtype=object)
 
 
 def by_site(material: Material, of: Callable[[RoundRecord], Mapping[str, Any]]) -> pd.DataFrame:
     """Return a long table of the values by site that ``of`` returns for each round of each run, without ``None``."""
     values = (
-        (row.label, site, record["current_round"], value)
+        (row.label, site, record.current_round, value)
         for row in material.rows
         for run in row.runs
         for record in run.rounds
@@ -56,15 +56,9 @@ def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
     return panel.map(lambda cell: getattr(cell, attribute, math.nan)).astype(float)
 
 
-def in_the_end(panel: pd.DataFrame) -> dict[str, float]:
-    """Return the last finite value of each line in a table of :class:`Spread`."""
-    return dict(figures(panel).ffill().iloc[-1])
-
-
 def lines(
-    material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, alt: str, unit: str,
-    *, worst_first: bool = True, log: bool = False, final: Collection[str] = (),
-    ranks: Sequence[str] = (),
+    material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, unit: str,
+    *, worst_first: bool = True, log: bool = False, final: Collection[str] = (), ranks: Sequence[str] = (),
 ) -> Picture:  # fmt: skip
     """Return a picture with panels of lines over the rounds, and one legend.
 
@@ -73,7 +67,7 @@ def lines(
         name: name of the picture's files.
         title: title of the figure.
         panels: tables from :func:`panels_of`, by the panel's title.
-        caption, alt: see :class:`Picture`.
+        caption: see :class:`Picture`.
         unit: label of the vertical axis.
         worst_first: whether, of many lines, the lowest at the end are named; False: the highest.
         log: whether the vertical axis is logarithmic.
@@ -105,7 +99,7 @@ def lines(
         legend(made, flat[0], shown)
         return made
 
-    return Picture(name, draw, caption, alt)
+    return Picture(name, draw, caption)
 
 
 def _draw_lines(
@@ -114,8 +108,8 @@ def _draw_lines(
     means, deviations = figures(panel), figures(panel, "sd").fillna(0)
     named = list(panel.columns)
     if len(named) > MAX_NAMED:
-        ends = sorted(pd.Series(in_the_end(panel)).dropna().items(), key=lambda end: end[1], reverse=not worst_first)
-        named = [name for name in panel if name in dict(ends[:NAMED_OF_MANY])]
+        ends = means.ffill().iloc[-1].dropna().sort_values(ascending=worst_first, kind="stable")
+        named = [name for name in panel if name in ends.index[:NAMED_OF_MANY]]
         axes.plot(means.drop(columns=named), color=MUTED, linewidth=0.6, alpha=0.6)
     for name in named:
         style = look(ranks.index(name) if ranks and len(panel.columns) <= MAX_NAMED else named.index(name))
@@ -146,21 +140,13 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
 
 
 def site_parts(
-    material: Material, found: pd.DataFrame, told: Callable[[str, pd.DataFrame], str], name: str, title: str,
-    caption: str, alt: str, unit: str, table: str, **more: Any,
-) -> list[Picture | Table]:  # fmt: skip
+    material: Material, found: pd.DataFrame, name: str, title: str, caption: str, unit: str, **more: Any
+) -> list[Picture | Table]:
     """Return a picture and a table of a value that every site has in every round; empty for no values.
 
-    Args:
-        material, name, title, caption, unit, more: as in :func:`lines`.
-        found: long table from :func:`by_site`.
-        told: function from a row's label and panel to a message in words.
-        alt: text before the messages of ``told`` for all rows.
-        table: caption of the table.
+    ``found`` is a long table from :func:`by_site`; the other arguments are those of :func:`lines`.
     """
     panels = panels_of(found, material.sites)
-    if not panels:
-        return []
     rows: list[list[Cell]] = [
         [row, n, site, cell]
         for row, panel in panels.items()
@@ -168,6 +154,5 @@ def site_parts(
         for site, cell in line.items()
         if isinstance(cell, Spread)
     ]
-    message = f"{alt} {listed((told(row, panel) for row, panel in panels.items()), '; ')}."
-    picture = lines(material, name, title, panels, caption, message, unit, **more)
-    return [picture, Table(name, table, ["method", "round", "site", unit], rows, folded=True)]
+    table = Table(name, f"{title}, by round.", ["method", "round", "site", unit], rows, folded=True)
+    return [lines(material, name, title, panels, caption, unit, **more), table] if panels else []

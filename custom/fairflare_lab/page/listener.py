@@ -14,5 +14,4 @@ def draw(document: Path) -> list[str]:
     """Write page and pictures beside ``results.json`` or ``stats.json``; return lines for the log."""
     if document.name == RESULTS_FILE:
         return write_run_page(read_results(document.parent), document.parent)
-    statistics = StatsDocument.model_validate_json(document.read_bytes())
-    return [f"page: {write_page(statistics, document.parent)}"]
+    return [f"page: {write_page(StatsDocument.model_validate_json(document.read_bytes()), document.parent)}"]

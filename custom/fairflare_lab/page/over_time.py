@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-
-import pandas as pd
+from typing import Any
 
 from fairflare.core.cells import LAST, pivot
 from fairflare.core.fairness import summarize
-from fairflare.reporting.layout import Cell, number
+from fairflare.reporting.documents import Results
+from fairflare.reporting.layout import Cell, Table
 from fairflare.reporting.notes import attendance
 from fairflare.reporting.values import linked, sentence
-from fairflare_lab.page.content import NOTHING, Picture, Section, Table, listed
-from fairflare_lab.page.lines import figures, frame, in_the_end, lines, panels_of
-from fairflare_lab.page.material import Material, PageRow, PageRun, spelt
+from fairflare_lab.compare.rows import Row
+from fairflare_lab.page.content import NOTHING, Picture, Section
+from fairflare_lab.page.lines import figures, frame, lines, panels_of
+from fairflare_lab.page.material import Material, name_of, spelt
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
 #: For each split: name and title of its section, and text on the model to which a round's figures belong.
@@ -29,9 +30,9 @@ def rounds(material: Material, split: str = "validation") -> Section:
     For ``"test"`` it is empty unless models of earlier rounds were tested too (``test_every``, ``test_last``).
     """
     key, title, which = SPLITS[split]
-    found = [(row, n, by_site) for row in material.rows for n, by_site in _measured(row, split, material.metric)]
-    at = {row.label: {n for of, n, _ in found if of is row} for row in material.rows}
-    found = [one for one in found if len(at[one[0].label]) > (split == "test")]
+    measured = {row.label: _measured(row, split, material.metric) for row in material.rows}
+    found = [(row, *one) for row in material.rows if len({n for n, _ in measured[row.label]}) > (split == "test")
+             for one in measured[row.label]]  # fmt: skip
     if not found:
         return NOTHING
     summaries = [
@@ -39,50 +40,42 @@ def rounds(material: Material, split: str = "validation") -> Section:
         for row, n, of in found
     ]
     labels, metric = [row.label for row in material.rows], spelt(material)
-    panels = {
+    panels: dict[str, Any] = {
         heading: panels_of(frame(("", row, n, getattr(of, name)) for row, n, of in summaries), labels)[""]
         for heading, name in MEASURES.items()
     }
     counts = Counter((row, n) for row, n, _ in summaries)
     order = sorted(counts, key=lambda place: (labels.index(place[0]), place[1]))
-    cells = [[row, n, *(of.at[n, row] for of in panels.values()), counts[row, n]] for row, n in order]
+    cells: list[list[Cell]] = [[row, n, *(of.at[n, row] for of in panels.values()), counts[row, n]] for row, n in order]
     final = [row.label for row in material.rows if split == "validation" and any(_final(r, split) for r in row.runs)]
     ends = " In the ring at the end of a line is the final model, which is tested above, here on the validation splits."
-    told = [
-        f"{row}: average {_from_to(panels['average'][row])}, worst site {_from_to(panels['worst site'][row])}, up to "
-        f"round {max(at[row])}"
-        for row in panels["average"]
-    ]
+    text = f"{sentence(metric)} on the {split} splits"
     parts: list[Picture | Table] = [
         lines(
-            material, key, f"{sentence(metric)} on the {split} splits", panels,
+            material, key, text, panels,
             f"Of {which}{material.over_seeds}.{ends * bool(final)} A flat end says that training has levelled off; "
-            "figures of a run that still rises depend on when it was stopped.",
-            f"{sentence(metric)} over the rounds. {listed(told, '; ')}.", metric, final=final, ranks=labels,
+            "figures of a run that still rises depend on when it was stopped.", metric, final=final, ranks=labels,
         ),
-        Table(key, f"{sentence(metric)} on the {split} splits, of {which}.",
-              ["method", "round", *MEASURES, "runs"], cells, folded=True),
+        Table(key, f"{text}, of {which}.", ["method", "round", *MEASURES, "runs"], cells, folded=True),
     ]  # fmt: skip
     if len(labels) == 1 and split == "validation":
         sites = frame(("", site, n, value) for _, n, of in found for site, value in of.items())
         of = panels_of(sites, material.sites)[""]
         text = f"{sentence(metric)} on the validation split of every site"
-        told = [f"{site} {number(value)}" for site, value in in_the_end(of).items()]
         parts += [
-            lines(material, "rounds_sites", text, {"": of}, "A line for each site.",
-                  f"In the end: {listed(told, '; ')}.", metric, worst_first=material.higher,
-                  final=list(of) if final else []),
+            lines(material, "rounds_sites", text, {"": of}, "A line for each site.", metric,
+                  worst_first=material.higher, final=list(of) if final else []),
             Table("rounds_sites", f"{text}, by round.", ["round", *of],
                   [[n, *line] for n, *line in figures(of).itertuples()], folded=True),
         ]  # fmt: skip
     return Section(key, title, parts=parts)
 
 
-def _measured(row: PageRow, split: str, metric: str) -> list[tuple[int, dict[str, float]]]:
+def _measured(row: Row, split: str, metric: str) -> list[tuple[int, dict[str, float]]]:
     """Return the sites' values in each round of each run; for validation the final model follows the last round."""
     found = []
     for run in row.runs:
-        measured = {record["current_round"]: record[split] for record in run.rounds}
+        measured = {record.current_round: getattr(record, split) for record in run.rounds}
         if measured:  # a round validates the model that it received, so no round validated the last one
             measured[max(measured) + (split == "validation")] = _final(run, split)
         for n, by_site in measured.items():
@@ -91,30 +84,22 @@ def _measured(row: PageRow, split: str, metric: str) -> list[tuple[int, dict[str
     return found
 
 
-def _final(run: PageRun, split: str) -> dict[str, dict[str, float | None]]:
+def _final(run: Results, split: str) -> dict[str, dict[str, float | None]]:
     """Return the final model's metrics on a split by site."""
     found = pivot((c for c in run.cells if c.model == LAST and c.split == split and not c.group), "site", "metric")
     return {site: {name: cell.value for name, cell in of.items()} for site, of in found.items()}
 
 
-def _from_to(line: pd.Series) -> str:
-    known = [cell.mean for cell in line.dropna()]
-    return f"{number(known[0])} to {number(known[-1])}"
-
-
-# ------------------------------------------------------------------------------------------------ sites by round
-
-
 def took_part(material: Material) -> Section:
     """Return the section on sites that missed rounds, and on who was left out."""
     runs = [run for run in material.runs + material.others if run.rounds]
-    notes = [f"{run.name}: {line}" for run in runs for line in attendance(run)]
+    notes = [f"{name_of(run)}: {line}" for run in runs for line in attendance(run)]
     out: list[list[Cell]] = [
-        [run.name, when, left["phase"], left["site"], left["reason"]]
+        [name_of(run), when, left.phase, left.site, left.reason]
         for run in runs
-        for when, of in [*((r["current_round"], r["left_out"]) for r in run.rounds), ("end", run["left_out"])]
+        for when, of in [*((str(r.current_round), r.left_out) for r in run.rounds), ("end", run.left_out)]
         for left in of
     ]
-    words = [] if notes or out else ["Every site was in every round."] * bool(runs)
+    notes = notes or ["Every site was in every round."] * bool(runs and not out)
     table = Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], out)
-    return Section("took_part", "Who took part when", words=words, notes=notes, parts=[table])
+    return Section("took_part", "Who took part when", notes, [table])

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.settings import by_name
-from fairflare.reporting.documents import Results
+from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.layout import Cell, Table, listed, printable
 from fairflare.reporting.values import in_words, title_of
-from fairflare_lab.page.content import Cell, Section, Table, listed, printable
-from fairflare_lab.page.material import Material, PageRow, PageRun, images_of
+from fairflare_lab.compare.rows import Row
+from fairflare_lab.page.content import Section
+from fairflare_lab.page.material import Material, name_of
 
 MAX_VALUE = 400  # largest number of characters of a setting's value
+MORE = ("min_sites", "best_by", "model_parameters")  # facts of a run that stand among its settings
 MOST = 6  # largest number of methods or sites that a page's head names
 
 
 def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     """Return facts about the runs for a page's head, in order, each as a word and a text."""
-    infos = [document["info"] for document in documents]
+    infos = [document.info for document in documents]
     methods = dict.fromkeys(title_of(document).partition(', run "')[0] for document in documents)
-    kinds = {str(_text(info.get("kind")) or "not recorded") for info in infos}
-    made_up = {"SYNTHETIC (generated)" if info["synthetic"] else "the sites' own images" for info in infos}
-    sites = sorted({site for info in infos for site in info["sites"]})
-    planned = [of if isinstance(of := info.get("num_rounds"), int) else 0 for info in infos]
-    rounds = {(len(document["rounds"]), of) for document, of in zip(documents, planned, strict=True)}
-    images = {sum(n for _, split, n in images_of(info) if split == "training") for info in infos}
-    days = sorted(day[:10] for document in documents for day in (document["started"], document["finished"]) if day)
-    seeds = sorted({int(info["seed"]) for info in infos if info["seed"] is not None})
+    kinds = {str(_text(info.kind) or "not recorded") for info in infos}
+    made_up = {"SYNTHETIC (generated)" if info.synthetic else "the sites' own images" for info in infos}
+    sites = sorted({site for info in infos for site in info.sites})
+    planned = [info.num_rounds or 0 for info in infos]
+    rounds = {(len(document.rounds), of) for document, of in zip(documents, planned, strict=True)}
+    images = {_training_images(info) for info in infos}
+    days = sorted(day[:10] for document in documents for day in (document.started, document.finished) if day)
+    seeds = sorted({int(info.seed) for info in infos if info.seed is not None})
     told = {
         "Method" + "s" * (len(documents) > 1): listed(methods, most=MOST),
+        "Runs": str(len(documents)) * (len(documents) > 1),
         "Task": f"{' or '.join(sorted(kinds))}, by {in_words(metric)}",
         "Data": " or ".join(sorted(made_up)),
         "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",
@@ -41,71 +45,47 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     return [(word, text) for word, text in told.items() if text]
 
 
+def _training_images(info: Info) -> int:
+    """Return the number of training images that the sites of a run reported."""
+    lists = [told["images"] for told in info.said.values() if isinstance(told.get("images"), dict)]
+    return sum(count for of in lists for split, count in of.items() if split == "training" and isinstance(count, int))
+
+
 def settings(material: Material) -> Section:
     """Return the section on runs, versions, settings and the sites' data."""
     runs = material.runs + material.others
     heads = ["run", "seed", "status", "rounds", "begun", "ended", "taken up again", "id or folder"]
     cells: list[list[Cell]] = [
-        [run.name.partition(", seed ")[0], run.info.seed, run["status"], len(run.rounds),
-         *((run[key] or "")[:19].replace("T", " ") or None for key in ("started", "finished")),
-         len(run["resumed"]), run.place or _text(run.info.get("job_id"))]
+        [name_of(run).partition(", seed ")[0], run.info.seed, run.status, len(run.rounds),
+         *((when or "")[:19].replace("T", " ") or None for when in (run.started, run.finished)),
+         len(run.resumed), getattr(run, "place", "") or _text(run.info.job_id)]
         for run in runs
     ]  # fmt: skip
     tables = [Table("runs", "Every run of this page.", heads, cells), _settings(material.rows)]
-    several = len({json.dumps(run.info["versions"], sort_keys=True) for run in runs}) > 1
-    words = [f"{row.label}: {row.settings}." for row in material.rows if row.settings]
-    words += ["Not all runs have the same versions of software; each one's results.json has its own."] * several
-    return Section("settings", "Versions, settings, seeds", words=words, parts=[*tables, _said(runs)])
+    several = len({json.dumps(run.info.versions, sort_keys=True) for run in runs}) > 1
+    notes = [f"{row.label}: {row.settings}." for row in material.rows if row.settings]
+    notes += ["Not all runs have the same versions of software; each one's results.json has its own."] * several
+    return Section("settings", "Versions, settings, seeds", notes, tables)
 
 
-def _side_by_side(columns: Sequence[Mapping[str, Any]]) -> list[list[Cell]]:
-    names = sorted({name for found in columns for name in found})
-    return [[name, *(_text(found.get(name)) for found in columns)] for name in names]
-
-
-def _settings(rows: list[PageRow]) -> Table:
-    """Return a table of all settings but the seed, with a column for each row, and of its first run's versions."""
-    by_row = []
-    for info in (row.runs[0].info for row in rows):
-        of_info = [key for key in ("min_sites", "best_by", "experiment", "model_parameters") if key in info]
-        of_file = [key for key in ("name", "sha256", "monai_bundle_sha256") if key in info.task_file]
-        by_row.append(
-            by_name({key: value for key, value in info.config.items() if key != "seed"})
-            | {f"bounds.{name}": value for name, value in info.bounds.items()}
-            | {f"versions.{name}": version for name, version in info.versions.items()}
-            | {key: info[key] for key in of_info}
-            | {f"task_file.{key}": info.task_file[key] for key in of_file}
-        )
-    text, heads = (
-        "Every setting, by its name for --set, bounds and versions of software.",
-        ["setting", *(row.label for row in rows)],
-    )
-    return Table("settings", text, heads, _side_by_side(by_row), folded=True)
-
-
-def _said(runs: list[PageRun]) -> Table:
-    """Return a table of the sites' reports on their data, for the first run and for runs with other reports."""
-    differing: dict[str, PageRun] = {}
-    for run in runs:
-        differing.setdefault(json.dumps(run.info["said"], sort_keys=True), run)
-    cells = [
-        [run.name, site, *_of_site(told)] for run in differing.values() for site, told in sorted(run.info.said.items())
-    ]
-    text = "What each site said of its data before the first round; runs that said the same are not repeated."
-    return Table("said", text, ["run", "site", "images", "synthetic", "classes", "annotated", "device"], cells)
-
-
-def _of_site(told: Mapping[str, Any]) -> list[Cell]:
-    """Return a site's images by split, whether they are synthetic, its classes, what it annotates, and its device."""
-    images, made_up = told.get("images"), told.get("synthetic")
-    lists = ", ".join(f"{n} {split}" for split, n in images.items()) if isinstance(images, dict) else None
-    synthetic = ("no", "SYNTHETIC")[made_up] if isinstance(made_up, bool) else None
-    return [lists, synthetic, *(_text(told.get(key)) for key in ("num_classes", "annotated", "device"))]
+def _settings(rows: Sequence[Row]) -> Table:
+    """Return a table of the settings but the seed, versions and sites' facts of each row's first run, side by side."""
+    by_row = [
+        by_name({
+            **{key: value for key, value in info.config.items() if key != "seed"},
+            "bounds": info.bounds, "versions": info.versions, "task_file": info.task_file, "said": info.said,
+            "experiment": info.experiment,
+            **{key: found for key, found in (info.model_extra or {}).items() if key in MORE},
+        })
+        for info in (row.runs[0].info for row in rows)
+    ]  # fmt: skip
+    names = sorted({name for found in by_row for name in found})
+    text = "Every setting, by its name for --set, bounds, versions of software, and what each site said of its data."
+    cells = [[name, *(_text(found.get(name)) for found in by_row)] for name in names]
+    return Table("settings", text, ["setting", *(row.label for row in rows)], cells, folded=True)
 
 
 def _text(value: Any) -> Cell:
-    if value is None:
-        return None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value if abs(value) < 10**15 else str(value)[:20]
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**15):
+        return value
     return printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), MAX_VALUE)

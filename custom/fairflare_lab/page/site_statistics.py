@@ -1,4 +1,4 @@
-"""Write the page of ``fairflare stats``: histograms by site, class mixes, sizes, and tables of the figures."""
+"""Write the page of ``fairflare stats``: a picture of the intensities, and tables of all figures by site."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairflare.base.disk.files import write_whole
-from fairflare.core.statistics.site_figures import AXES, INTENSITY
-from fairflare.reporting.layout import Cell, Shown, Table, listed, number
+from fairflare.core.statistics.site_figures import AXES, CLASS, INTENSITY
+from fairflare.reporting.layout import Cell, Shown, Table, listed
 from fairflare.reporting.sites.statistics import PAGE, Figures, StatsDocument, others_of
 from fairflare_lab.page.content import NOTHING, Page, Picture, Section
 from fairflare_lab.page.style import COLOURS, GRID, figure, label
@@ -18,7 +18,6 @@ from fairflare_lab.page.write import draw_and_render
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SIZES = ("width", "height", "slices", "spacing", "slice_spacing")
 MOST = 24  # largest number of sites that have a panel of their own
 ROW = 0.75  # height of a panel in inches
 TERMS = (
@@ -48,56 +47,47 @@ def write_page(document: StatsDocument, folder: Path) -> Path:
 def page_of(document: StatsDocument) -> Page:
     """Return the content of the page about a statistics document; sections without figures are left out."""
     shown = {site: of for site, of in document.sites.items() if "cases" in of.counts}
-    sections = [_numbers(document), _intensity(document, shown), _classes(document, shown), _sizes(shown)]
-    return Page(
-        "How different the sites' images are",
-        [("Sites", f"{len(document.sites)}: {listed(document.sites)}")],
-        f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else "",
-        document.sentences,
-        [],
-        [section for section in sections if section.parts],
-        terms=TERMS,
-    )
+    counts = [_histogram(document, shown, axis) for axis in AXES if axis != INTENSITY]
+    sections = [
+        Section("numbers", "What the sites have", parts=[_numbers(document)]),
+        _intensity(document, shown),
+        Section("counts", "Classes, sizes and spacings", parts=[table for table in counts if table.rows]),
+    ]
+    facts = [("Sites", f"{len(document.sites)}: {listed(document.sites)}")]
+    synthetic = f"Made-up images, no patient data: {listed(document.synthetic)}." if document.synthetic else ""
+    return Page("How different the sites' images are", facts, synthetic, document.sentences, sections, terms=TERMS)
 
 
-def _numbers(document: StatsDocument) -> Section:
+def _numbers(document: StatsDocument) -> Table:
     names = ("cases", "images", "unusable", "missing_labels", "empty_masks")
     rows: list[list[Cell]] = [
         [site, *(of.counts.get(name, "suppressed") for name in names), of.quantiles.get("50"),
-         document.distances[site].intensity_wasserstein, document.distances[site].classes_jensen_shannon]
-        for site, of in document.sites.items()
+         *((apart.intensity_wasserstein, apart.classes_jensen_shannon) if apart else (None, None))]
+        for site, of in [*document.sites.items(), ("pooled", document.pooled)]
+        for apart in [document.distances.get(site)]
     ]  # fmt: skip
-    pooled = [document.pooled.counts[name] for name in names]
-    rows.append(["pooled", *pooled, document.pooled.quantiles.get("50"), None, None])
-    table = Table(
-        "numbers",
-        "Distances are of a site from all others together: Wasserstein of intensities in shares of the intensity "
-        "range, Jensen-Shannon (base 2) of class mixes; 0: alike, 1: nothing in common.",
-        ["site", *(name.replace("_", " ") for name in names), "median", "Wasserstein", "Jensen-Shannon"],
-        rows,
-    )
-    return Section("numbers", "What the sites have", parts=[table])
+    return Table(
+        "numbers", "Distances are of a site from all others together, of intensities in shares of the range.",
+        ["site", *(name.replace("_", " ") for name in names), "median", "Wasserstein", "Jensen-Shannon"], rows,
+    )  # fmt: skip
 
 
 def _intensity(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
     having = {site: of for site, of in sites.items() if INTENSITY in of.histograms}
     if not having:
         return NOTHING
-    medians = (f"{site} {number(of.quantiles['50'])}" for site, of in having.items())
     more = f" The first {MOST} of {len(having)} sites." if len(having) > MOST else ""
     picture = Picture(
         "intensities",
         partial(_small_multiples, document, dict(list(having.items())[:MOST])),
         "Share of each site's pixels by intensity (all channels together, 64 bins; those at 0 and 1 may be cut); line: "
         f"all others.{more} Intensities: {document.intensities or 'as the task reads the files'}.",
-        f"Medians: {listed(medians)}.",
     )
     table = Table(
-        "quantiles",
-        "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off.",
+        "quantiles", "Quantiles of the intensities, from the histogram: less than a bin's width (1/64 = 0.016) off.",
         ["site", *(f"{p} %" for p in document.pooled.quantiles)],
         [[site, *of.quantiles.values()] for site, of in [*having.items(), ("pooled", document.pooled)]],
-    )
+    )  # fmt: skip
     return Section("intensity", "Intensities", parts=[picture, table])
 
 
@@ -119,38 +109,20 @@ def _small_multiples(document: StatsDocument, sites: Mapping[str, Figures]) -> F
     return made
 
 
-def _classes(document: StatsDocument, sites: Mapping[str, Figures]) -> Section:
-    having = {site: of.mix() for site, of in sites.items() if of.mix()}
-    if not having:
-        return NOTHING
-    having["pooled"] = document.pooled.mix()
-    labels = sorted({k for mix in having.values() for k in mix})
+def _histogram(document: StatsDocument, sites: Mapping[str, Figures], name: str) -> Table:
+    """Return one quantity's counts by site and bin, with shares; a bin that a site does not tell is empty."""
+    having = {site: of.histograms[name] for site, of in sites.items() if name in of.histograms}
+    if having:
+        having["pooled"] = document.pooled.histograms[name]
+    counts = {site: {(one.low, one.high): one.count for one in of.bins} for site, of in having.items()}
+    bins = sorted({key for of in counts.values() for key in of})
     rows: list[list[Cell]] = [
-        [site, *(Shown(f"{mix[k]} ({mix[k] / sum(mix.values()):.0%})", [mix[k]]) if k in mix else None for k in labels)]
-        for site, mix in having.items()
+        [site, *(Shown(f"{of[key]} ({of[key] / sum(of.values()):.0%})", [of[key]]) if key in of else None
+                 for key in bins), having[site].suppressed]
+        for site, of in counts.items()
+    ]  # fmt: skip
+    heads = [
+        document.class_name(int(low)) if name == CLASS else f"{low:g}-{high - AXES[name].whole:g}" for low, high in bins
     ]
-    heads = ["site", *map(document.class_name, labels)]
-    what = "images by class; of masks, pixels by label (0 is the background)"
-    table = Table("classes", f"Numbers and shares of {what}.", heads, rows, folded=len(labels) > 8)
-    return Section("classes", "Classes", parts=[table])
-
-
-def _sizes(sites: Mapping[str, Figures]) -> Section:
-    shown = [axis for axis in SIZES if any(axis in of.histograms for of in sites.values())]
-    if not shown:
-        return NOTHING
-    tables = []
-    for axis in shown:
-        having = {site: of.histograms[axis] for site, of in sites.items() if axis in of.histograms}
-        bins = sorted({(one.low, one.high) for of in having.values() for one in of.bins})
-        counts = {site: {one.low: one.count for one in of.bins} for site, of in having.items()}
-        heads = [f"{low:g}-{high - 1:g}" if AXES[axis].whole else f"{low:g}-{high:g}" for low, high in bins]
-        tables.append(
-            Table(
-                axis,
-                f"Numbers of {AXES[axis].doc}, in {AXES[axis].unit}.",
-                ["site", *heads, "suppressed"],
-                [[site, *(counts[site].get(low, 0) for low, _ in bins), of.suppressed] for site, of in having.items()],
-            )
-        )
-    return Section("sizes", "Sizes and spacings", parts=tables)
+    text = f"Numbers and shares of {AXES[name].doc}{f', in {AXES[name].unit}' * bool(AXES[name].unit)}."
+    return Table(name if name != CLASS else "classes", text, ["site", *heads, "suppressed"], rows, len(bins) > 8)

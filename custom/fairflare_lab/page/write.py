@@ -14,12 +14,15 @@ from fairflare import __version__
 from fairflare.base.disk.files import write_whole
 from fairflare.base.own_errors import lacking_package
 from fairflare.reporting.documents import Results
+from fairflare.reporting.layout import MAX_COLUMNS, Table, counted, printable, shown
+from fairflare.reporting.notes import SYNTHETIC_NOTE
 from fairflare.reporting.results import PAGE_FILE
 from fairflare.reporting.sites.own_models import personal_tables
-from fairflare.reporting.values import title_of
-from fairflare_lab.page import groups, leads, outcome, provenance, unseen, words
-from fairflare_lab.page.content import MAX_COLUMNS, Page, Picture, Section, Table, printable, shown
-from fairflare_lab.page.material import Material, of_one, page_run, read_material
+from fairflare.reporting.values import label_of, title_of
+from fairflare_lab.compare.unseen import intervals_in_words, unseen_cells
+from fairflare_lab.page import groups, outcome, provenance
+from fairflare_lab.page.content import Page, Picture, Section
+from fairflare_lab.page.material import Material, of_one, read_material
 from fairflare_lab.page.style import Drawn, drawn
 
 P = TypeVar("P", Picture, Table)
@@ -88,7 +91,7 @@ def write_run_page(results: Results, folder: str | os.PathLike[str]) -> list[str
         return []
     begun = time.monotonic()
     try:
-        html = draw_and_render(build(of_one(page_run(results))))
+        html = draw_and_render(build(of_one(results)))
         _put(Path(folder), {PAGE_FILE: html.encode()}, shared=False)
     except Exception as error:
         if lacking := lacking_package(error):
@@ -112,46 +115,46 @@ def _put(folder: Path, files: Mapping[str, bytes], *, shared: bool) -> None:
 
 def build(material: Material) -> Page:
     """Return the content of the page about some material; empty sections are left out."""
-    if material.unseen and not material.rows:
-        return unseen.unseen_page(material.unseen, material.problems)
     from fairflare_lab.page import over_time, reports, weights  # which import pandas
 
-    sections = [
-        outcome.results(material),
-        Section(
-            "own_models",
-            "The sites' own models",
-            parts=[t for run in material.runs[: not material.reference] for t in personal_tables(run)],
-        ),
-        groups.groups(material),
-        outcome.differences(material),
-        unseen.unseen(material.unseen),
-        over_time.rounds(material),
-        over_time.rounds(material, "test"),
-        weights.layers(material),
-        weights.site_weights(material),
-        reports.reports(material),
-        weights.influence(material),
-        over_time.took_part(material),
-        provenance.settings(material),
-    ]
-    filled = (
-        replace(section, parts=[part for part in section.parts if isinstance(part, Picture) or part.rows])
-        for section in sections
-    )
-    full = [section for section in filled if section.parts or section.words or section.notes]
-    heads, rest = leads.leads(material, full)
-    first, summary = words.of_comparison(material) if material.reference else words.of_run(material)
-    title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else material.rows[0].label
+    several, unseen = bool(material.reference), material.unseen
+    runs = material.runs or (unseen.runs if unseen else [])
+    first, sections = [finding.text for finding in material.findings], list[Section]()
+    if material.rows:
+        sections = [
+            outcome.results(material),
+            Section("own_models", "The sites' own models", parts=[] if several else personal_tables(runs[0])),
+            groups.groups(material),
+            outcome.differences(material),
+        ]
+    if unseen:
+        about = [*intervals_in_words(unseen), *unseen.notes]
+        first, notes = (first, about) if first else (about, [])
+        sections.append(Section("unseen", "Unseen hospitals", notes, [unseen_cells(unseen)]))
+    if material.rows:
+        sections += [
+            over_time.rounds(material),
+            over_time.rounds(material, "test"),
+            weights.layers(material),
+            weights.site_weights(material),
+            reports.reports(material),
+            weights.influence(material),
+            over_time.took_part(material),
+            provenance.settings(material),
+        ]
+    filled = (replace(s, parts=[part for part in s.parts if isinstance(part, Picture) or part.rows]) for s in sections)
+    title = f"Comparison of {len(material.rows)} methods" if len(material.rows) > 1 else label_of(runs[0])
+    if not material.rows and unseen:
+        title = f"{counted(len(unseen.sites), 'site')} left out{' in turn' * (len(unseen.sites) > 1)}"
+    made_up = sum(run.info.synthetic for run in [*runs, *material.others])
+    some = f"The data of {made_up} of {len(runs) + len(material.others)} runs are SYNTHETIC (generated images)."
     return Page(
-        title if material.reference else title_of(material.runs[0]),
-        provenance.facts(material.runs, material.metric),
-        words.synthetic(material),
+        title if several or not material.rows else title_of(runs[0]),
+        provenance.facts(runs, material.metric),
+        "" if not made_up else SYNTHETIC_NOTE if made_up == len(runs) + len(material.others) else some,
         first,
-        summary,
-        rest,
+        [section for section in filled if section.parts or section.notes],
         material.problems,
-        heads,
     )
 
 
@@ -166,7 +169,12 @@ def render(page: Page, pictures: Mapping[str, Drawn], *, files: bool) -> str:
         pictures: drawn pictures by name.
         files: whether pictures and tables are files beside the page, to which it links.
     """
-    environment = words.templates(autoescape=True)
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fairflare_lab.page", "templates"), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
     environment.filters.update(shown=shown, printable=partial(printable, most=None))
     environment.tests.update(
         table=lambda part: isinstance(part, Table),
@@ -194,8 +202,7 @@ def draw_and_render(page: Page) -> str:
 
 def parts_of(page: Page, kind: type[P]) -> list[P]:
     """Return all pictures of a page, or all its tables."""
-    parts = [*(one.picture for one in page.leads), *(part for section in page.sections for part in section.parts)]
-    return [part for part in parts if isinstance(part, kind)]
+    return [part for section in page.sections for part in section.parts if isinstance(part, kind)]
 
 
 def _is_report(folder: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
@@ -97,17 +96,11 @@ def advice_sentences(results: Results) -> dict[str, tuple[str, list[str]]]:
 
 
 def personal_notes(results: Results) -> list[str]:
-    """Return sentences on sites without an own model, and on each own model at the other sites."""
-    notes = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
-    for site, of in results.personal.get("sites", {}).items():
-        lost = [value for value in of["others"].values() if value is not None]
-        elsewhere = (
-            f"{number(statistics.fmean(lost), sign='+')} on average, {number(min(lost), sign='+')} at worst"
-            if lost
-            else "not tested, as submit_model is not true in its file"
-        )
-        notes += [f"The own model of {site} at the other sites: {elsewhere}."] if of["own"] is not None else []
-    return notes
+    """Return sentences on sites without an own model, and on models that were not tested at the other sites."""
+    alone = [s for s, of in results.personal.get("sites", {}).items() if of["own"] is not None and not of["others"]]
+    untested = f"Own models that the other sites did not test, as submit_model is not true at {', '.join(alone)}."
+    lacking = [f"No own model of {site}: {why}." for site, why in results.personal.get("left_out", {}).items()]
+    return lacking + [untested] * bool(alone)
 
 
 def personal_tables(results: Results) -> list[Table]:

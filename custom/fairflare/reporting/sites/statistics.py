@@ -253,13 +253,13 @@ def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
 
 def _sentences(document: StatsDocument) -> list[str]:
     """Return sentences on sites left out, on how different the sites are, and on missing figures, in this order."""
-    known = {site: of for site, of in document.distances.items() if of.intensity_wasserstein is not None}
-    mixed = {site: of.classes_jensen_shannon for site, of in known.items() if of.classes_jensen_shannon is not None}
+    apart, mixed = (
+        {site: d for site, of in document.distances.items() if (d := getattr(of, name)) is not None}
+        for name in ("intensity_wasserstein", "classes_jensen_shannon")
+    )
     answers = [f"LEFT OUT, in no figure: {'; '.join(document.left_out.values())}."] if document.left_out else []
-    if known:
-        answers.append(
-            _about_intensity(document, max(known, key=lambda site: known[site].intensity_wasserstein or 0.0))
-        )
+    if apart:
+        answers.append(_about_intensity(document, *max(apart.items(), key=lambda one: one[1])))
     elif len(document.sites) > 1:
         answers.append("The sites cannot be compared: fewer than two of them have enough cases.")
     labelled = [site for site, of in document.sites.items() if of.mix()]
@@ -308,34 +308,20 @@ def _sentences(document: StatsDocument) -> list[str]:
     return [*answers, *(text for text, holds in notes.items() if holds)]
 
 
-def _about_intensity(document: StatsDocument, site: str) -> str:
-    own = document.sites[site].quantiles["50"]
-    theirs = others_of(document.sites, site).quantiles["50"]
-    distance = document.distances[site].intensity_wasserstein or 0.0
-    far = f"Wasserstein distance {number(distance)} of the intensity range"
-    if distance < ALIKE:
-        return f"The sites' images are about equally bright: {site} is furthest from the others, with a {far}."
-    if abs(own - theirs) < AXES[INTENSITY].width:
-        return f"{site}'s intensities are spread otherwise than the others', at the same median ({far})."
+def _about_intensity(document: StatsDocument, site: str, distance: float) -> str:
+    own, theirs = (of.quantiles["50"] for of in (document.sites[site], others_of(document.sites, site)))
+    alike = "; the sites are about equally bright" if distance < ALIKE else ""
     return (
-        f"{site}'s images are {'darker' if own < theirs else 'brighter'} than the others': its median "
-        f"intensity is {number(own)}, theirs {number(theirs)} ({far})."
+        f"Furthest from the others in brightness is {site}: its median intensity is {number(own)}, theirs "
+        f"{number(theirs)} (Wasserstein distance {number(distance)} of the intensity range{alike})."
     )
 
 
 def _about_classes(document: StatsDocument, mixed: Mapping[str, float]) -> str:
-    site = max(mixed, key=lambda name: mixed[name])
+    site = max(mixed, key=mixed.__getitem__)
     what = "findings" if document.sites[site].counts.get("findings") else "classes"
-    far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1"
-    if mixed[site] < APART:
-        return f"The sites' {what} are mixed about alike: {site} is furthest from the others ({far})."
-    mixes = _mixes(document.sites, site)
-    ours, theirs = ({k: mix.get(k, 0) / sum(mix.values()) for k in {*mixes[0], *mixes[1]}} for mix in mixes)
-    most = max(ours, key=lambda k: abs(ours[k] - theirs[k]))
-    return (
-        f"{site}'s mix of {what} differs most: {document.class_name(most)} is {ours[most]:.0%} of all there, "
-        f"{theirs[most]:.0%} at the others ({far})."
-    )
+    far = f"Jensen-Shannon distance {number(mixed[site])} of at most 1{'; about alike' * (mixed[site] < APART)}"
+    return f"Furthest from the others in its mix of {what} is {site} ({far})."
 
 
 def write_statistics(document: StatsDocument, folder: Path) -> list[str]:

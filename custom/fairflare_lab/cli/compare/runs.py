@@ -211,9 +211,9 @@ def _outcome(place: Path, code: int | None) -> tuple[str, str]:
         results = read_results(find_results(place))
     except (OSError, ValueError) as error:
         return FAILED, f"no results ({error}); see {place / 'output.log'}"
-    if results["status"] == "completed" and code == 0:
+    if results.status == "completed" and code == 0:
         return DONE, ""
-    return FAILED, str(results.get("reason") or f"it ended with code {code}; see {place / 'run.log'}")
+    return FAILED, str(results.reason or f"it ended with code {code}; see {place / 'run.log'}")
 
 
 def _differing(place: Path, wanted: Mapping[str, Any]) -> str:

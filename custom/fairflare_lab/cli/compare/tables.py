@@ -62,7 +62,7 @@ def report(
             rows: Mapping[str, Sequence[Results]] = of_left_out(of_runs)
             against, how = next(iter(rows), ""), [OF_LEFT_OUT]
         else:
-            known = reference if any(run["info"]["label"] == reference for run in runs) else None
+            known = reference if any(run.info.label == reference for run in runs) else None
             made = comparison_of(runs, metric, known)
             put("table", partial(row_table, made))
             if known and made.differences:

@@ -970,8 +970,9 @@ for line in sys.argv[1:]:
 def test_a_large_package_is_imported_when_it_is_used() -> None:
     code = (
         "import sys\n"
-        "from fairflare.cli.later import import_later\n"
-        "import_later()\n"
+        "from fairflare.base.machine.later import compile_later, import_later\n"
+        "import_later('torch', 'monai')\n"
+        "compile_later()\n"
         "import torch\n"
         "import monai\n"
         "assert not {'torch.nn', 'monai.data'} & set(sys.modules)\n"
@@ -979,8 +980,16 @@ def test_a_large_package_is_imported_when_it_is_used() -> None:
         "assert isinstance(nn.Linear(2, 1)(torch.ones(2)), torch.Tensor)\n"
         "import monai.data.utils\n"
         "assert monai.data.utils is sys.modules['monai.data.utils'] and monai is sys.modules['monai']\n"
-        "import_later()\n"
+        "import_later('torch')\n"
         "assert sys.modules['torch'] is torch and type(torch).__name__ == 'module'\n"
+        "model = nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.Adam(model.parameters())\n"
+        "optimizer.zero_grad()\n"
+        "optimizer.step()\n"
+        "assert 'torch._dynamo.eval_frame' not in sys.modules\n"
+        "import torch._dynamo.config\n"
+        "assert 'torch._dynamo.eval_frame' in sys.modules\n"
+        "assert torch.compile(model, backend='eager')(torch.ones(1, 2)).shape == (1, 1)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -1019,9 +1028,8 @@ def test_a_delayed_package_and_what_it_imports_are_imported_by_two_threads(tmp_p
         (tmp_path / name).write_text(text)
     script = """
 import sys, threading, time
-from fairflare.cli import later
-later.LARGE, later.LOCKS = ("big",), {"big": threading.RLock()}
-later.import_later()
+from fairflare.base.machine import later
+later.import_later("big")
 import big
 assert type(big) is later.Later
 first = threading.Thread(target=__import__, args=["other"], daemon=True)

@@ -27,13 +27,14 @@ import inspect
 import re
 from collections.abc import Collection, Mapping
 from functools import cache
+from threading import RLock
 from typing import Annotated, Any, ClassVar, TypeVar, cast, get_type_hints
 
-from pydantic import ConfigDict, Field, GetCoreSchemaHandler, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass, rebuild_dataclass
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import core_schema
 from pydantic_core.core_schema import DataclassSchema, DictSchema, IsInstanceSchema
 
 from fairflare.base import checks
@@ -62,6 +63,8 @@ C = TypeVar("C", bound=type)
 KEYWORD, VARIOUS = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, KEYWORD)
 REQUIRED = inspect.Parameter.empty
+_ALONE = RLock()
+_FINISHING: list[type] = []  # the class whose checks are being built
 
 
 class Part:
@@ -87,11 +90,13 @@ def settings(cls: C) -> C:
         ValueError: (when an object is made) a setting is unknown, missing, of another type or out of range; the message
             is one line with the setting's name.
     """
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, use_enum_values=True, defer_build=True)
     declared: Any = dataclass(kw_only=True, eq=False, repr=False, config=config)(cls)
     check = declared.__init__
 
     def __init__(self: Any, **arguments: Any) -> None:
+        if not self.__pydantic_complete__:
+            _finish(next(c for c in type(self).__mro__ if "__pydantic_complete__" in vars(c)))
         try:
             check(self, **arguments)
         except ValidationError as error:
@@ -111,16 +116,24 @@ def settings(cls: C) -> C:
     __init__.__qualname__ = f"{cls.__qualname__}.__init__"
     declared.__init__ = __init__
     declared.__init_subclass__ = classmethod(__init_subclass__)
-    declared.__get_pydantic_core_schema__ = classmethod(_schema)
-    declared._complete = True
+    # A field of this class takes only its objects; pydantic would also accept any dict.
+    declared.__get_pydantic_core_schema__ = classmethod(
+        lambda cls, source, handler: handler(source) if cls in _FINISHING else core_schema.is_instance_schema(cls)
+    )
     # FLARE's exporter omits values that equal the default. Users edit the job folder, so it must show every setting.
     declared._always_serialize_args = property(_shown)
     return cast(C, declared)
 
 
-def _schema(cls: type, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-    """Return a schema by which a field of this class takes only its objects; pydantic would also accept any dict."""
-    return core_schema.is_instance_schema(cls) if "_complete" in vars(cls) else handler(source)
+def _finish(cls: Any) -> None:
+    """Build what checks the settings of a class, at its first object: a command makes objects of few classes."""
+    with _ALONE:
+        if not cls.__pydantic_complete__:
+            shown = cls.__init__
+            _FINISHING.append(cls)
+            rebuild_dataclass(cls)
+            _FINISHING.remove(cls)
+            cls.__init__ = shown  # which pydantic has replaced
 
 
 def _name_what_is_passed_on(cls: type) -> None:

@@ -9,7 +9,7 @@ if sys.platform == "win32":
     raise SystemExit("FairFlare runs on Linux: Windows has no file locks of the kind that it needs (docs/install.md)")
 
 from fairflare.base.machine.environment import shield_imports
-from fairflare.cli.later import import_later
+from fairflare.base.machine.later import import_later
 
 shield_imports()  # before any import of MONAI
 
@@ -25,7 +25,7 @@ def main() -> None:
         ) from error
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may hold bytes that are no text
-    import_later()
+    import_later("torch", "monai", "scipy")  # which take longest, and most command lines need no tensors
     from fairflare.cli import commands
 
     commands.main()

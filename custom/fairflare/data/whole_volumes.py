@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import find_objects
 
 from fairflare.base.checks import first_of
 from fairflare.data import reading
@@ -80,6 +79,8 @@ class Opened:
         one = self.images[number]
         if one.facts.grid is self.grid:
             return values
+        from scipy.ndimage import find_objects
+
         box = None if self.mask is None else next(iter(find_objects((self.mask > 0).view(np.int8))), None)
         with _said_of(one.file.path, one.what, one.site, one.split):
             return onto(self.grid, one.facts.grid, values, box)

@@ -138,7 +138,7 @@ class RoundRecord:
 # ------------------------------------------------------------------------------------------------ the document
 
 
-class Part(BaseModel, extra="allow"):
+class Part(BaseModel, extra="allow", defer_build=True):
     """Represent a part of a results document; it is false if the document lacks the part. Unknown keys are kept."""
 
     @model_validator(mode="before")

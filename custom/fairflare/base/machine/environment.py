@@ -1,4 +1,4 @@
-"""Shield imports from the caller's environment."""
+"""Shield imports from the caller's environment, and spare those that nobody needs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from getpass import getuser
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+
+from fairflare.base.machine.later import compile_later
 
 
 def shield_imports() -> None:
@@ -20,7 +22,10 @@ def shield_imports() -> None:
 
     MONAI also asks for the user's name. In a container the user id may have none, neither in the environment nor in
     the system, and the error would end the import; ``USER`` then becomes ``uid-12345``.
+
+    torch's compiler is imported only where something is compiled.
     """
+    compile_later()
     try:
         getuser()
     except (KeyError, OSError):  # OSError from Python 3.13 on

@@ -11,7 +11,6 @@ from fairflare.core.features.adapting import products_of
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.methods.base.rule import MakesTensors, Rule, SendsParts
 from fairflare.methods.base.training import LocalTraining
-from fairflare.privacy.sums.exposure import Limits
 
 
 def facts_of(
@@ -25,6 +24,8 @@ def facts_of(
         task: the task; ``None`` where it is not looked at.
         more: further facts, which take the place of these.
     """
+    from fairflare.privacy.sums.exposure import Limits  # a slow import
+
     site_half, most, heaviest = training or LocalTraining(), Limits().max_weight, run.max_weight
     facts: dict[str, Any] = {name: getattr(run, name) for name in field_names(RunSettings)}
     facts |= {name: getattr(site_half, name) for name in field_names(LocalTraining)}

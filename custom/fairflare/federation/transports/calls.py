@@ -58,8 +58,7 @@ class LocalTransport:
     def sites(self) -> list[str]:
         return self.names
 
-    def expected(self) -> list[str]:
-        return self.names
+    expected = sites
 
     def ask(self, question: Question) -> None:
         for site in question.sites:

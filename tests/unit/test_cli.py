@@ -17,6 +17,7 @@ from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from fairflare.cli import commands as cli
 from fairflare.cli import screen
 from fairflare.cli.data import doctor
 from fairflare.cli.run import command as run_command
+from fairflare.cli.run import view as run_view
 from fairflare.cli.run.folder import what_sites_said
 from fairflare.cli.run.view import RunView
 from fairflare.federation.plan.bounds import Bounds
@@ -608,7 +610,9 @@ def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
         r"round 0 done \(1 of 1, \d+ s\); the model before it: dice 0\.\d{3} on average, worst 0\.\d{3} \(site-[12]\)",
         lines[1],
     )
-    assert lines[2:] == ["validate: 2 site(s) measure a final model"]
+    assert lines[2] == "validate: 2 site(s) measure a final model"
+    assert re.fullmatch(r"seconds: start \d+, check \d+, server \d+, train \d+, validate \d+ \(server: .+\)", lines[3])
+    assert not lines[4:]
     assert good.stdout.startswith("FedAvg (fed_avg), seed 0, 1 round\n")
     assert "SYNTHETIC" in good.stdout
     assert "worst" in good.stdout
@@ -856,8 +860,12 @@ def test_a_terminal_names_the_sites_that_are_still_at_work() -> None:
     assert "round 0 done (1 of 2" in lines
 
 
-def test_a_pipe_gets_a_line_for_each_round() -> None:
-    left_out, done = drawn(80, terminal=False)
+def test_a_pipe_gets_a_line_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The view looks at the clock when it is made, when a phase begins or ends, for a round's line, and at the end.
+    clock = iter((0.0, 4.0, 9.0, 10.0, 27.0))
+    monkeypatch.setattr(run_view, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    left_out, done, seconds = drawn(80, terminal=False)
+    assert seconds == "seconds: start 4, train 5, server 18 (server: between the phases and at the end)"
     assert left_out == "round 0, train: university-hospital-of-the-south left out: [b] no answer within 5 s"
     wanted = "balanced_accuracy (over: a) 0.500 on average, worst 0.250 (a)"
     assert re.fullmatch(rf"round 0 done \(1 of 2, \d+ s\); the model before it: {re.escape(wanted)}", done), done

@@ -41,7 +41,9 @@ class RunView(Listener):
         self._at_work = self._console.status("starting")  # status line, shown in a terminal only
         self._awaited: list[str] = []
         self._out: dict[str, list[str]] = {}  # sites whose absence is not printed yet, by phase and reason
-        self._started = time.monotonic()
+        self._started = self._since = time.monotonic()
+        self._phase = "start"  # in progress
+        self._seconds: dict[str, float] = {}  # of each phase until now
 
     def __enter__(self) -> RunView:
         self._at_work.start()
@@ -50,13 +52,24 @@ class RunView(Listener):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._say_who_is_out()
         self._at_work.stop()
+        self._begin("")
+        if kind is None and len(self._seconds) > 1:
+            spent = (f"{phase} {seconds:.0f}" for phase, seconds in self._seconds.items())
+            self._line(f"seconds: {', '.join(spent)} (server: between the phases and at the end)")
+
+    def _begin(self, phase: str) -> None:
+        """Count the seconds since the last call for the phase that ends, and begin another."""
+        now = time.monotonic()
+        self._seconds[self._phase] = self._seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
 
     def event(self, kind: str, details: Mapping[str, Any]) -> None:
         if kind != "site" or details["ok"]:
             self._say_who_is_out()
         if kind == "phase":
             self._awaited = list(details["sites"])
-            if (phase := details["phase"]) in OF_ALL:
+            self._begin(phase := details["phase"])
+            if phase in OF_ALL:
                 self._line(f"{phase}: {len(self._awaited)} site(s) {OF_ALL[phase]}")
         elif kind == "note":
             self._line(details["text"])
@@ -70,6 +83,8 @@ class RunView(Listener):
     def _site(self, details: Mapping[str, Any]) -> None:
         site = details["site"]
         self._awaited = [name for name in self._awaited if name != site]
+        if not self._awaited:
+            self._begin("server")
         if not details["ok"]:
             reason = str(details["reason"]).removeprefix(f"site {site!r}: ")
             self._out.setdefault(f"{_where(details)}: {{}} left out: {reason}", []).append(site)

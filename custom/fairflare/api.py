@@ -107,7 +107,7 @@ class Results:
         Raises:
             ValueError: the package that draws (``fairflare_lab``) is not installed.
         """
-        figure: Figure = _from_lab("plot")(self.folder)
+        figure: Figure = _find_in_lab("plot")(self.folder)
         return figure
 
     def model(self, which: Literal["best", "last"] | None = None) -> torch.nn.Module:
@@ -250,7 +250,7 @@ def compare(methods: Sequence[str], *, seeds: int | Sequence[int] = 3, **options
         ValueError: a row cannot be run, or the package that compares (``fairflare_lab``) is not installed.
         RuntimeError: a run failed (names run, reason and log).
     """
-    comparison: Comparison = _from_lab("compare")(methods, seeds=seeds, **options)
+    comparison: Comparison = _find_in_lab("compare")(methods, seeds=seeds, **options)
     return comparison
 
 
@@ -277,7 +277,7 @@ def describe(method: str, *settings: str, task: str | None = None) -> dict[str, 
     return in_use(method, settings, kind=task)
 
 
-def _from_lab(name: str) -> Any:
+def _find_in_lab(name: str) -> Any:
     """Return a function that an installed package adds to this module, by its name.
 
     Raises:
@@ -293,7 +293,7 @@ def quietly(log: Path, before: io.StringIO) -> Iterator[Console]:
     """Send what goes to standard error to a new log, after what went to ``before``; yield the console that writes."""
     with log.open("w", encoding="utf-8", buffering=1) as written, redirect_stderr(written):
         written.write(before.getvalue())
-        yield Console(file=written, width=WIDTH)
+        yield Console(file=written, width=WIDTH, force_jupyter=False)
 
 
 class Bar(Listener):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fairflare.cli.show import _as_json
+from fairflare.cli.show import _plain_results
 from fairflare.reporting.documents import CASES, WITHIN
 from fairflare.reporting.findings import ORDER
 from fairflare.reporting.table import class_table, fairness_table, table_of
@@ -347,14 +347,14 @@ COMPARISONS: dict[str, tuple[list[Any], list[str]]] = {
 def test_of_a_run_console_page_and_json_say_the_same_first(name: str) -> None:
     parts, expected = RUNS[name]
     results = read(**run(**parts))
-    said = [one["text"] for one in _as_json(results, None)["findings"]]
+    said = [one["text"] for one in _plain_results(results, None)["findings"]]
     assert said[0] == expected[0]
     assert [text for text in said if text in expected] == expected  # all of them, in this order
     lines = fairness_table(results).split("\n\n")[0].splitlines()
     assert lines[1 : 1 + len(said)] == said
     page = build(of_one(results))
     assert page.first == said
-    assert_ordered([one["kind"] for one in _as_json(results, None)["findings"]], said)
+    assert_ordered([one["kind"] for one in _plain_results(results, None)["findings"]], said)
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

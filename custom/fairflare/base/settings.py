@@ -100,7 +100,7 @@ def settings(cls: C) -> C:
         try:
             check(self, **arguments)
         except ValidationError as error:
-            raise ValueError(_in_one_line(type(self), error)) from None
+            raise ValueError(_first_problem(type(self), error)) from None
 
     def __init_subclass__(below: type[Any], /, **options: Any) -> None:
         super(declared, below).__init_subclass__(**options)
@@ -245,7 +245,7 @@ def _range_in_words(schema: Mapping[str, Any]) -> str:
     return f", at least {least}" if least > 1 else ", not empty"
 
 
-def _in_one_line(cls: type, error: ValidationError) -> str:
+def _first_problem(cls: type, error: ValidationError) -> str:
     """Return the first problem that pydantic found, as one line in this package's wording."""
     problem = error.errors(include_url=False)[0]
     kind, place, value = problem["type"], problem["loc"], problem["input"]

@@ -90,7 +90,7 @@ def describe(
         groups_in_use = in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
         if as_json:
             groups = [
-                {"title": title, "settings": list(map(_as_json, group))} for title, group in groups_in_use.items()
+                {"title": title, "settings": list(map(_plain_setting, group))} for title, group in groups_in_use.items()
             ]
             put(method=method, groups=groups, quick_job=quick_job(method, kind))
             return
@@ -110,7 +110,7 @@ def describe(
         console.print(escape(f"{VALUES} {OWN_IMAGES} {quick_job(method, kind)}"), highlight=False)
 
 
-def _as_json(used: InUse) -> dict[str, Any]:
+def _plain_setting(used: InUse) -> dict[str, Any]:
     """Return a setting with its value in a run as plain values; ``paper``: the value with ``--paper`` if it differs."""
     declared = used.setting
     return {

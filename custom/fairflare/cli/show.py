@@ -41,12 +41,12 @@ def show(
                 raise ValueError("several runs are compared by the package fairflare_lab, which is not installed here")
             several(documents, metric, sites=sites, style=style, put=put if as_json else None)
         elif as_json:
-            put(run=_as_json(documents[0], metric), comparison=None)
+            put(run=_plain_results(documents[0], metric), comparison=None)
         else:
             typer.echo(fairness_table(documents[0], metric=metric, style=style, width=console.width))
 
 
-def _as_json(results: Results, metric: str | None) -> dict[str, Any]:
+def _plain_results(results: Results, metric: str | None) -> dict[str, Any]:
     """Return a run as plain values: what is said first, metrics by site and over sites, and the notes on details.
 
     Raises:

@@ -83,7 +83,7 @@ def logit_adjusted_cross_entropy(
     _check_batch(logits, targets, reduction)
     tau = checks.number("tau", tau, low=0)
     return torch.nn.functional.cross_entropy(
-        logits + _per_class(tau * class_log_prior(counts), logits), targets, reduction=reduction
+        logits + _shape_by_class(tau * class_log_prior(counts), logits), targets, reduction=reduction
     )
 
 
@@ -199,12 +199,12 @@ def ldam_loss(
     """
     _check_batch(cosines, targets, reduction)
     scale = checks.number("scale", scale, above=0)
-    margins = _per_class(ldam_margins(counts, max_margin), cosines)
+    margins = _shape_by_class(ldam_margins(counts, max_margin), cosines)
     lowered = cosines.scatter_add(1, targets.unsqueeze(1), -margins.flatten()[targets].unsqueeze(1))
     losses = torch.nn.functional.cross_entropy(scale * lowered, targets, reduction="none")
     if weights is None:
         return _reduced(losses, reduction)
-    v = _per_class(_class_counts(weights, "weights"), cosines, "weights").flatten()[targets]
+    v = _shape_by_class(_class_counts(weights, "weights"), cosines, "weights").flatten()[targets]
     if reduction == "mean":
         return (v * losses).sum() / v.sum().clamp_min(torch.finfo(v.dtype).tiny)
     return _reduced(v * losses, reduction)
@@ -243,7 +243,7 @@ def fedlc_loss(
     """
     _check_batch(logits, targets, reduction)
     margins = checks.number("tau", tau, low=0) * _class_counts(counts).clamp_min(COUNT_FLOOR) ** -0.25
-    calibrated = logits - _per_class(margins, logits)
+    calibrated = logits - _shape_by_class(margins, logits)
     if not exclude_target:
         return torch.nn.functional.cross_entropy(calibrated, targets, reduction=reduction)
     checks.whole("the number of classes with exclude_target", logits.shape[1], low=2)
@@ -375,7 +375,7 @@ def _class_counts(counts: Counts, name: str = "counts") -> Tensor:
     return numbers
 
 
-def _per_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
+def _shape_by_class(values: Tensor, logits: Tensor, name: str = "counts") -> Tensor:
     """Return values by class, (C,), in the shape (C, 1, ...), to be added to logits (n, C, ...)."""
     if len(values) != logits.shape[1]:
         raise ValueError(f"{name} are of {len(values)} classes, logits of {logits.shape[1]}")

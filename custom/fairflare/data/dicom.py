@@ -142,19 +142,21 @@ def headers(path: Path) -> tuple[Picture, ...]:
     """
     if not path.is_dir():
         return (_header(path, path.stat().st_mtime_ns),)
-    heads = [*map(_of_series, files_of_series(path) or dicom_files(path))]  # without an image, the first file says so
+    heads = [
+        *map(_series_header, files_of_series(path) or dicom_files(path))
+    ]  # without an image, the first file says so
     if not heads:
         raise ValueError("the folder has no DICOM file")
     return tuple(heads[k] for k in stack_of(heads).order) if len(heads) > 1 else tuple(heads)
 
 
-def _of_series(file: Path) -> Picture:
-    with _in_folder(file):
+def _series_header(file: Path) -> Picture:
+    with _name_file(file):
         return _header(file, file.stat().st_mtime_ns)
 
 
 @contextmanager
-def _in_folder(file: Path) -> Iterator[None]:
+def _name_file(file: Path) -> Iterator[None]:
     """Name the file of a series in an error about it, whose message otherwise names the folder alone."""
     try:
         yield
@@ -421,7 +423,7 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
     whole = np.empty((*first.shape, len(pictures)), np.float32 if scaled else first.dtype)
     for number, picture in enumerate(pictures):
         check_stop()
-        with _in_folder(picture.path):
+        with _name_file(picture.path):
             plane = _pixels(picture, is_mask) if number else first
         if not scaled and plane.dtype != whole.dtype:
             raise ValueError("the files of the series hold values of different types")

@@ -236,7 +236,7 @@ def _ways(seen: npt.NDArray[Any], marked: npt.NDArray[Any]) -> Iterator[Way]:
     yield axes, (False,) * len(axes), tuple(map(int, np.unravel_index(fit.argmax(), fit.shape)))
 
 
-def _in_words(way: Way, shape: Sequence[int]) -> str:
+def _say_way(way: Way, shape: Sequence[int]) -> str:
     order, flips, far = way
     shares = [f"{(k - n * (2 * k > n)) / n:.0%}" for k, n in zip(far, shape, strict=True)]
     return " and ".join([
@@ -275,7 +275,7 @@ def misplaced(masks: Sequence[Drawn]) -> Iterator[str]:
     seen, marked = (_units(values, axes, values.mean(0)) for values in (seen, marked))
     given, chosen = (seen * marked).sum(axes), []
     fits = {
-        _in_words(way, marked.shape[1:]): ((seen * _placed(marked, way)).sum(axes), abs(given))
+        _say_way(way, marked.shape[1:]): ((seen * _placed(marked, way)).sum(axes), abs(given))
         for way in _ways(seen, marked)
     }
     for part in (marked, np.flip(marked, axes)):
@@ -368,7 +368,7 @@ def of_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     alike = fits(placed(ways[best]))
     odd = solved[best] & ((alike > alike.diagonal()[:, None]).mean(1) <= WORSE)
     if odd.sum() >= max(least, 2 * solved[second].sum()):
-        how = f"fit their images clearly better than now if {_in_words(ways[best], shape)}"
+        how = f"fit their images clearly better than now if {_say_way(ways[best], shape)}"
     else:
         odd, between = better > UNFIT, (better > FITTING) & (better <= UNFIT)
         if odd.sum() < max(least, between.sum() / 2) or (better > FAR).sum() < odd.sum() / 4:
@@ -407,7 +407,7 @@ def apart(sites: Mapping[str, Sequence[Drawn]]) -> Iterator[tuple[str, str]]:
                 yield (
                     site,
                     (
-                        f"its masks lie as those of other sites do if {_in_words(way, mean.shape[1:])}, and its images "
+                        f"its masks lie as those of other sites do if {_say_way(way, mean.shape[1:])}, and its images "
                         "do as they are; look at some images with their masks"
                     ),
                 )

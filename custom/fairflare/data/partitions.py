@@ -39,7 +39,7 @@ def iid_partition(labels: npt.ArrayLike, num_sites: int, *, seed: int = 0) -> li
     """
     y, sites = _labels(labels), whole("num_sites", num_sites)
     turn = cycle(range(sites))
-    return _by_owner(_cut(y, _generator(seed), lambda size: list(islice(turn, size))), sites)
+    return _group_by_owner(_cut(y, _generator(seed), lambda size: list(islice(turn, size))), sites)
 
 
 def dirichlet_partition(
@@ -68,7 +68,7 @@ def dirichlet_partition(
         raise ValueError(f"{len(y)} samples are too few for {sites} sites with min_size={min_size}")
 
     def deal(rng: np.random.Generator) -> Indices:
-        return _cut(y, rng, lambda size: _in_shares(rng.dirichlet(np.full(sites, alpha)), size))
+        return _cut(y, rng, lambda size: _deal_by_shares(rng.dirichlet(np.full(sites, alpha)), size))
 
     return _large_enough(deal, sites, least, seed, f"Dirichlet draw with alpha={alpha:g}")
 
@@ -136,7 +136,7 @@ def _large_enough(
         owner = deal(_generator(seed, attempt))
         smallest = int(np.bincount(owner, minlength=sites).min())
         if smallest >= least:
-            return _by_owner(owner, sites)
+            return _group_by_owner(owner, sites)
         best = max(best, smallest)
     raise ValueError(
         f"no {what} gave each of {sites} sites {least:g} of {len(owner)} samples in {TRIES} tries (best: {best}); "
@@ -168,7 +168,7 @@ def quantity_partition(
 
     def deal(rng: np.random.Generator) -> Indices:
         shares = rng.dirichlet(np.full(sites, alpha))
-        return _cut(y, rng, lambda size: _in_shares(shares, size))
+        return _cut(y, rng, lambda size: _deal_by_shares(shares, size))
 
     return _large_enough(deal, sites, least, seed, f"draw of sizes with alpha={alpha:g}")
 
@@ -222,10 +222,10 @@ def shard_partition(
         shares = weights[:, c]
         if shares.sum() <= 0:
             shares = np.ones(sites) if mode == "complement" else (np.arange(sites) == np.argmin(sizes)).astype(float)
-        for site, piece in zip(_in_shares(shares, len(pieces)), pieces, strict=True):
+        for site, piece in zip(_deal_by_shares(shares, len(pieces)), pieces, strict=True):
             owner[piece] = site
             sizes[site] += len(piece)
-    return _by_owner(owner, sites)
+    return _group_by_owner(owner, sites)
 
 
 def apportion(weights: npt.ArrayLike, total: int) -> Indices:
@@ -271,7 +271,7 @@ def stratified_split(labels: npt.ArrayLike, fractions: Sequence[float], *, seed:
             counts[first] = 1
         return np.repeat(np.arange(len(parts)), counts)
 
-    return _by_owner(_cut(y, _generator(seed), owners), len(parts))
+    return _group_by_owner(_cut(y, _generator(seed), owners), len(parts))
 
 
 def stratified_folds(labels: npt.ArrayLike, num_folds: int, *, seed: int = 0) -> list[Indices]:
@@ -312,12 +312,12 @@ def _cut(y: Indices, rng: np.random.Generator, owners: Callable[[int], npt.Array
     return owner
 
 
-def _in_shares(shares: npt.ArrayLike, total: int) -> Indices:
+def _deal_by_shares(shares: npt.ArrayLike, total: int) -> Indices:
     counts = apportion(shares, total)
     return np.repeat(np.arange(len(counts)), counts)
 
 
-def _by_owner(owner: Indices, parts: int) -> list[Indices]:
+def _group_by_owner(owner: Indices, parts: int) -> list[Indices]:
     return [np.flatnonzero(owner == part) for part in range(parts)]
 
 

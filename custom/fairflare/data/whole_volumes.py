@@ -155,7 +155,7 @@ def read_image(
     """Return the image of a sample as :func:`reading.read_image` does, of several channels all of them."""
     if how.channels == (0,):
         return reading.read_image(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-    return _with_channels(replace(sample, label=None), site, split, max_bytes, how)[0].plane(sample.slice)
+    return _stack_channels(replace(sample, label=None), site, split, max_bytes, how)[0].plane(sample.slice)
 
 
 def read_pair(
@@ -164,7 +164,7 @@ def read_pair(
     """Return the image of a sample as :func:`read_image` does, and its mask as :func:`reading.read_pair` does."""
     if how.channels == (0,):
         return reading.read_pair(sample, site=site, split=split, max_bytes=max_bytes, how=how)
-    image, mask = _with_channels(sample, site, split, max_bytes, how)
+    image, mask = _stack_channels(sample, site, split, max_bytes, how)
     return image.plane(sample.slice), _mask(mask, sample.slice)
 
 
@@ -175,12 +175,12 @@ def read_planes(
     if how.channels == (0,):
         yield from reading.read_planes(sample, site=site, split=split, max_bytes=max_bytes, how=how)
         return
-    image, mask = _with_channels(sample, site, split, max_bytes, how)
+    image, mask = _stack_channels(sample, site, split, max_bytes, how)
     for number in range(image.slices) if sample.slice is None and image.slices is not None else (sample.slice,):
         yield image.plane(number), None if mask is None else _mask(mask, number)
 
 
-def _with_channels(sample: Sample, *where: Any) -> tuple[_Opened, Any]:
+def _stack_channels(sample: Sample, *where: Any) -> tuple[_Opened, Any]:
     """Return the image of a sample with all channels along its last axis, and its mask if it has one."""
     image, mask = open_pair(sample, *where) if isinstance(sample.label, Path) else (open_image(sample, *where), None)
     return replace(image, array=_channels(sample, *where)), mask

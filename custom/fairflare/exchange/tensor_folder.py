@@ -95,9 +95,9 @@ class KeptTensors:
         Returns:
             A function that saves a tensor under its name; it raises OSError when the disk is full.
         """
-        folder = self._of(number)
+        folder = self._path_of(number)
         for other in self.root.iterdir() if self.root.is_dir() else ():
-            if other != self._of(number - 1):
+            if other != self._path_of(number - 1):
                 shutil.rmtree(other)
         private_folder(folder)
 
@@ -118,7 +118,7 @@ class KeptTensors:
             RuntimeError: the number's folder does not exist. Reading a tensor raises ValueError when its file is
                 damaged.
         """
-        folder = self._of(number)
+        folder = self._path_of(number)
         if not folder.is_dir():
             raise RuntimeError(f"{self.what.replace('{}', str(number))} not in {self.root}; start a new experiment")
         return Made(names_in(folder), partial(_read, folder))
@@ -137,7 +137,7 @@ class KeptTensors:
             for name, tensor in tensors.items():
                 keep(name, tensor)
 
-    def _of(self, number: int) -> Path:
+    def _path_of(self, number: int) -> Path:
         return self.root / f"{number:06d}"
 
 

@@ -109,7 +109,7 @@ def page() -> str:
         norms=[field_row(field, TASK_NORMS) for field in norm_moments.FIELDS],
         counts=_gathered((row[1:], row[0]) for row in (field_row(field, TASK_PLAN) for field in case_counts.FIELDS)),
         masked=[field_row(field, TASK_MASK) for field in MASKED],
-        told=[(f"`{key}`", meaning) for key, meaning in TOLD.items()], directives=_directives(), **_by_method(),
+        told=[(f"`{key}`", meaning) for key, meaning in TOLD.items()], directives=_directives(), **_rows_by_method(),
     )  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def _all_methods() -> list[Row]:
     return rows
 
 
-def _by_method() -> dict[str, Any]:
+def _rows_by_method() -> dict[str, Any]:
     """Return rows of the values that rules ask for, with their methods; and titles of methods that ask for none."""
     methods = sorted(all_methods().values(), key=lambda m: (m.rule.__name__, m.name))
     asking: list[Row] = []

@@ -81,10 +81,10 @@ class AsSent:
             )
 
         def make(name: str) -> torch.Tensor:
-            tensor = _as_tensor(name, params[names[name]])
+            tensor = _make_tensor(name, params[names[name]])
             if not (known and self.as_updates):
                 return tensor
-            start = _as_tensor(name, received[name])
+            start = _make_tensor(name, received[name])
             checks.same_shape(f"tensor {name!r}", tensor, "the model that was sent out", start)
             return difference({name: tensor}, {name: start}, site)[name]
 
@@ -95,7 +95,9 @@ class AsSent:
             check_state({name: tensor}, {name: tensor}, site)  # checks that values are finite and real
             layout[name] = tensor.dtype, tuple(tensor.shape)
             if (known or message.is_update) and not any(moved) and is_trained(name, tensor):
-                start = _as_tensor(name, received[name]) if known and not self.as_updates else torch.zeros_like(tensor)
+                start = (
+                    _make_tensor(name, received[name]) if known and not self.as_updates else torch.zeros_like(tensor)
+                )
                 moved.append(not torch.equal(tensor, start))
         if moved and not any(moved):
             raise ValueError(f"site {site!r}: it {SENT_BACK}, and does not count as trained")
@@ -206,7 +208,7 @@ class FairAggregator(Bounds, ModelAggregator):
             sent = None if self.fl_ctx is None else self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
             self._shape.received = sent.get(ModelLearnableKey.WEIGHTS) or {} if isinstance(sent, Mapping) else {}
         try:
-            training = self._collector.read_training(site, self._with_head(model), needs_metrics=False)
+            training = self._collector.read_training(site, self._add_head(model), needs_metrics=False)
             numbers = {str(name): value for name, value in (model.metrics or {}).items() if _is_number(value)}
             self._metrics[site] = {name: float(value) for name, value in numbers.items()}
             self._kinds[site] = {_kind(value) for value in model.params.values()}
@@ -243,7 +245,7 @@ class FairAggregator(Bounds, ModelAggregator):
         for warning in warnings:
             log.warning("round %s: %s", current_round, warning)
         if self._needs_updates and not self._shape.only_updates:
-            sent_out = {name: _as_tensor(name, self._shape.received[name]) for name in state}
+            sent_out = {name: _make_tensor(name, self._shape.received[name]) for name in state}
             state, is_update = add_update(sent_out, state), False
         kinds = set().union(*(self._kinds[site] for site in self.accepted))
         back = (
@@ -303,7 +305,7 @@ class FairAggregator(Bounds, ModelAggregator):
         self._collector.reject(site, reason)
         log.warning("left out: %s", reason)
 
-    def _with_head(self, model: FLModel) -> Message:
+    def _add_head(self, model: FLModel) -> Message:
         """Convert a result to a message with version and status, which a script without a report does not send."""
         message = from_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
@@ -325,7 +327,7 @@ def _positive(value: Any) -> float | None:
     return number if 0 < number <= MAX_SAMPLES else None
 
 
-def _as_tensor(name: str, value: Any) -> torch.Tensor:
+def _make_tensor(name: str, value: Any) -> torch.Tensor:
     """Convert a parameter of FLARE's message to a tensor; a plain number becomes float64, as in FLARE's own sums."""
     plain = isinstance(value, (int, float)) and not isinstance(value, bool)
     return clean_tensor(name, np.float64(value) if plain else value)

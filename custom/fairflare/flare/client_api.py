@@ -146,7 +146,7 @@ class Site:
             task = str(flare.get_task_name())
             try:
                 request = decode_task(task, message, self.name)
-                answer = self._at(request, message.meta.get(TRAINING_KEY)).begin(request)
+                answer = self._open_site(request, message.meta.get(TRAINING_KEY)).begin(request)
                 if answer is None:
                     self._round = request.current_round
                     return True
@@ -194,7 +194,7 @@ class Site:
             raise RuntimeError("no training is in progress; call site.receive() or site.epochs(number) first")
         return self._site
 
-    def _at(self, request: SiteTask, description: Any) -> ScriptSite:
+    def _open_site(self, request: SiteTask, description: Any) -> ScriptSite:
         if self._site is None or description != self._told:
             folder = self._folder
             if request.experiment:

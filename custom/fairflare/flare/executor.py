@@ -81,7 +81,7 @@ class SiteExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         self._received = shareable
         if is_stock(task_name, shareable):
-            return self._for_flare(task_name, shareable, fl_ctx, abort_signal)
+            return self._answer_flare(task_name, shareable, fl_ctx, abort_signal)
         if task_name not in (*TASKS, TASK_PLAN):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         site = fl_ctx.get_identity_name()
@@ -105,7 +105,7 @@ class SiteExecutor(Executor):
         (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {text}")
         return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
 
-    def _for_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+    def _answer_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer a task of FLARE's own workflows; a failure becomes a return code, and the site's log has a reason."""
         site = fl_ctx.get_identity_name()
         try:

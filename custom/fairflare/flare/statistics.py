@@ -182,7 +182,7 @@ class SiteStatistics(StatisticsController):
             ValueError: a figure is not declared, or is out of range.
         """
         if phase == StatisticsConstants.STATS_1st_STATISTICS:
-            counts = _of_features(answer, StatisticsConstants.STATS_COUNT)
+            counts = _read_features(answer, StatisticsConstants.STATS_COUNT)
             self._counts[site] = {name: _whole(name, count) for name, count in counts.items()}
             # FLARE asks only for histograms of features whose smallest and largest value it knows.
             for statistic, end in (("min", 0), ("max", 1)):
@@ -191,7 +191,7 @@ class SiteStatistics(StatisticsController):
             return
         records = self._counts[site]
         axes = {axis: figures.Histogram(records=records[axis], bins=[]) for axis in AXES if axis in records}
-        for name, histogram in _of_features(answer, StatisticsConstants.STATS_HISTOGRAM).items():
+        for name, histogram in _read_features(answer, StatisticsConstants.STATS_HISTOGRAM).items():
             bins = [
                 figures.Bin(low=float(interval[0]), high=float(interval[1]), count=_whole(name, interval[2]))
                 for interval in histogram.bins
@@ -218,7 +218,7 @@ class SiteStatistics(StatisticsController):
         return good
 
 
-def _of_features(answer: Any, statistic: str) -> Mapping[str, Any]:
+def _read_features(answer: Any, statistic: str) -> Mapping[str, Any]:
     """Return a statistic of each feature from a site's answer.
 
     Raises:

@@ -57,13 +57,13 @@ class MinusModel(ReportsScore, LocalTraining):
     def begin_round(self, run: SiteRun, model: torch.nn.Module) -> None:
         stored = run.store.load_before(SCORES, run.current_round) if run.current_round > 0 else None
         total, count = (stored["total"], stored["count"]) if stored else (0.0, int(self.include_round0))
-        score = self._without_us(run, model)
+        score = self._score_without_us(run, model)
         if math.isfinite(score):
             total, count = total + score, count + 1
         run.store.save(SCORES, run.current_round, {"total": total, "count": count})
         run.own = {"minus_score": min(max(1.0 - total / count, 0.0), 1.0) if count else 1.0}
 
-    def _without_us(self, run: SiteRun, model: torch.nn.Module) -> float:
+    def _score_without_us(self, run: SiteRun, model: torch.nn.Module) -> float:
         coefficient = (run.directives.get("coefficient") or {}).get(run.site)
         if coefficient is None or run.current_round == 0 or not 0 <= coefficient <= 1 - LEAST_REST:
             return math.nan

@@ -155,7 +155,7 @@ class FedMRL(Rule):
             )
         self.weighting.memory_folder = self.memory_folder
         weights, details = self.weighting.weigh(inputs)
-        warnings = _at_the_clamp(inputs)
+        warnings = _warn_of_clamp(inputs)
         self._mean = self._mean_of(inputs, warnings)
         values = {} if self._mean is None else {"mean_loss": self._mean}
         values.update(self.mu_policy.choose(inputs))
@@ -197,7 +197,7 @@ class FedMRL(Rule):
         self.weighting.load_state_dict(state["weighting"])
 
 
-def _at_the_clamp(inputs: RoundInputs) -> list[str]:
+def _warn_of_clamp(inputs: RoundInputs) -> list[str]:
     """Return a warning that lists sites whose gradient factor was at a limit in most batches, or an empty text."""
     shares = {site: inputs.reports[site].get("clamped") or 0.0 for site in inputs.sites}
     stuck = [f"{site!r} {share:.0%}" for site, share in shares.items() if share > 0.5]

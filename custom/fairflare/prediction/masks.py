@@ -131,7 +131,7 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
     tag = image_file(image).facts().grid.tag
     mask = np.ascontiguousarray(turned(turned(mask, back(turn)), back(tag_turn(tag))))
     if ending in VOLUMES:
-        content = _like(image, mask.swapaxes(0, 1)).to_bytes()
+        content = _make_like(image, mask.swapaxes(0, 1)).to_bytes()
         content = gzip.compress(content, mtime=0) if ending == ".nii.gz" else content
         write_whole(path, lambda partial: partial.write_bytes(content), durable=False, shared=True)
     elif ending in ARRAYS:
@@ -140,12 +140,12 @@ def write_mask(path: Path, mask: npt.NDArray[Any], image: Path, turn: Turn | Non
         _save_picture(path, mask, tag)
 
 
-def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
+def _make_like(image: Path, mask: npt.NDArray[Any]) -> Any:
     import nibabel
 
     file = image_file(image)
     if isinstance(file, Dicom):
-        return _of_series(file.facts().affine, mask)
+        return _series_image(file.facts().affine, mask)
     source: Any = nibabel.load(image)
     header = source.header.copy()
     header.set_data_dtype(mask.dtype)
@@ -154,7 +154,7 @@ def _like(image: Path, mask: npt.NDArray[Any]) -> Any:
     return type(source)(np.asarray(mask), source.affine, header)
 
 
-def _of_series(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
+def _series_image(affine: npt.NDArray[Any] | None, mask: npt.NDArray[Any]) -> Any:
     """Return the mask of a DICOM series as a NIfTI image, without a position if that of the series is unknown."""
     import nibabel
 

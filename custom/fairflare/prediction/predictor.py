@@ -106,7 +106,7 @@ class Predictor:
         """
         self.blank = True
         if isinstance(self.task, VolumeSettings):
-            yield Found(None, self._of_volume(file, more))
+            yield Found(None, self._predict_volume(file, more))
             return
         count = slices_in(file, how=self.task.reading())
         further = (more,) if more else ()  # a user's own read_input may take one file
@@ -129,7 +129,7 @@ class Predictor:
             )
         return outputs
 
-    def _of_volume(self, file: Path, more: tuple[Path, ...]) -> torch.Tensor:
+    def _predict_volume(self, file: Path, more: tuple[Path, ...]) -> torch.Tensor:
         """Return a volume's probabilities, one for each class, or a map for each structure.
 
         The maps are on the volume's own grid: (structures, rows, columns, slices).

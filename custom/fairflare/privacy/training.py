@@ -124,7 +124,7 @@ class PrivateLoop:
         total = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in trained]
         for number in drawn:
             try:
-                gradients = self._of_unit(trained, draws.some(units.members[number], self.images), draws)
+                gradients = self._unit_gradients(trained, draws.some(units.members[number], self.images), draws)
             except ValueError as error:  # an unreadable image; a failed round would reveal one patient
                 log.warning("site %s: a %s counts as one without a gradient: %s", self.run.site, units.kind, error)
                 continue
@@ -139,7 +139,7 @@ class PrivateLoop:
             parameter.grad = (noised / (len(units.members) * chance)).to(parameter.dtype)
         return torch.zeros(())
 
-    def _of_unit(
+    def _unit_gradients(
         self, trained: Sequence[torch.nn.Parameter], images: Sequence[int], draws: SecretDraws
     ) -> list[torch.Tensor]:
         """Return a unit's gradient of each parameter, summed over the unit's images."""

@@ -34,10 +34,10 @@ def train_only(model: nn.Module, trained: Callable[[str], bool], *, norms: bool 
             parameter.requires_grad_(always or trained(name))
         learns = always or any(map(trained, parameters or (f"{prefix}.",)))
         if getattr(module, "running_mean", None) is not None and not learns:
-            module.register_forward_pre_hook(_as_in_evaluation)
+            module.register_forward_pre_hook(_set_evaluation)
 
 
-def _as_in_evaluation(module: nn.Module, inputs: Any) -> None:
+def _set_evaluation(module: nn.Module, inputs: Any) -> None:
     """Set a frozen norm to evaluation mode before each forward pass, as ``model.train()`` puts it in training mode."""
     module.training = False
 

@@ -75,7 +75,7 @@ def class_site(plan: PhantomPlan, index: int) -> PhantomSite:
         batches[f"test_{attribute}"] = common.only(common.attributes == number_of)
     for split in batches.keys() - batches_of_site.keys():
         noisy = {"test_clean": False, "test_corrupted": True}.get(split, corrupted)
-        images[split] = partial(_of_common, plan, noisy, batches[split])
+        images[split] = partial(_common_images, plan, noisy, batches[split])
     labels = {split: batches[split].labels for split in plan.splits}
     if plan.has_label_noise(index):
         labels["training"] = _frozen(_mislabelled(plan, index, labels["training"]))
@@ -235,7 +235,7 @@ def _test_images(plan: PhantomPlan, corrupted: bool) -> Images:
     return _drawn(plan, _test(plan), corrupted, PLAIN)
 
 
-def _of_common(plan: PhantomPlan, corrupted: bool, batch: _Batch) -> Images:
+def _common_images(plan: PhantomPlan, corrupted: bool, batch: _Batch) -> Images:
     images = _test_images(plan, corrupted)
     return images if len(batch.places) == len(images) else _frozen(images[batch.places])
 

@@ -217,7 +217,7 @@ def listed(
         splits = () if split in ("", "training") else (split,)
         person = people.get(_stem(path.name))
         items.append(Item(file_name(name), person or name, path, label, person, site, splits))
-    return _by_given_split(items)
+    return _group_by_split(items)
 
 
 def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int]:
@@ -236,7 +236,7 @@ def _numbers(rows: Sequence[Row], column: str, names: Sequence[str]) -> list[int
     return [known[row[column]] for row in rows]
 
 
-def _by_given_split(items: Sequence[Item]) -> list[Item]:
+def _group_by_split(items: Sequence[Item]) -> list[Item]:
     """Make each image a group of its own if its person (lesion) has images in two parts of the published split."""
     sides: dict[tuple[str, str], set[tuple[str, ...]]] = {}
     for item in items:
@@ -346,12 +346,12 @@ def arrays(
             f"{', '.join(missing)}; found {listing(path.name for path in source.glob('*.npz'))}"
         )
     return {
-        site: _of_file(f"site '{site}': '{file}'", file, keys, partial(items, **options))
+        site: _read_arrays(f"site '{site}': '{file}'", file, keys, partial(items, **options))
         for site, file in files.items()
     }
 
 
-def _of_file(where: str, file: Path, keys: Sequence[str], items: Callable[..., Iterator[Item]]) -> Iterator[Item]:
+def _read_arrays(where: str, file: Path, keys: Sequence[str], items: Callable[..., Iterator[Item]]) -> Iterator[Item]:
     try:
         with np.load(file, allow_pickle=False) as content:
             arrays = {key: content[key] for key in ("images", *keys)}

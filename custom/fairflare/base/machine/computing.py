@@ -206,17 +206,17 @@ class _Lowered:
     def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         if self._open:
             self._open.pop().__exit__(None, None, None)
-        return _in_float32(output)
+        return _cast_to_float32(output)
 
 
-def _in_float32(output: Any) -> Any:
+def _cast_to_float32(output: Any) -> Any:
     if isinstance(output, torch.Tensor):
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, Mapping):
-        return type(output)((key, _in_float32(value)) for key, value in output.items())  # type: ignore[call-arg]
+        return type(output)((key, _cast_to_float32(value)) for key, value in output.items())  # type: ignore[call-arg]
     if isinstance(output, tuple) and hasattr(output, "_fields"):
-        return type(output)(*map(_in_float32, output))
-    return type(output)(map(_in_float32, output)) if isinstance(output, (list, tuple)) else output
+        return type(output)(*map(_cast_to_float32, output))
+    return type(output)(map(_cast_to_float32, output)) if isinstance(output, (list, tuple)) else output
 
 
 def _channels_last(model: nn.Module) -> None:

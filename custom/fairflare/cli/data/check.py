@@ -71,7 +71,7 @@ def check_data(
         if as_json:
             put(
                 usable=report.usable, grave=report.grave, problems=[*_kinds(report.problems, every)],
-                sites=[_as_json(site, names) for site in report.sites], labels=report.labels, notes=remarks,
+                sites=[_plain_report(site, names) for site in report.sites], labels=report.labels, notes=remarks,
             )  # fmt: skip
         else:
             notes = len(report.problems) - report.grave + len(remarks)
@@ -142,7 +142,7 @@ def _kinds(problems: Sequence[Any], every: bool) -> Iterator[dict[str, Any]]:
     by_site = gathered(((not problem.grave, problem.site), (problem.about, problem.text)) for problem in problems)
     for (note, site), alike in sorted(by_site.items(), key=lambda one: one[0][0]):
         for kind in [[one] for one in alike] if every else grouped(alike):
-            yield {"site": site, "text": _of_a_kind(kind), "grave": not note}
+            yield {"site": site, "text": _describe_kind(kind), "grave": not note}
 
 
 def _print_problems(problems: Sequence[Any], every: bool) -> None:
@@ -158,7 +158,7 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
             _tell(f"{where}: {line}")
 
 
-def _of_a_kind(problems: Sequence[tuple[str, str]]) -> str:
+def _describe_kind(problems: Sequence[tuple[str, str]]) -> str:
     """Return the text of the first of several problems of one kind, with the images' names of the other problems."""
     first = problems[0][1]
     if len(problems) == 1:
@@ -206,7 +206,7 @@ def _print_asked(root: Path) -> None:
         )
 
 
-def _as_json(report: Any, names: Sequence[str] | None) -> dict[str, Any]:
+def _plain_report(report: Any, names: Sequence[str] | None) -> dict[str, Any]:
     """Return a site's usable images by split and class, by size in pixels, and by attribute, split and group."""
     return {
         "site": report.site,

@@ -206,7 +206,7 @@ def room(folder: Path) -> Finding:
 def start_up_kit(kit: Path) -> Iterator[Finding]:
     """Yield findings on a start-up kit's allow list, rights, log streaming, signed jobs and certificates."""
     local, startup = kit / "local", kit / "startup"
-    if (file := _in_use(local, "resources.json")) is None:
+    if (file := _file_read_by_flare(local, "resources.json")) is None:
         yield Finding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
         return
     try:
@@ -230,7 +230,7 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         yield _expiry(certificate)
 
 
-def _in_use(local: Path, name: str) -> Path | None:
+def _file_read_by_flare(local: Path, name: str) -> Path | None:
     """Return the file of this name that FLARE reads: the site's own file, else the kit's default file."""
     return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
 
@@ -263,7 +263,7 @@ def _decoded(kit: Path) -> Iterator[Finding]:
 
 def _rights(local: Path) -> Iterator[Finding]:
     """Yield a finding on the rights of users to bring code with a job or to open a shell."""
-    if (file := _in_use(local, "authorization.json")) is None:
+    if (file := _file_read_by_flare(local, "authorization.json")) is None:
         return
     roles = json.loads(file.read_text(encoding="utf-8"))["permissions"]
     wide = [

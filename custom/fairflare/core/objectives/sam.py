@@ -87,7 +87,7 @@ class SAM:
         if not math.isfinite(_number(loss)):
             self.skipped_steps += 1
             return loss
-        params, gradients = self._with_gradient() if self.rho > 0 else ([], [])
+        params, gradients = self._parameters_and_gradients() if self.rho > 0 else ([], [])
         norm = tensors.norm(gradients)
         if norm == 0:
             self.base_optimizer.step()
@@ -109,7 +109,7 @@ class SAM:
                 buffer.copy_(value)
         del weights
 
-        norm = tensors.norm(self._with_gradient()[1])
+        norm = tensors.norm(self._parameters_and_gradients()[1])
         if not (math.isfinite(_number(perturbed_loss)) and math.isfinite(norm)):
             self.skipped_steps += 1
             return loss
@@ -126,7 +126,7 @@ class SAM:
         with torch.enable_grad():
             return closure()
 
-    def _with_gradient(self) -> tuple[list[Tensor], list[Tensor]]:
+    def _parameters_and_gradients(self) -> tuple[list[Tensor], list[Tensor]]:
         """Return the parameters that have a gradient, and their gradients."""
         params = [p for group in self.base_optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [p.grad for p in params]
@@ -173,7 +173,7 @@ class GSAM(SAM):
         g, perturbed = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         along = tensors.dot(g, perturbed) / norm / norm  # divided twice since the square of a small norm is 0
         # Compute d = (1 + alpha c) g_p - alpha g in place, with one pass over the numbers for each term.
-        tensors.scale(self._with_gradient()[1], 1.0 + self.alpha * along)
+        tensors.scale(self._parameters_and_gradients()[1], 1.0 + self.alpha * along)
         tensors.add(perturbed, g, -self.alpha)
 
 

@@ -24,7 +24,7 @@ def lower_products(u: Tensor) -> Tensor:
 
     Entries above the diagonal blocks are 0.
     """
-    n, onednn = u.shape[1], _by_onednn(u)
+    n, onednn = u.shape[1], _suits_onednn(u)
     if n <= (step := max(STRIP if onednn else 2 * STRIP, -(-n // 5))):
         return products_of_rows(u, u)
     g = u.new_zeros(len(u), n, n)
@@ -36,7 +36,7 @@ def lower_products(u: Tensor) -> Tensor:
 
 def products_of_rows(x: Tensor, y: Tensor) -> Tensor:
     """Return each x y^T, (channels, n, m) for (channels, n, columns) and (channels, m, columns)."""
-    if _by_onednn(x):
+    if _suits_onednn(x):
         return torch.stack([_product(a, b, True) for a, b in zip(x, y, strict=True)])
     return _product(x, y, False)
 
@@ -51,7 +51,7 @@ def _product(x: Tensor, y: Tensor, onednn: bool) -> Tensor:
     return _onednn()(x, y, None, "none", [], "") if onednn else x @ y.mT
 
 
-def _by_onednn(x: Tensor) -> bool:
+def _suits_onednn(x: Tensor) -> bool:
     """Return whether oneDNN multiplies faster than MKL: large products, above all on a processor unknown to MKL."""
     large = x.shape[2] >= LONG and x.shape[1] * x.shape[2] >= LARGE
     return large and _onednn() is not None and x.dtype == torch.float32 and x.device.type == "cpu"

@@ -65,7 +65,7 @@ def _accuracy(sums: Sums, error: float) -> Array:
     return over_cases(right, count, sums[CASES][1], error)
 
 
-def _of_confusion(sums: Sums) -> tuple[Array, Array]:
+def _count_outcomes(sums: Sums) -> tuple[Array, Array]:
     """Return TP, FP, FN and TN of each positive class, and squared image counts of cases with and without the class.
 
     The shapes are (4, parts) and (2, parts). The squared image counts are summed over the cases.
@@ -75,18 +75,18 @@ def _of_confusion(sums: Sums) -> tuple[Array, Array]:
 
 
 def _sensitivity(sums: Sums, error: float) -> Array:
-    (tp, _, fn, _), (squares, _) = _of_confusion(sums)
+    (tp, _, fn, _), (squares, _) = _count_outcomes(sums)
     return over_cases(tp, tp + fn, squares, error)
 
 
 def _odds(sums: Sums, error: float) -> Array:
     """Return the sensitivity of each class with its interval, then the share of false positives of each class."""
-    (_, fp, _, tn), (_, squares) = _of_confusion(sums)
+    (_, fp, _, tn), (_, squares) = _count_outcomes(sums)
     return np.concatenate([_sensitivity(sums, error), over_cases(fp, fp + tn, squares, error)])
 
 
 def _told(sums: Sums, error: float) -> Array:
-    (tp, fp, fn, tn), _ = _of_confusion(sums)
+    (tp, fp, fn, tn), _ = _count_outcomes(sums)
     return over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
 
 
@@ -168,13 +168,13 @@ def gap_intervals(groups: Mapping[str, Sums]) -> dict[str, Ends]:
     there = [sums for sums in groups.values() if images_of(sums) > 0]
     unsure = len(there) < 2 or any(map(few, there))
     return {
-        name: (np.nan, np.nan) if unsure else _of_gap(there, measure)
+        name: (np.nan, np.nan) if unsure else _gap_interval(there, measure)
         for name, (needed, measure) in GAPS.items()
         if groups and all(needed in sums for sums in groups.values())
     }
 
 
-def _of_gap(groups: list[Sums], measure: Measure) -> Ends:
+def _gap_interval(groups: list[Sums], measure: Measure) -> Ends:
     defined = np.isfinite(np.stack([measure(sums, 1 - LEVEL)[:, 0] for sums in groups]))
     pairs = [
         (one, other, part)

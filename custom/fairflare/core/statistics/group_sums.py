@@ -65,7 +65,7 @@ def sums_of(
         least: a bin of fewer cases is merged with the next ones.
     """
     group_scores, whose = scores[chosen], np.flatnonzero(chosen) if cases is None else cases[chosen]
-    sums = {IMAGES: np.asarray(float(len(group_scores))), CASES: _of_cases(whose)}
+    sums = {IMAGES: np.asarray(float(len(group_scores))), CASES: _count_cases(whose)}
     if labels is None:
         labelled, known = np.isfinite(group_scores), np.nan_to_num(group_scores)
         return {**sums, DICE: np.stack([labelled.sum(0).astype(float), known.sum(0), (known**2).sum(0)], 1)}
@@ -80,7 +80,7 @@ def sums_of(
     weights = (np.ones(len(group_scores)), confidence, right)
     return {
         **sums,
-        CELLS: np.stack([[_of_cases(whose[part]) for part in (has, ~has)] for has in truth.T]),
+        CELLS: np.stack([[_count_cases(whose[part]) for part in (has, ~has)] for has in truth.T]),
         CONFUSION: np.stack([cell.sum(0) for cell in cells], 1).astype(float),
         HISTOGRAM: np.stack(
             [[np.bincount(_merged(place[:, c], whose, (has, ~has), bins, least)[part], minlength=bins)
@@ -91,7 +91,7 @@ def sums_of(
     }  # fmt: skip
 
 
-def _of_cases(whose: npt.NDArray[np.int64]) -> Array:
+def _count_cases(whose: npt.NDArray[np.int64]) -> Array:
     """Return the number of cases that images belong to, and the sum of the cases' squared numbers of images."""
     images = np.bincount(whose).astype(float)
     return np.array([np.count_nonzero(images), images @ images])
@@ -171,24 +171,24 @@ def impossible(sums: Sums) -> str:
     exact = {CONFUSION: lambda values: values.sum(-1), HISTOGRAM: lambda values: values.sum((-2, -1))}
     for name, array in sums.items():
         if name in exact:
-            wrong = _beyond(exact[name](array), by_part) or _beyond(-exact[name](array), -by_part)
+            wrong = _exceeds(exact[name](array), by_part) or _exceeds(-exact[name](array), -by_part)
         elif name == CALIBRATION:
             count, confidence, right = np.moveaxis(array, -1, 0)
             total = count.sum(-1)
-            wrong = _beyond(total, images) or _beyond(-total, -images)
-            wrong = wrong or _beyond(confidence, count) or _beyond(right, count)
+            wrong = _exceeds(total, images) or _exceeds(-total, -images)
+            wrong = wrong or _exceeds(confidence, count) or _exceeds(right, count)
         elif name == DICE:
             count, total, squares = np.moveaxis(array, -1, 0)
-            wrong = _beyond(count, by_part) or _beyond(total, count) or _beyond(squares, total)
+            wrong = _exceeds(count, by_part) or _exceeds(total, count) or _exceeds(squares, total)
         else:  # Brier: at most 2 per image; squared image counts: at most the squared number of images
             most = 2 * images if name == BRIER else np.maximum(images**2, images)
-            wrong = _beyond(array, most.reshape(most.shape + (1,) * (np.ndim(array) - most.ndim)))
+            wrong = _exceeds(array, most.reshape(most.shape + (1,) * (np.ndim(array) - most.ndim)))
         if wrong:
             return name
     return ""
 
 
-def _beyond(values: Array, most: Array) -> bool:
+def _exceeds(values: Array, most: Array) -> bool:
     """Return whether any number exceeds its upper bound, or is known although its bound is unknown (NaN)."""
     return bool((~np.isnan(values) & ~(values <= most + 1e-6 * (1 + np.abs(most)))).any())
 

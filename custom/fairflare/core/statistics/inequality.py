@@ -89,7 +89,7 @@ def mean_interval(
     if not (math.isfinite(low) and math.isfinite(high) and low < value < high):
         return max(low, value - reach), min(high, value + reach)
     middle, reach = (float(part) for part in _logits(np.asarray(value), np.asarray(reach), low, high))
-    bottom, top = _from_logits(np.array([middle - reach, middle + reach]), low, high).tolist()
+    bottom, top = _values_of_logits(np.array([middle - reach, middle + reach]), low, high).tolist()
     return bottom, top
 
 
@@ -101,7 +101,7 @@ def _logits(values: Numbers, errors: Numbers, low: float, high: float) -> tuple[
     return logit(shares), errors / ((high - low) * shares * (1 - shares))
 
 
-def _from_logits(logits: Numbers, low: float, high: float) -> Numbers:
+def _values_of_logits(logits: Numbers, low: float, high: float) -> Numbers:
     """Return the values in a range whose shares of it have these logits."""
     from scipy.special import expit
 
@@ -209,7 +209,7 @@ def scores_test(
         return _logits(means, np.sqrt(np.maximum(variance, _TIE) / sizes), 0, 1)
 
     dealt = _dealt(sizes, bins, powers, min(draws, max(WORK // counts.size, 999)))
-    return _by_errors(on_logits(powers @ counts.T), on_logits(dealt), (0, 1), higher_is_better)
+    return _compare_with_errors(on_logits(powers @ counts.T), on_logits(dealt), (0, 1), higher_is_better)
 
 
 def _dealt(sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
@@ -271,10 +271,10 @@ def errors_test(
     generator = np.random.default_rng(SEED)
     drawn = _weighted_mean(measured, scale) + generator.standard_normal((draws, len(measured))) * scale
     scales = scale * np.sqrt(generator.chisquare(freedom, (draws, len(measured))) / freedom)
-    return _by_errors((measured, scale), (drawn, scales), ends, higher_is_better)
+    return _compare_with_errors((measured, scale), (drawn, scales), ends, higher_is_better)
 
 
-def _by_errors(
+def _compare_with_errors(
     sites: tuple[Numbers, Numbers], chance: tuple[Numbers, Numbers], ends: tuple[float, float] | None, higher: bool
 ) -> Compared:
     """Compare the sites' values and standard errors with those that were drawn; both are logits if ``ends`` are given.
@@ -283,19 +283,19 @@ def _by_errors(
     its value, which is a part of the mean.
     """
     statistics_of_sites, drawn = (
-        (part, _weighted_mean(part, error), error**2, np.sqrt(np.maximum(error**2 - _of_mean(error), 0)))
+        (part, _weighted_mean(part, error), error**2, np.sqrt(np.maximum(error**2 - _variance_of_mean(error), 0)))
         for part, error in (sites, chance)
     )
     return _compared(
-        *statistics_of_sites, drawn, higher, lambda values: _from_logits(values, *ends) if ends else values
+        *statistics_of_sites, drawn, higher, lambda values: _values_of_logits(values, *ends) if ends else values
     )
 
 
 def _weighted_mean(values: Numbers, errors: Numbers) -> Numbers:
-    return np.broadcast_to((values / errors**2).sum(-1, keepdims=True) * _of_mean(errors), values.shape)
+    return np.broadcast_to((values / errors**2).sum(-1, keepdims=True) * _variance_of_mean(errors), values.shape)
 
 
-def _of_mean(errors: Numbers) -> Numbers:
+def _variance_of_mean(errors: Numbers) -> Numbers:
     """Return the variance of the mean weighted by ``1 / errors**2``."""
     return np.asarray(1 / (1 / errors**2).sum(-1, keepdims=True))
 

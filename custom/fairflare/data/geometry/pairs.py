@@ -119,11 +119,11 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
             ANEW,
         )
     if image.statements and mask.statements and mask.of == SEGMENTS:
-        whole, places = _with_empty_slices(image, mask)
-        fitting = _on_grid(image, whole)
+        whole, places = _extend_to_slices(image, mask)
+        fitting = _fit_affines(image, whole)
         return replace(fitting, places=places, slices=whole.shape[2]) if isinstance(fitting, Fit) else fitting
     if image.statements and mask.statements:
-        return _on_grid(image, mask)
+        return _fit_affines(image, mask)
     if image.posture and mask.posture and image.posture != mask.posture:
         return Misfit(
             "image and mask differ in PatientOrientation",
@@ -136,14 +136,14 @@ def fit(image: Grid, mask: Grid, drawn_on: str | None = None, orientation: str =
     upright = Fit(PLAIN, note=note)
     if (image.tag is None) == (mask.tag is None) or (image.tag or mask.tag) == 1:
         return _pixel_on_pixel(image, mask, upright)
-    stored = Fit(_after(back(tag_turn(mask.tag)), tag_turn(image.tag)))
+    stored = Fit(_compose(back(tag_turn(mask.tag)), tag_turn(image.tag)))
     one, other, tag = ("picture", "mask", image.tag) if mask.tag is None else ("mask", "picture", mask.tag)
     misfit = Misfit(
         "only one of image and mask says that it is turned",
         f"the {one} says that it is turned (EXIF {tag}), the {other} says nothing",
         CHOOSE,
     )
-    return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
+    return _fit_as_set(image, mask, stored, upright, drawn_on, misfit)
 
 
 def tag_turn(tag: int | None) -> Turn:
@@ -205,7 +205,7 @@ def together(one: Affine, other: Affine, shape: Sequence[int], within: float = T
     return _apart(one, other, PLAIN, shape, shape) <= within * float(np.linalg.norm(one[:3, :3], axis=0).min())
 
 
-def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
+def _fit_affines(image: Grid, mask: Grid) -> Fit | Misfit:
     """Fit a mask to an image by the affines of both; every pair of their affines, at most two each, is tried."""
     fitting: list[tuple[Fit, str]] = []
     for (name, affine), (its, other) in product(image.statements, mask.statements):
@@ -225,7 +225,7 @@ def _on_grid(image: Grid, mask: Grid) -> Fit | Misfit:
     return fitting[0][0]
 
 
-def _with_empty_slices(image: Grid, mask: Grid) -> tuple[Grid, tuple[int, ...]]:
+def _extend_to_slices(image: Grid, mask: Grid) -> tuple[Grid, tuple[int, ...]]:
     """Extend a mask's grid to all slices of its image; return it and, for each slice of the mask, the image's slice.
 
     If a slice of the mask is beyond the image, or two slices of the mask are nearest to the same slice of the image,
@@ -381,16 +381,18 @@ def _half_said(image: Grid, mask: Grid, drawn_on: str | None, orientation: str) 
             f"the {other} says nothing of how it lies, and DICOM slices may be numbered from either end",
             WITH_GEOMETRY,
         )
-        return _as_drawn(image, mask, stored, upright, None, misfit)
+        return _fit_as_set(image, mask, stored, upright, None, misfit)
     misfit = Misfit(
         "only one of image and mask says how it lies",
         f"the {'image' if other == 'mask' else 'mask'} says how it lies, the {other} says nothing",
         f"{WITH_GEOMETRY}. Or: {CHOOSE}",
     )
-    return _as_drawn(image, mask, stored, upright, drawn_on, misfit)
+    return _fit_as_set(image, mask, stored, upright, drawn_on, misfit)
 
 
-def _as_drawn(image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit) -> Fit | Misfit:
+def _fit_as_set(
+    image: Grid, mask: Grid, stored: Fit, upright: Fit, drawn_on: str | None, misfit: Misfit
+) -> Fit | Misfit:
     """Fit a mask by the site's setting of how its masks were drawn (``drawn_on``).
 
     Without the setting, return ``misfit``; if the sizes of image and mask fit neither as stored nor as shown upright,
@@ -413,7 +415,7 @@ def _pixel_on_pixel(image: Grid, mask: Grid, fitting: Fit) -> Fit | Misfit:
     )
 
 
-def _after(first: Turn | None, second: Turn) -> Turn:
+def _compose(first: Turn | None, second: Turn) -> Turn:
     """Return the rotation that has the effect of ``first`` followed by ``second``."""
     if first is None:
         return second

@@ -217,12 +217,14 @@ def attributes_of(
         declared[name] = {"kind": "number", "bins": edges} if edges else {"kind": "category", "values": values}
         for row, attributes_of_row, text in zip(rows, by_row, texts, strict=True):
             if text in plain:
-                attributes_of_row[name] = _as_number(text, f"{row.where}: column '{column}'") if edges else plain[text]
+                attributes_of_row[name] = (
+                    _read_number(text, f"{row.where}: column '{column}'") if edges else plain[text]
+                )
         log.info("%d of %d images without a value of %r", known.count(None), len(rows), name)
     return declared, by_row
 
 
-def _as_number(text: str, where: str) -> float:
+def _read_number(text: str, where: str) -> float:
     with suppress(ValueError):
         if math.isfinite(number := float(text)):
             return number

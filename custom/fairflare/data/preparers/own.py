@@ -125,7 +125,7 @@ def write_own(
     record = dict(writing.get("record", {}))
     if what == "volume":
         kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
-        record |= {**kind, "volumes": _in_figures(good)}
+        record |= {**kind, "volumes": _count_volumes(good)}
         task |= suited_patches(good) if kind and not names else {}
         task |= {"channels": channels} if several else {}
     if not names:
@@ -211,7 +211,7 @@ def _is_ct(case: Item, look: Look) -> bool:
     return all(ct)
 
 
-def _in_figures(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
+def _count_volumes(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """Count the volumes of each site of the source by spacing, orientation and label."""
     return {
         site: {

@@ -202,8 +202,8 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
             cases have no names.
     """
     together = images == masks
-    shown, notes = _below(images, pictures, [] if together else [masks])
-    marked, more = (shown, []) if together else _below(masks, pictures, [images])
+    shown, notes = _files_in(images, pictures, [] if together else [masks])
+    marked, more = (shown, []) if together else _files_in(masks, pictures, [images])
     if together:
         shown, marked = ([file for file in shown if (key_of(file[0]) == file[0]) == plain] for plain in (True, False))
     why = "have the same name apart from the ending; rename or remove one of them"
@@ -269,7 +269,7 @@ def _matched(
     return tree
 
 
-def _below(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
+def _files_in(folder: Path, pictures: bool, besides: Iterable[Path] = ()) -> tuple[list[tuple[str, Path]], list[str]]:
     """Return key (path below the folder without ending) and path of each image or DICOM series of a folder, and notes.
 
     Raises:
@@ -396,7 +396,7 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
                 raise ValueError(f"--unlabelled takes SITE=FOLDER where there are {len(trees)} sites, got {text!r:.80}")
             site, place = next(iter(trees)), text
         folder = existing_folder(Path(place))
-        paths, notes = _below(folder, pictures)
+        paths, notes = _files_in(folder, pictures)
         if not paths:
             raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
         tree = trees.setdefault(site, Tree([]))
@@ -476,7 +476,7 @@ def listed(
         raise DataError(f"'{file}' has no column for the finding {listing(absent)}; --classes names the columns")
     named_by = tuple(channels) or ("image",)
     table, called = _rows(file, columns, named_by if findings else (*named_by, of), attributes, notes, remedy)
-    series = set() if pictures else {path for _, path in _below(source, pictures)[0] if path.is_dir()}
+    series = set() if pictures else {path for _, path in _files_in(source, pictures)[0] if path.is_dir()}
     images = Images(source, SUFFIXES if pictures else WANTED, series)
     bad = [
         (row.where, f"without its {column}, which 'channels' names")

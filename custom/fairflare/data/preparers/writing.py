@@ -130,7 +130,7 @@ def write_sites(
     targets = {name: out / name for name in names.values()}
     with drafted(out, writing.get("progress", lambda done: None)) as draft:
         earlier = _sites_in(out / SITE_FILE)
-        existing = _in_the_way(out, list(targets.values()), writing.get("overwrite", False))
+        existing = _find_replaced(out, list(targets.values()), writing.get("overwrite", False))
         items = {
             site: [draft.put(names[site], item) for item in _different(site, items_of_site)]
             for site, items_of_site in sites.items()
@@ -163,7 +163,7 @@ def write_sites(
     return targets
 
 
-def _in_the_way(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
+def _find_replaced(out: Path, targets: Sequence[Path], overwrite: bool) -> list[Path]:
     """Return existing files and folders that the new result replaces; raise ``DataError`` unless ``overwrite``."""
     foreign = [path for path in targets if path.exists() and not (path / "datalist.json").is_file()]
     files = (out / name for name in (SITE_FILE, MANIFEST))
@@ -239,7 +239,7 @@ class _Result:
                 for site, items in self.items.items()
             }
             if rule.global_test:
-                lists = self._with_global_test(lists)
+                lists = self._add_global_test(lists)
             entries = {
                 site: {
                     split: [entry for item in items for entry in _entries(item, split)]
@@ -264,7 +264,7 @@ class _Result:
     def _counted(self, entry: Mapping[str, Any]) -> str:
         return self.classes[entry["label"]] if "label" in entry and self.classes and not self.findings else "images"
 
-    def _with_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
+    def _add_global_test(self, lists: Mapping[str, Split]) -> dict[str, Split]:
         """Give each site the test images of all sites as ``test_global``, and as ``test`` if it has none of its own."""
         tested = []
         for site, item in ((site, item) for site, by_split in lists.items() for item in by_split["test"]):

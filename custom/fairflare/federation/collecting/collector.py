@@ -352,7 +352,7 @@ class Collector:
         """Return the plain mean of the round's local models (Fed-LWR, Eq. 1): uniform, not by sample counts."""
         sites = self.labelled
         if self.sums is not None:
-            return self._of_sum(self.sums.anchor(sites, self._steps()))
+            return self._model_of_sum(self.sums.anchor(sites, self._steps()))
         plain = Movement(lambda change: change, {}, lambda: None, products=self.context.products)
         weights = dict.fromkeys(sites, 1.0 / len(sites))
         return weighted_average(self._annotated(self._states(sites), lambda name: weights), weights, movement=plain)
@@ -374,7 +374,7 @@ class Collector:
         alone = isinstance(rule, TwoPhase) and len(inputs.sites) == 1
         with one_thread():  # so that every server computes the same bits; the costly sums follow in the average
             decided = Weighing(sites=dict.fromkeys(inputs.sites, 1.0)) if alone else rule.weigh(inputs)
-            weighing = self._influence.weighed(self._with_unlabelled(decided, inputs.sites))
+            weighing = self._influence.weighed(self._add_unlabelled(decided, inputs.sites))
         if not weighing.reports:
             weighing.reports = {s: values for s, report in inputs.reports.items() if (values := numbers(report))}
         layout = layout_of(self._first()).items()
@@ -388,7 +388,7 @@ class Collector:
             log.info("round %d, weights: %s", self._round.number, shown)
         if self.sums is not None:
             weighing, mean = self.sums.mean(weighing, self._steps())
-            state = self._of_sum(mean, **form)
+            state = self._model_of_sum(mean, **form)
             if weighing.by_class is not None and isinstance(rule, MakesTensors):
                 with one_thread():
                     rule.learn(weighing)
@@ -410,7 +410,7 @@ class Collector:
         state = {**state, **(rule.made() if isinstance(rule, MakesTensors) else {})}
         return {**state, **{name: tensor for name, tensor in (received or {}).items() if name in stays}}, weighing
 
-    def _of_sum(self, mean: State, **form: Any) -> dict[str, torch.Tensor]:
+    def _model_of_sum(self, mean: State, **form: Any) -> dict[str, torch.Tensor]:
         """Return the next model from ``mean``, the opened secure sum, in the received model's types."""
         average, like = weighted_average({SUM: mean}, {SUM: 1.0}, **form), self._round.received or {}
         return {name: tensor.to(like[name].dtype) for name, tensor in average.items()}
@@ -481,7 +481,7 @@ class Collector:
         samples = counted_samples(labelled, unlabelled, ramp(self._round.number, self._round.num_rounds))
         return min(samples, self.bounds.max_samples or samples)
 
-    def _with_unlabelled(self, decided: Weighing, labelled: Sequence[str]) -> Weighing:
+    def _add_unlabelled(self, decided: Weighing, labelled: Sequence[str]) -> Weighing:
         """Weight sites without labels by their samples, as they send no report from which the rule could weigh them.
 
         Their weight in the average of running statistics is 0, since their models have no statistics of their images.

@@ -67,12 +67,14 @@ class Influence:
             self._states = sorted(states), bounded
             self.shares = {clip.site: clip.used / clip.value for clip in clips if clip.what == PARAMETERS}
             for clip in clips:
-                self._warn(clip.site, f"max_update_norm, {clip.what}", clip.value, clip.used, _in_words(clip, factor))
+                self._warn(
+                    clip.site, f"max_update_norm, {clip.what}", clip.value, clip.used, _describe_clip(clip, factor)
+                )
         return self._states[1]
 
     def remembered(self, weights: SiteWeights) -> SiteWeights:
         """Return a rule's weights, limited to the bounds, before the rule saves them for later rounds."""
-        return self._of_sites(weights, ", remembered", "weight", " before it is remembered")
+        return self._bound_sites(weights, ", remembered", "weight", " before it is remembered")
 
     def of_made(self, weights: SiteWeights) -> SiteWeights:
         """Return weights cut to the bounds, for averages that an aggregation rule computes itself (CReFF's gradients).
@@ -120,14 +122,14 @@ class Influence:
             return replace(weighing, layers=layers, record=record)
         if weighing.sites is None:
             return weighing
-        sites, buffers = self._of_sites(weighing.sites, majority=True), weighing.buffers
+        sites, buffers = self._bound_sites(weighing.sites, majority=True), weighing.buffers
         if buffers is not None:
-            buffers = self._of_sites(buffers, ", buffers", "weight of its buffers")
+            buffers = self._bound_sites(buffers, ", buffers", "weight of its buffers")
         return replace(weighing, sites=sites, buffers=buffers)
 
     # -- pieces
 
-    def _of_sites(
+    def _bound_sites(
         self, weights: SiteWeights, part: str = "", what: str = "weight", when: str = "", *, majority: bool = False
     ) -> SiteWeights:
         return self._bounded({"": weights}, part, what, when, majority=majority)[""]
@@ -214,7 +216,7 @@ class Influence:
             self.warnings.append(warning)
 
 
-def _in_words(clip: Clip, factor: float) -> str:
+def _describe_clip(clip: Clip, factor: float) -> str:
     value, used = f"{clip.value:.4g}", f"{clip.used:.4g}"
     most = f"{factor:g} times the median (max_update_norm)"
     return {

@@ -159,9 +159,11 @@ def sections(name: str, kind: str | None = None) -> dict[str, list[Setting]]:
         {**usual, **published} for usual in (method.server, method.site, {**dealt, **method.learns})
     )
     return {
-        f"{method.title}, at the server: {method.rule.__name__}": _with(described(method.rule), server),
-        f"{method.title}, at the sites: {method.training.__name__}": _with(described(method.training), site),
-        f"{method.title}, task: {kind}": _with(described(task), learns),
+        f"{method.title}, at the server: {method.rule.__name__}": _replace_defaults(described(method.rule), server),
+        f"{method.title}, at the sites: {method.training.__name__}": _replace_defaults(
+            described(method.training), site
+        ),
+        f"{method.title}, task: {kind}": _replace_defaults(described(task), learns),
         BOUNDS_TITLE: described(Bounds),
         RUN_TITLE: [s for s in described(RunSettings) if s.name in set(LIKE_SETTINGS) - set(field_names(Bounds))],
     }
@@ -269,5 +271,5 @@ def _shown(value: Any) -> str:
     return str(value.kind) if isinstance(value, Part) else typed(value)
 
 
-def _with(declared: list[Setting], chosen: Any) -> list[Setting]:
+def _replace_defaults(declared: list[Setting], chosen: Any) -> list[Setting]:
     return [replace(s, default=chosen[s.name], required=False) if s.name in chosen else s for s in declared]

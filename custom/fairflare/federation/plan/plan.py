@@ -180,7 +180,7 @@ def usual_settings(request: RunRequest, chosen: Chosen) -> dict[str, Any]:
         usual = {**training_by_task(chosen.kind, model), **(model.small if request.small and same_kind else {})}
     if model is not method:
         usual = _shared_setup(model, method, usual, chosen.task_class, own_task=chosen.kind == model.task)
-        usual = {**_of_own_paper(method, model, chosen.published, chosen.task_class), **usual}
+        usual = {**_published_settings(method, model, chosen.published, chosen.task_class), **usual}
     if request.task_file is not None:  # a task of the user's own need not have what the packaged one of its kind has
         classes = (method.rule, method.training, chosen.task_class)
         known = {*LIKE_SETTINGS, *(name for part in classes for name in field_names(part))}
@@ -281,7 +281,7 @@ def build_parts(
     )
     bundle = None if request.monai_bundle is None else Path(request.monai_bundle).expanduser()
     lacks = () if request.small else _lacks(chosen.model, chosen.published, sites)
-    in_words = tuple(_in_words(brought, build(method.training, of_method)))
+    in_words = tuple(_describe_brought(brought, build(method.training, of_method)))
     return Plan(
         method, task, rule, training, run, sites, chosen.file, lacks, chosen.published, request.script, bundle,
         in_words, tuple(instead),
@@ -370,7 +370,7 @@ def _refuse_twice(method: Method, request: RunRequest) -> None:
                     )
 
 
-def _in_words(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
+def _describe_brought(brought: Mapping[str, Any], usual: LocalTraining) -> Iterator[str]:
     """Yield each setting of local training that a task prescribes, with the method's own value where it differs."""
     plain = LocalTraining()
     for name, value in brought.items():
@@ -403,7 +403,7 @@ def _shared_setup(
     return {name: value for name, value in settings.items() if name.partition(".")[0] not in left_out}
 
 
-def _of_own_paper(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
+def _published_settings(chosen: Method, model: Method, other: Paper | None, task_class: type) -> dict[str, Any]:
     """Return the published settings of the method's own parts, for a method that is trained like another one.
 
     The settings are those of the other method's paper (``other``) where that paper lists the method too, else those of

@@ -40,7 +40,7 @@ class Curves(Listener):
         by_layer = [(layer, *item) for layer, by in (record.layers or {}).items() for item in by.items()]
         curves = [
             *((f"train_loss/{site}", values.get("loss")) for site, values in record.train.items()),
-            *self._of_split("validation", metric, record.validation),
+            *self._split_curves("validation", metric, record.validation),
             *((f"weight/{site}", weight) for site, weight in (record.site_weights or {}).items()),
             *((f"report_{name}/{site}", v) for site, by in record.reports.items() for name, v in by.items()),
             *record.values.items(),
@@ -53,9 +53,9 @@ class Curves(Listener):
         self._write(curves, record.current_round)
 
     def tested(self, test: Mapping[str, Mapping[str, float]], metric: str, step: int) -> None:
-        self._write(self._of_split("test", metric, test), step)
+        self._write(self._split_curves("test", metric, test), step)
 
-    def _of_split(
+    def _split_curves(
         self, split: str, metric: str, measured: Mapping[str, Mapping[str, Any]]
     ) -> Iterator[tuple[str, float]]:
         """Yield a tag and a value of a metric: for each site, and for each summary over the sites."""

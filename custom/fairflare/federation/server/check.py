@@ -422,21 +422,21 @@ class Check:
             phase: the check's exchange.
             before: whether the earlier rounds were trained on synthetic data; ``None`` if no round was done.
         """
-        made_up, real = self._of_kind(True), self._of_kind(False)
+        made_up, real = self._sites_of_kind(True), self._sites_of_kind(False)
         if before is not None and (made_up or real) and not (made_up if before else real):
             was, now = ("made-up", "real") if before else ("real", "made-up")
             yield f"the rounds before were trained on {was} data, and {', '.join(made_up or real)} has {now} ones now"
         else:
             yield from self._same(
                 phase,
-                _by_value(self.facts, "synthetic"),
+                _group_by(self.facts, "synthetic"),
                 f"made-up data beside real ones: synthetic at {', '.join(made_up)}, real at {', '.join(real)}. "
                 f"Set 'data_root' in the fairflare.json of {', '.join(made_up)}",
                 "its data are of another kind (made up or real) than those of most sites, or of the rounds before; the "
                 "two are never mixed: correct 'data_root' in its fairflare.json",
                 wanted=before,
             )
-        if real := self._of_kind(False):
+        if real := self._sites_of_kind(False):
             yield from self._classes(phase, real)
         clashes = contradictions({site: report.get(MASK_LABELS, ()) for site, report in self.facts.items()})
         for by_meaning in clashes.values():
@@ -444,11 +444,11 @@ class Check:
         yield from self._silent(phase)
         for key, whose in ((NAMES, "'groups'"), (ACTED_ON, "the method")):
             yield from self._same(
-                phase, _by_value(self.facts, key),
+                phase, _group_by(self.facts, key),
                 "the datalists declare the attributes differently: {}. Declare them alike",
                 f"its datalist declares the attributes of {whose} otherwise than those of most sites; correct it there",
             )  # fmt: skip
-        by_prior = _by_value(self.facts, "prior")
+        by_prior = _group_by(self.facts, "prior")
         if len(by_prior) > 1 and self.settings.require_all_sites:  # else the rule leaves the minority out
             held = "; ".join(f"{prior!r} at {', '.join(sites)}" for prior, sites in by_prior.items())
             yield f"the sites hold different prior networks: {held}. Give every site the same checkpoint ('prior')"
@@ -476,11 +476,11 @@ class Check:
         ):
             real = [site for site in real if site in self.facts]
             yield from self._same(
-                phase, _by_value(self.facts, key, real), f"the datalists {verb} the classes differently: {{}}{remedy}",
+                phase, _group_by(self.facts, key, real), f"the datalists {verb} the classes differently: {{}}{remedy}",
                 f"its datalist {verb}s the classes otherwise than those of most sites; correct {key!r} there",
             )  # fmt: skip
         if not self.settings.num_rounds:
-            yield from self._like_the_model(phase, [site for site in real if site in self.facts])
+            yield from self._compare_with_model(phase, [site for site in real if site in self.facts])
         wanted = self.task.classes
         counts = {site: self.facts[site]["num_classes"] for site in real if site in self.facts}
         known = {site: count for site, count in counts.items() if count is not None}
@@ -498,7 +498,7 @@ class Check:
                 f"num_classes={max(known.values())}, or name all classes with 'class_names' in the datalists"
             )
 
-    def _like_the_model(self, phase: Phase, sites: Sequence[str]) -> Iterator[str]:
+    def _compare_with_model(self, phase: Phase, sites: Sequence[str]) -> Iterator[str]:
         """Yield a problem for each site that names other classes than the given model has; or leave the site out."""
         wanted = [*(getattr(self.task, "class_names", None) or ())]
         named = {site: [*(self.facts[site]["class_names"] or wanted)] for site in sites}
@@ -551,12 +551,12 @@ class Check:
         phase.refuse(site, self.roster.excluded[site])
         self.facts.pop(site, None)  # it may be left out for several reasons
 
-    def _of_kind(self, synthetic: bool) -> list[str]:
+    def _sites_of_kind(self, synthetic: bool) -> list[str]:
         """Return the sites that report synthetic data, or the sites that report real data."""
         return sorted(site for site, report in self.facts.items() if report["synthetic"] is synthetic)
 
 
-def _by_value(
+def _group_by(
     facts: Mapping[str, Mapping[str, Any]], key: str, among: Iterable[str] | None = None
 ) -> dict[Any, list[str]]:  # fmt: skip
     """Return the sites (``among`` these, default: all) by the value of a field of their reports; those without none."""

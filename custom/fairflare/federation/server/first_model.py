@@ -87,7 +87,7 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
-    names, first, content = in_child(_as_bytes, make, before=brings(task))
+    names, first, content = in_child(_make_bytes, make, before=brings(task))
     tensors = load_bytes(content)
     return replace(first, state={name: tensors[name] for name in names})
 
@@ -200,7 +200,7 @@ def _made(
     )
 
 
-def _as_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
+def _make_bytes(make: Callable[[], FirstModel]) -> tuple[list[str], FirstModel, bytes]:
     """Return a first model as names of tensors, remaining fields, and the tensors as bytes, for another process."""
     torch.set_num_threads(1)
     first = make()

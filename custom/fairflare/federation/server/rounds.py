@@ -217,14 +217,14 @@ class Rounds:
     def _ask_about_anchor(self, record: RoundRecord) -> None:
         """Run the ``anchor`` phase of a round, and free the anchor model's memory afterwards."""
         number, timeout = record.current_round, self.settings.anchor_timeout
-        anchor = clean_state(self._with_fewer(record, self.collector.anchor_model))
+        anchor = clean_state(self._try_with_fewer(record, self.collector.anchor_model))
         asked = self.collector.labelled  # sites without labels have no report
         sites = self.roster.willing(asked, TASK_ANCHOR, number)
-        phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._about_anchor)
+        phase = self._ask(TASK_ANCHOR, number, anchor, sites, timeout, self._take_anchor_report)
         phase.left_out |= self.roster.why_not(sites, TASK_ANCHOR, asked)
         self.journal.left_out(phase, record)
 
-    def _with_fewer(self, record: RoundRecord, make: Callable[[], T]) -> T:
+    def _try_with_fewer(self, record: RoundRecord, make: Callable[[], T]) -> T:
         """Return the result of ``make``; with secure sums, call ``make`` again without the sites that were lost."""
         while True:
             before = {} if self.sums is None else self.retraining.state_dict()
@@ -242,7 +242,7 @@ class Rounds:
         for listener in self.listeners:
             listener.before_aggregation()
         started = time.monotonic()
-        state, weighing = self._with_fewer(record, self.collector.aggregate)
+        state, weighing = self._try_with_fewer(record, self.collector.aggregate)
         next_state: State = clean_state({**received, **state})  # a round may train only some of the tensors
         self.retraining.remember(weighing, record.current_round)
         record.phases.append(PhaseRecord("aggregate", round(time.monotonic() - started, 4), 0, 0, 0, 0))
@@ -289,6 +289,6 @@ class Rounds:
         phase.trained[site] = training
         return training.metrics
 
-    def _about_anchor(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
+    def _take_anchor_report(self, phase: Phase, site: str, message: Message) -> dict[str, float]:
         self.collector.keep_anchor(site, self.collector.read_anchor(site, message))
         return {}

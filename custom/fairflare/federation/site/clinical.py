@@ -87,7 +87,7 @@ class ClinicalTable:
         """
         labels, scores, cases = self.splits["test"]
         if labels.ndim == 2:
-            return self._of_findings(least, by_class)
+            return self._send_findings(least, by_class)
         sums = sums_of(labels, scores, np.ones(len(labels), bool), 1, BINS, cases, least)
         fields = {OVER_ALL: [*sums[CALIBRATION].reshape(-1).tolist(), float(sums[BRIER])]}
         if not by_class:
@@ -99,13 +99,13 @@ class ClinicalTable:
         every = range(scores.shape[1])
         none = hidden["test"] | {*every}.difference(every if self.annotated is None else self.annotated)
         rows = [
-            [np.nan] * len(COLUMNS) if label in none else self._of_class(label, sums, hidden["validation"])
+            [np.nan] * len(COLUMNS) if label in none else self._measure_class(label, sums, hidden["validation"])
             for label in positives(scores.shape[1])
         ]
         withheld = [f"clinical {split}/class {label}" for split, labels in hidden.items() for label in sorted(labels)]
         return fields | {OF_CLASSES: [float(value) for row in rows for value in row]}, withheld
 
-    def _of_findings(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
+    def _send_findings(self, least: int, by_class: bool) -> tuple[dict[str, Any], list[str]]:
         """Return the result of :meth:`sent` for findings: each is measured on its known labels, like two classes."""
         rows: list[float] = []
         withheld: list[str] = []
@@ -124,7 +124,7 @@ class ClinicalTable:
             rows += fields.get(OF_CLASSES, [])
         return {OVER_ALL: bins.tolist()} | ({OF_CLASSES: rows} if by_class else {}), withheld
 
-    def _of_class(self, label: int, sums: Sums, without: frozenset[int]) -> list[float]:
+    def _measure_class(self, label: int, sums: Sums, without: frozenset[int]) -> list[float]:
         """Return a class's figures in the order of :data:`COLUMNS`; ``without``: classes that have no threshold."""
         from sklearn.metrics import average_precision_score
 

@@ -114,9 +114,9 @@ class Gate:
         held = [
             *(name for _, kept in sent for name in kept),
             *reply.stats.pop(groups.HELD, ()),
-            *self._of_metrics(request, reply),
-            *self._of_report(request, reply),
-            *self._of_stats(request, reply),
+            *self._withhold_metrics(request, reply),
+            *self._withhold_report(request, reply),
+            *self._withhold_stats(request, reply),
         ]
         if held:
             reply.stats[SUPPRESSED] = sorted(held)
@@ -145,7 +145,7 @@ class Gate:
 
     # -- too few cases
 
-    def _of_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
+    def _withhold_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         """Remove metrics of too few cases from a reply, and yield the names of all withheld metrics.
 
         Declared metrics that were not measured are named too: the absence of a name would reveal that a class has no
@@ -172,7 +172,7 @@ class Gate:
         plain = plain or (hidden is None and self.task.has_classes is False and of_classes is not None)
         return self.floor.holds(split) and bool(plain or may_leave(of_classes, hidden))
 
-    def _of_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
+    def _withhold_report(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields: dict[str, Field] = {}
         if self.floor.least > 1:
             of_task = {TASK_NORMS: norm_moments.FIELDS, TASK_PLAN: case_counts.FIELDS}.get(request.name)
@@ -190,7 +190,7 @@ class Gate:
                 del reply.report[name]
                 yield IN_REPORT + name
 
-    def _of_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
+    def _withhold_stats(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
         fields, few = {field.name: field for field in STATS}, self.floor.least > 1
         hidden = self.floor.hidden(SPLIT_TEST) if few and request.name == TASK_VALIDATE else None
         # The names and counts of classes leave out a class with too few cases, and must not show that it has none.

@@ -370,9 +370,9 @@ class TestedOn(Proxy):
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
-        return partial(self._of, value) if name in OF_A_LIST else value
+        return partial(self._call_on_split, value) if name in OF_A_LIST else value
 
-    def _of(self, method: Callable[..., Any], split: str, *args: Any, **options: Any) -> Any:
+    def _call_on_split(self, method: Callable[..., Any], split: str, *args: Any, **options: Any) -> Any:
         return method(self._test if split == SPLIT_TEST else split, *args, **options)
 
 

@@ -186,7 +186,7 @@ class Turns:
                 while transfer is None:
                     if self._closed:
                         return
-                    self._changed.wait(self._until_next())
+                    self._changed.wait(self._seconds_to_next())
                     transfer = self._next()
             request, size, _, answer = transfer
             try:
@@ -207,7 +207,7 @@ class Turns:
             break
         return None
 
-    def _until_next(self) -> float | None:
+    def _seconds_to_next(self) -> float | None:
         """Return the seconds until a waiting request may be served without any event; ``None`` if none waits."""
         if not self._waiting:
             return None

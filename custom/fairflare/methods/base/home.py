@@ -112,7 +112,7 @@ class Home:
         names = self.stays(model)
         if names:
             run.store.save(PARTS, run.current_round, as_returned({n: local[n] for n in names}, start))
-        sent = _without(names, local)
+        sent = _drop(names, local)
         return difference(sent, {name: tensor for name, tensor in clean_state(start).items() if name in sent})
 
 
@@ -160,7 +160,7 @@ class OwnModel(Home, ABC):
         entry = (run.directives.get(DOWNLOAD) or {}).get(run.site)
         last = None if entry is None else run.store.load_at(OWN_MODEL, run.current_round - 1)
         if entry is not None and last is not None:
-            return {**last, **self.take(run, _without(self.stays(model), last), received, entry)}
+            return {**last, **self.take(run, _drop(self.stays(model), last), received, entry)}
         earlier = last_kept(run, OWN_MODEL, model.state_dict())
         if earlier is None and entry is not None:
             raise SiteError(
@@ -171,7 +171,7 @@ class OwnModel(Home, ABC):
     def finish(self, run: SiteRun, model: torch.nn.Module, start: State, local: State) -> dict[str, torch.Tensor]:
         """Store the site's own model after a training, and return the update to send."""
         names = self.stays(model)
-        update, after = self.hand_in(run, _without(names, clean_state(start)), _without(names, local))
+        update, after = self.hand_in(run, _drop(names, clean_state(start)), _drop(names, local))
         run.store.save(OWN_MODEL, run.current_round, {**local, **after})
         return dict(update)
 
@@ -233,6 +233,6 @@ def buffers(model: torch.nn.Module) -> list[str]:
     return [name for name in model.state_dict() if name not in trained]
 
 
-def _without(names: Iterable[str], state: State) -> dict[str, torch.Tensor]:
+def _drop(names: Iterable[str], state: State) -> dict[str, torch.Tensor]:
     left_out = set(names)
     return {name: tensor for name, tensor in state.items() if name not in left_out}

@@ -33,7 +33,7 @@ class ImageBatches:
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for number in range(self.passes):
-            for images in self._of_a_pass(None if self.passes == 1 else self.run.seed + number):
+            for images in self._batches_of_pass(None if self.passes == 1 else self.run.seed + number):
                 yield images.to(self.run.device)
 
     @property
@@ -50,7 +50,7 @@ class ImageBatches:
         """
         return self.max_samples is None or self.run.data.order(self.split, self.run.seed) is not None
 
-    def _of_a_pass(self, seed: int | None) -> Iterator[torch.Tensor]:
+    def _batches_of_pass(self, seed: int | None) -> Iterator[torch.Tensor]:
         given = self.run.data.batches(self.split, batch_size=self.batch_size, shuffle_seed=seed)
         batches: Iterator[torch.Tensor] = (inputs for inputs, _ in given)
         if self.max_samples is not None:

@@ -99,10 +99,10 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
         factor = 1 + 2 * self.fair_weight * (float(objective.detach()) - memory.mean_loss)
         factor = min(max(factor, self.fair_clamp), self.fair_max)
         memory.factors.append(factor)
-        return objective if self._on_rate else factor * objective
+        return objective if self._scales_rate else factor * objective
 
     @property
-    def _on_rate(self) -> bool:
+    def _scales_rate(self) -> bool:
         return self.optimizer != "sgd" and self.fair_clamp is not None
 
     def step(
@@ -114,7 +114,7 @@ class FairProximalTraining(ReportsScore, ProximalTraining):
     ) -> torch.Tensor:
         loss = closure()
         rates = [group["lr"] for group in optimizer.param_groups]
-        if self._on_rate and run.own.factors:
+        if self._scales_rate and run.own.factors:
             for group in optimizer.param_groups:
                 group["lr"] *= run.own.factors[-1]
         optimizer.step()

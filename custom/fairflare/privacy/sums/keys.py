@@ -137,7 +137,7 @@ class SiteKeys:
         Raises:
             SumRefused: a hello is invalid; the text names the site.
         """
-        stored, hellos, owners = self._of(run), dict[str, str](), dict[bytes, str]()
+        stored, hellos, owners = self._load_run(run), dict[str, str](), dict[bytes, str]()
         for one in messages:
             name, public = self._read(run, one)
             self._need(name not in hellos, f"field 'hellos' has the site {name!r} twice; each needs a name of its own")
@@ -164,7 +164,7 @@ class SiteKeys:
         Raises:
             SumRefused: ``run`` is not 32 bytes, the site has no key of it, or there was no agreement.
         """
-        stored = self._of(run)
+        stored = self._load_run(run)
         self._need(
             stored["hellos"], "the sites have not agreed on keys in this run; the server must ask for keys first"
         )
@@ -227,7 +227,7 @@ class SiteKeys:
             keys[name] = derived(shared, roster, b"pair", *sorted([self.site.encode(), name.encode()]))
         return Pairs(self.site, run, roster, keys, bytes.fromhex(stored["own"]), stored["first"])
 
-    def _of(self, run: Any) -> dict[str, Any]:
+    def _load_run(self, run: Any) -> dict[str, Any]:
         stored = self._kept(run)
         self._need(
             stored,

@@ -78,9 +78,9 @@ class Expression:
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             raise self._refused(f"is no expression ({error})") from None
         scope = {f"at_{place.start()}": self.sealed.make(place[0][1:]) for place in REFERENCE.finditer(source)}
-        return self._of(tree.body, scope)
+        return self._evaluate(tree.body, scope)
 
-    def _of(self, node: Any, scope: Scope) -> Any:
+    def _evaluate(self, node: Any, scope: Scope) -> Any:
         """Return the value of a node of the syntax tree; ``scope`` holds the values of local names."""
         self._spend()
         match node:
@@ -91,15 +91,15 @@ class Expression:
             case ast.List(elts=parts) | ast.Tuple(elts=parts):
                 return (tuple if isinstance(node, ast.Tuple) else list)(self._all(parts, scope))
             case ast.UnaryOp(op=op, operand=one):
-                return self._computed(op, self._of(one, scope))
+                return self._computed(op, self._evaluate(one, scope))
             case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]):
-                return self._computed(op, self._of(left, scope), self._of(right, scope))
+                return self._computed(op, self._evaluate(left, scope), self._evaluate(right, scope))
             case ast.IfExp(test=test, body=body, orelse=other):
-                return self._of(body if self._of(test, scope) else other, scope)
+                return self._evaluate(body if self._evaluate(test, scope) else other, scope)
             case ast.Subscript(value=whole, slice=part):
-                place = self._of(part, scope)
+                place = self._evaluate(part, scope)
                 self._need(isinstance(place, int | str), "takes other than one entry, by its number or name")
-                return self._of(whole, scope)[place]
+                return self._evaluate(whole, scope)[place]
             case ast.Lambda(args=ast.arguments(args=names, vararg=None, kwonlyargs=[], kwarg=None, defaults=[])) if (
                 names
             ):
@@ -107,13 +107,15 @@ class Expression:
             case ast.Attribute() if (name := _dotted(node, scope)) in constants():
                 return constants()[name]
             case ast.Call(func=called, args=given, keywords=named) if all(one.arg for one in named):
-                by_name = {str(one.arg): self._of(one.value, scope) for one in named}
+                by_name = {str(one.arg): self._evaluate(one.value, scope) for one in named}
                 return self._called(called, self._all(given, scope), by_name, scope)
         raise self._refused(f"has {ast.unparse(node)!r:.80}, a shape ({type(node).__name__}) that is not known")
 
     def _all(self, parts: Sequence[ast.expr], scope: Scope) -> Any:
         """Return the values of several nodes; a node with a star stands for the values in it."""
-        values = (self._of(p.value, scope) if isinstance(p, ast.Starred) else [self._of(p, scope)] for p in parts)
+        values = (
+            self._evaluate(p.value, scope) if isinstance(p, ast.Starred) else [self._evaluate(p, scope)] for p in parts
+        )
         return self._sound([*itertools.chain.from_iterable(values)])
 
     def _computed(self, op: ast.AST, *values: Any) -> Any:
@@ -134,7 +136,7 @@ class Expression:
         name, owner = _dotted(called, scope), None
         function: Any = functions().get(name)
         if isinstance(called, ast.Attribute) and called.attr in ARRAY_METHODS and not name:
-            owner = self._of(called.value, scope)
+            owner = self._evaluate(called.value, scope)
             owners = (torch.nn.Module, *ARRAYS) if called.attr == "to" else ARRAYS
             function = getattr(owner, called.attr, None) if isinstance(owner, owners) else None
         what = f"{ast.unparse(called)!r:.80}"
@@ -168,7 +170,7 @@ class Expression:
         def function(*values: Any) -> Any:
             budget = [BUDGET + 32 * sum(math.prod(value.shape) for value in values if isinstance(value, ARRAYS))]
             inner = Expression(self.sealed, self.key, self.text, budget)
-            result = inner._of(body, {**scope, **dict(zip(names, values, strict=True))})
+            result = inner._evaluate(body, {**scope, **dict(zip(names, values, strict=True))})
             self._need(isinstance(result, NUMBERS), f"gives a {type(result).__name__}, which is no array and no number")
             return result
 

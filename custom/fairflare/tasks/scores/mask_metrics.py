@@ -130,12 +130,12 @@ class MaskMetrics:
             predicted, truth = predicted[box], truth[box]
         self._known.append(spacing is not None)
         sizes = tuple(spacing or (1.0,) * self.dims)[: self.dims]
-        for name, values in self._of_image(
+        for name, values in self._measure_image(
             predicted[None].cpu(), truth[None].cpu(), sizes, spacing is not None
         ).items():
             self._values[name].append(values)
 
-    def _of_image(
+    def _measure_image(
         self, predicted: torch.Tensor, truth: torch.Tensor, sizes: tuple[float, ...], known: bool
     ) -> dict[str, Table]:
         from monai.metrics.hausdorff_distance import compute_hausdorff_distance

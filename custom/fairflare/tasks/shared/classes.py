@@ -391,13 +391,13 @@ class LabelledImages(FolderImages):
             shown._marks, shown._identities = {}, {}
             splits = dict(self.datalist.splits)
             for split, out in few.items():
-                left = (self._without(sample, split, out) for sample in splits[split])
+                left = (self._drop_labels(sample, split, out) for sample in splits[split])
                 splits[split] = tuple(sample for sample in left if sample is not None) or splits[split]
             shown.datalist = replace(self.datalist, splits=splits)
             shown._count()
         return cast("SiteData", shown)
 
-    def _without(self, sample: Sample, split: str, out: set[int]) -> Sample | None:
+    def _drop_labels(self, sample: Sample, split: str, out: set[int]) -> Sample | None:
         """Return a sample without labels of some classes or findings, or ``None`` if it has no other label."""
         label, names = sample.label, self.datalist.class_names or ()
         if not isinstance(label, tuple):

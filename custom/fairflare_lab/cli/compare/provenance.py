@@ -121,7 +121,7 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         try:
             settings = own_settings(dict(local), name)
             if settings.get("data_root") is not None:
-                sums[name] = _of_list(
+                sums[name] = _checksum_list(
                     Path(settings["data_root"]).expanduser(), settings.get("datalist") or "datalist.json"
                 )
         except (OSError, ValueError, TypeError, SiteError) as error:  # the runs will report this error with a remedy
@@ -129,7 +129,7 @@ def checksums(local: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return sums
 
 
-def _of_list(root: Path, datalist: str) -> dict[str, Any]:
+def _checksum_list(root: Path, datalist: str) -> dict[str, Any]:
     content = (root / datalist).read_text(encoding="utf-8")
     json.loads(content)  # raises for a damaged list, so that no checksum is recorded
     texts = {json.loads(text) for text in re.findall(r'"(?:[^"\\]|\\.)*"', content)}

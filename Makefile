@@ -8,7 +8,7 @@ EXTRAS := .venv-extras
 EXTRA_BIN := $(EXTRAS)/bin
 EXTRA_INSTALL := $(EXTRA_BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: run test test-all test-long test-real test-adapters test-dp test-seg test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
+.PHONY: run test test-all test-long test-real test-adapters test-dp test-seg test-export test-lightning walkthroughs walks fuzz lint refresh docs bench bench-gpu clean
 
 run: $(STAMP)
 	$(BIN)/fairflare run fed_lwr --overwrite
@@ -43,6 +43,11 @@ test-dp: $(EXTRAS)/.made
 test-seg: $(EXTRAS)/.made
 	$(EXTRA_INSTALL) ".[seg]"
 	$(EXTRA_BIN)/python -m pytest -m "" -n 2 tests/unit/test_dicom_seg.py tests/unit/test_geometry_files.py tests/unit/test_geometry.py
+
+# Models as ONNX, by the extra `export`.
+test-export: $(EXTRAS)/.made
+	$(EXTRA_INSTALL) ".[export]"
+	$(EXTRA_BIN)/python -m pytest -m "" -n 2 tests/unit/test_export.py
 
 # Training loops of PyTorch Lightning, by the extra `lightning`.
 test-lightning: $(EXTRAS)/.made

@@ -103,15 +103,18 @@ def test_each_channel_is_standardised_as_the_plan_says(masked: bool) -> None:
     rng, made = np.random.default_rng(0), plan(["T2", "CT"])
     made["configurations"]["3d_fullres"]["use_mask_for_norm"][0] = masked
     images = np.stack([rng.normal(300, 50, (20, 24, 24)), rng.normal(60, 80, (20, 24, 24))]).astype(np.float32)
-    images[0, :, :8] = 0
+    images[:, :, :8] = images[:, :5, 20:] = images[:, 12, 15, 10] = 0  # an edge, a corner, a hole
+    inside = np.ones((20, 16, 24), bool)  # without the edge; nnU-Net fills the hole
+    inside[:5, 12:] = False
     found = task(plan=made, channels=("T2", "CT")).placed(Whole(images, None, np.diag([4.0, 4, 4, 1])), "x")
-    axes = np.transpose(images, (0, 3, 2, 1))  # to the head, front and right
-    part = axes[0][axes[0] != 0] if masked else axes[0]
-    first = np.where((axes[0] != 0) | (not masked), (axes[0] - part.mean()) / part.std(), 0)
-    second = (np.clip(axes[1], -10, 120) - 50) / 20
-    place = tuple(slice((a - b) // 2, (a - b) // 2 + b) for a, b in zip(found.shape[1:], axes.shape[1:], strict=True))
-    assert np.allclose(found[(0, *place)], first, atol=1e-4)
-    assert np.allclose(found[(1, *place)], second, atol=1e-4)
+    values = images[:, :, 8:]
+    part = values[0][inside] if masked else values[0]
+    first = np.where(inside | (not masked), (values[0] - part.mean()) / part.std(), 0)
+    second = (np.clip(values[1], -10, 120) - 50) / 20
+    there = np.linalg.inv(found.affine.numpy()) @ [0, 32, 0, 1]  # where the first voxel of the box lies
+    place = tuple(slice(int(n), int(n) + side) for n, side in zip(there, (24, 16, 20), strict=False))
+    for number, wanted in enumerate((first, second)):  # to the head, front and right
+        assert np.allclose(found[(number, *place)], wanted.T, atol=1e-4)
 
 
 def test_the_rate_falls_with_every_step_of_the_run() -> None:

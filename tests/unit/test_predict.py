@@ -606,3 +606,13 @@ def test_names_of_classes_come_from_the_datalists(said: Any, synthetic: bool, na
     assert TaskRecorder(named, lambda: info, tmp_path)()["class_names"] == ["x", "y", "z"]
     made_up = TaskRecorder(ClassificationTask(), lambda: {"synthetic": True}, tmp_path)()
     assert made_up["class_names"] == ClassificationTask().names()
+
+
+def test_a_model_is_written_in_place_of_masks(segmented: Path, tmp_path: Path) -> None:
+    result = fairflare(segmented / "run", "--as", "torchscript", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.ts", "input.json"}
+    assert "exists, and an export replaces nothing" in refused(segmented / "run", "--as", "bundle", tmp_path / "out")
+    images = segmented / "data"
+    assert "leave images and --out away" in refused(segmented / "run", images, "--as", "bundle", tmp_path / "new")
+    assert refused(segmented / "run", images).startswith("give images and --out, or --as")

@@ -70,12 +70,12 @@ class VisionTransformer(ViT):
         return tokens[:, 0]
 
 
-def build_segmenter(
+def segmenter(
     network: str, *, in_channels: int, classes: int, image_size: Sequence[int], width: int | None = None
-) -> nn.Module:
-    """Return a segmentation network with one output channel for each class.
+) -> dict[str, Any]:
+    """Return the definition of a segmentation network with one output channel for each class.
 
-    Its weights are initialised from torch's current random state.
+    :func:`fairflare.tasks.networks.defined` makes the network.
 
     Args:
         network: ``"swin_unetr"`` or ``"segresnet"``.
@@ -92,13 +92,9 @@ def build_segmenter(
         "spatial_dims": len(image_size), "in_channels": in_channels, "out_channels": classes,
     }  # fmt: skip
     if network == "swin_unetr":
-        from monai.networks.nets.swin_unetr import SwinUNETR
-
         needs_einops(network)
-        return SwinUNETR(feature_size=width, **same)
-    from monai.networks.nets.segresnet import SegResNet
-
-    return SegResNet(init_filters=width, **same)
+        return {"_target_": "monai.networks.nets.swin_unetr.SwinUNETR", "feature_size": width, **same}
+    return {"_target_": "monai.networks.nets.segresnet.SegResNet", "init_filters": width, **same}
 
 
 def check_segmenter(network: str, image_size: Sequence[int], width: int | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,12 @@ class Classifier(nn.Module):
             nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(inplace=True), nn.Linear(width, projector_dim)
         )  # fmt: skip
         usual: tuple[Any, Any] = (IMAGENET_MEAN, IMAGENET_STD)
-        self._statistics = usual if in_channels == 3 else tuple(sum(values) / 3 for values in usual)
+        self.statistics = usual if in_channels == 3 else tuple(sum(values) / 3 for values in usual)
 
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the features, (n, width), that the encoder computes from the inputs and the classifier head gets."""
         ones = [1] * (inputs.ndim - 2)
-        mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self._statistics)
+        mean, std = (inputs.new_tensor(values).view(-1, *ones) for values in self.statistics)
         features = self.encoder((inputs - mean) / std)
         return features if self.neck is None else self.neck(features)
 
@@ -169,29 +170,13 @@ def build_classifier(
 
         encoder = VisionTransformer(network, VITS[network], in_channels, image_size, patch_size)
         width = encoder.width
-    elif network == "resnet18":
-        from monai.networks.nets.resnet import ResNet
-
-        encoder = ResNet(
-            "basic",
-            [2, 2, 2, 2],
-            list(features),
-            spatial_dims=dimensions,
-            n_input_channels=in_channels,
-            conv1_t_size=7,
-            conv1_t_stride=2,
-            no_max_pool=not max_pool,
-            bias_downsample=False,
-            feed_forward=False,
-        )
-        width = features[-1]
     else:
-        from monai.networks.nets.densenet import DenseNet121
-
-        encoder = DenseNet121(spatial_dims=dimensions, in_channels=in_channels, out_channels=classes)
-        layers: Any = encoder.class_layers
-        width = layers.out.in_features
-        layers.out = nn.Identity()
+        encoder = defined(encoder_definition(network, dimensions, in_channels, features, max_pool, classes))
+        width = features[-1]
+        if network != "resnet18":
+            layers: Any = encoder.class_layers
+            width = layers.out.in_features
+            layers.out = nn.Identity()
     model = Classifier(
         encoder,
         width,
@@ -206,6 +191,30 @@ def build_classifier(
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = norm_momentum
     return model
+
+
+def encoder_definition(
+    network: str, dimensions: int, in_channels: int, features: Sequence[int], max_pool: bool, classes: int,
+    head: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the definition of MONAI's ``"resnet18"`` or ``"densenet121"``; ``head``: with the ResNet's classifier."""
+    if network == "densenet121":
+        return {
+            "_target_": "monai.networks.nets.densenet.DenseNet121", "spatial_dims": dimensions,
+            "in_channels": in_channels, "out_channels": classes,
+        }  # fmt: skip
+    return {
+        "_target_": "monai.networks.nets.resnet.ResNet", "block": "basic", "layers": [2, 2, 2, 2],
+        "block_inplanes": list(features), "spatial_dims": dimensions, "n_input_channels": in_channels,
+        "conv1_t_size": 7, "conv1_t_stride": 2, "no_max_pool": not max_pool, "bias_downsample": False,
+        "feed_forward": head, **({"num_classes": classes} if head else {}),
+    }  # fmt: skip
+
+
+def defined(definition: Mapping[str, Any]) -> nn.Module:
+    """Make a network of MONAI from its class and arguments, initialised from torch's current random state."""
+    module, _, name = definition["_target_"].rpartition(".")
+    return getattr(import_module(module), name)(**{key: value for key, value in definition.items() if key[0] != "_"})
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:

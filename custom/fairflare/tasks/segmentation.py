@@ -83,19 +83,6 @@ class SegmentationTask(Preprocessing, StructureTask):
     def uncounted(self) -> bool:  # type: ignore[override]
         return self.resize == "pad"
 
-    def build_unet(self) -> torch.nn.Module:
-        from monai.networks.nets.basic_unet import BasicUNet
-
-        return BasicUNet(
-            spatial_dims=2,
-            in_channels=self.in_channels,
-            out_channels=self.num_classes,
-            features=self.features,
-            act=("relu", {"inplace": True}),
-            norm=("batch", {"momentum": self.norm_momentum}),
-            bias=False,
-        )
-
     def open_folder(self, site: str, own: SegmentationSite, datalist: Datalist) -> SiteData:
         return FolderData(self, datalist, self.coding_of(site, own), **own.memory())
 

@@ -53,15 +53,15 @@ def predict(
         Path, typer.Argument(help="Folder of a run (runs/fed_lwr-seed0), a FLARE download, or a model file (.pt).")
     ],
     images: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             help="Files, folders or patterns: PNG, JPEG, BMP, TIFF, .npy, NIfTI, DICOM (each slice of a volume)."
         ),
-    ],
+    ] = None,
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option("--out", "-o", metavar="DIR", help="Folder for masks or probabilities, and predictions.csv."),
-    ],
+    ] = None,
     best: OfModels = None,
     threshold: Annotated[
         float | None,
@@ -76,6 +76,15 @@ def predict(
     probabilities: Annotated[
         bool, typer.Option("--probabilities", help="Segmentation: also each structure's probabilities, as a file.")
     ] = False,
+    exported: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(
+            "--as",
+            metavar="KIND DIR",
+            help="In place of images: the model into a new folder, for programs without FairFlare; KIND is "
+            "torchscript, onnx, bundle (MONAI) or nnunet.",
+        ),
+    ] = None,
     device: Device = None,
     task_file: OwnCode = None,
     overwrite: Overwrite = False,
@@ -87,7 +96,17 @@ def predict(
     NIfTI with the same affine for NIfTI. Exit code 1 when an image could not
     be used.
     """
-    with user_errors(out):
+    with user_errors(out or (exported or [None])[-1]):
+        if exported is not None:
+            from fairflare.prediction.export import export
+
+            if images or out is not None:
+                raise ValueError("--as writes the model and no masks: leave images and --out away")
+            for path in export(_load(model, best, task_file, "cpu"), *exported):
+                say(f"written: {path}", console)
+            return
+        if not images or out is None:
+            raise ValueError("give images and --out, or --as with the kind of file that is wanted and a folder for it")
         images_by_file = find_images(images, out)
         predictor = _load(model, best, task_file, device)
         images_by_file, more = cases_of(images_by_file, predictor.task.channels or (), in_order=len(images) > 1)

@@ -22,6 +22,7 @@ from fairflare.core.plans.rules import (
 #: Axes of the volumes in a plan: to the head, to the front, to the right, as nnU-Net's reader that turns files has.
 AXES = "SAR"
 FULL = "3d_fullres"  # name of the only configuration that is trained
+READER = "NibabelIOWithReorient"  # nnU-Net's reader that turns files to these axes
 CT, EACH_IMAGE = "CTNormalization", "ZScoreNormalization"
 NETWORK = "dynamic_network_architectures.architectures.unet.PlainConvUNet"
 MOST_CHANGED = 0.5  # share of cases that lose a quarter by cropping, above which zeros do not count in the norm
@@ -78,7 +79,7 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
     schemes = [CT if name == "CT" else EACH_IMAGE for name in channels]
     without_zeros = answers.cropped > MOST_CHANGED * answers.cases
     return {
-        "dataset_name": "federation", "plans_name": "nnUNetPlans", "image_reader_writer": "NibabelIOWithReorient",
+        "dataset_name": "federation", "plans_name": "nnUNetPlans", "image_reader_writer": READER,
         "original_median_spacing_after_transp": [quantile(answers.spacing[a], 0.5) / STEPS_PER_MM for a in order],
         "original_median_shape_after_transp": [round(quantile(answers.size[axis], 0.5)) for axis in order],
         "transpose_forward": list(order), "transpose_backward": [order.index(axis) for axis in range(len(order))],
@@ -94,14 +95,15 @@ def plan_of(answers: Answers, *, channels: Sequence[str], outputs: int, memory: 
                 "median_image_size_in_voxels": median[-len(one.patch):], "spacing": spacing[-len(one.patch):],
                 "normalization_schemes": schemes,
                 "use_mask_for_norm": [without_zeros and scheme == EACH_IMAGE for scheme in schemes],
-                **_resampling(), "architecture": _architecture(one), "batch_dice": low or name == "2d",
+                **resampling(), "architecture": _architecture(one), "batch_dice": low or name == "2d",
             }
             for name, one in configurations.items()
         },
     }  # fmt: skip
 
 
-def _resampling() -> dict[str, Any]:
+def resampling(separate: bool | None = None) -> dict[str, Any]:
+    """Return how nnU-Net resamples; ``separate``: thick slices by the nearest, ``None``: where they are thick."""
     kinds = {"data": False, "seg": True, "probabilities": False}
     return {
         key: value
@@ -109,7 +111,7 @@ def _resampling() -> dict[str, Any]:
         for key, value in {
             f"resampling_fn_{kind}": "resample_data_or_seg_to_shape",
             f"resampling_fn_{kind}_kwargs": {
-                "is_seg": labels, "order": 1, "order_z": 0, "force_separate_z": None,
+                "is_seg": labels, "order": 1, "order_z": 0, "force_separate_z": separate,
             },
         }.items()
     }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -149,17 +148,33 @@ class StructureTask(ImageTask):
 
             check_segmenter(self.network, self.image_size, self.width)
 
-    @abstractmethod
+    def definition(self) -> dict[str, Any]:
+        """Return MONAI's class of the network with its arguments, as the configuration of a MONAI bundle has them."""
+        if self.network != "unet":
+            from fairflare.tasks.encoders import segmenter
+
+            same: Any = {"in_channels": self.in_channels, "classes": self.num_classes, "image_size": self.image_size}
+            return segmenter(self.network, width=self.width, **same)
+        task: Any = self
+        return {
+            "_target_": "monai.networks.nets.basic_unet.BasicUNet", "spatial_dims": self.spatial_dims,
+            "in_channels": self.in_channels, "out_channels": self.num_classes, "features": list(task.features),
+            "act": ["relu", {"inplace": True}], "bias": False,
+            "norm": ["instance", {"affine": True}] if getattr(self, "norm", "") == "instance" else [
+                "batch", {"momentum": self.norm_momentum},
+            ],
+        }  # fmt: skip
+
     def build_unet(self) -> torch.nn.Module:
         """Build the U-Net that the task's settings describe."""
+        from fairflare.tasks.networks import defined
+
+        return defined(self.definition())
 
     def build_model(self) -> torch.nn.Module:
-        if self.network == "unet":
-            return self.build_unet()
-        from fairflare.tasks.encoders import build_segmenter
+        from fairflare.tasks.networks import defined
 
-        same: Any = {"in_channels": self.in_channels, "classes": self.num_classes, "image_size": self.image_size}
-        return build_segmenter(self.network, width=self.width, **same)
+        return self.build_unet() if self.network == "unet" else defined(self.definition())
 
     def structured(self, coding: Mapping[int, int] | None, site: str, split: str) -> Structured:
         """Return the transform that turns a mask file's values into one mask for each structure."""

@@ -38,6 +38,7 @@ Codes = Annotated[str, Field(pattern=r"^(stored|(?:[LR][AP][IS]|[LR][IS][AP]|[AP
 #: Settings of tasks that decide what a prepared volume is.
 AS_PREPARED = (
     "orientation", "spacing", "intensity", "window", "patch_size", "volume_size", "num_classes", "labels", "ignore",
+    "plan",
 )  # fmt: skip
 DRAWN_SIZE = (32, 32, 24)  # number of voxels of synthetic volumes along each axis
 PREPARED = 14  # bytes a voxel to prepare a volume: its values in 32 bits, turned, resampled and padded, and its targets

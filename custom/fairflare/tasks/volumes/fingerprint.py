@@ -12,11 +12,10 @@ from fairflare.base.machine.memory import counted, workers
 from fairflare.core.plans.counts import Case, foreground
 from fairflare.core.plans.document import AXES
 from fairflare.data.orientation import oriented
+from fairflare.data.whole_volumes import Whole
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-
-    from fairflare.data.whole_volumes import Whole
 
 Histograms = dict[int, "npt.NDArray[np.float64]"]
 
@@ -30,14 +29,21 @@ def fingerprint(whole: Whole, labels: Collection[int], of_ct: Collection[int]) -
         of_ct: numbers of the channels that are CT.
     """
     affine = np.eye(4) if whole.affine is None else whole.affine
-    image, lies = oriented(np.moveaxis(whole.image, 0, -1), affine, AXES)
-    there = (image != 0).any(-1)
-    ends = [np.flatnonzero(there.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
-    size = tuple(int(along[-1] - along[0] + 1) if len(along) else n for along, n in zip(ends, there.shape, strict=True))
+    image, lies = oriented(np.moveaxis(cropped(whole).image, 0, -1), affine, AXES)
     spacing = tuple(np.linalg.norm(lies[:3, :3], axis=0).tolist())
     inside = np.isin(whole.mask if whole.mask is not None else 0, [*labels])
     intensities = {number: foreground(whole.image[number], inside) for number in of_ct}
-    return Case(spacing, size, float(np.prod(size)) / there.size), intensities
+    return Case(spacing, image.shape[:3], image.size / whole.image.size), intensities
+
+
+def cropped(whole: Whole) -> Whole:
+    """Return the box of a volume outside which all channels are 0; the volume itself where they are 0 everywhere."""
+    there = (whole.image != 0).any(0)
+    ends = [np.flatnonzero(there.any(tuple({0, 1, 2} - {axis}))) for axis in range(3)]
+    box = tuple(slice(int(along[0]), int(along[-1]) + 1) if len(along) else slice(0, None) for along in ends)
+    start, affine = [along.start for along in box], whole.affine
+    lies = None if affine is None else affine + np.pad((affine[:, :3] @ start)[:, None], ((0, 0), (3, 0)))
+    return Whole(whole.image[(slice(None), *box)], None if whole.mask is None else whole.mask[box], lies)
 
 
 def fingerprints(data: Any, split: str, of_ct: Collection[int]) -> list[tuple[Hashable, Case, Histograms]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fairflare.base.settings import BelowOne, Fraction, settings
+from fairflare.tasks.volumes.fingerprint import cropped
 from fairflare.tasks.volumes.plan_file import Plan, read_plan
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask, cross_entropies
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
     from monai.data import MetaTensor
     from monai.transforms import Compose
 
+    from fairflare.data.datalist import Sample
     from fairflare.data.decoded import DecodedVolumes
     from fairflare.data.reading import Reading
     from fairflare.data.whole_volumes import Whole
+    from fairflare.tasks.transforms import Structured
 
 SMOOTH = 1e-5  # added to both parts of the Dice
 LEAST_DEVIATION = 1e-8  # smallest standard deviation by which an image is divided
@@ -90,6 +93,9 @@ class NnUNetTask(VolumeSegmentationTask):
     def reading(self, kept: DecodedVolumes | None = None) -> Reading:
         return replace(super().reading(kept), intensity="raw", window=None)
 
+    def definition(self) -> dict[str, Any]:
+        raise ValueError("nnU-Net's network is none of MONAI's; write the model as nnunet, torchscript or onnx")
+
     def build_unet(self) -> torch.nn.Module:
         from fairflare.tasks.volumes.plain_unet import PlainUNet
 
@@ -111,17 +117,26 @@ class NnUNetTask(VolumeSegmentationTask):
     # ------------------------------------------------------------------------------------------------ volumes
 
     def placed(self, volume: Whole, name: str, site: str = "predict") -> MetaTensor:
-        """Return a volume (channels, x, y, z), its channels standardised as the plan says, on the plan's grid."""
-        image = np.stack([self._standardised(number, values) for number, values in enumerate(volume.image)])
+        """Return a volume (channels, x, y, z) without its edge of zeros, standardised and on the plan's grid."""
+        from scipy.ndimage import binary_fill_holes
+
+        volume = cropped(volume)
+        inside = binary_fill_holes((volume.image != 0).any(0))
+        image = np.stack([self._standardised(number, values, inside) for number, values in enumerate(volume.image)])
         return self.fitted(self.regrid(image, volume.affine, name, site))
 
-    def _standardised(self, number: int, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
+        return super().targets(cropped(whole), structured, sample, site)
+
+    def _standardised(
+        self, number: int, values: np.ndarray[Any, Any], inside: np.ndarray[Any, Any]
+    ) -> np.ndarray[Any, Any]:
         of = self.planned.foreground.get(number)
         if of is not None:
             clipped = np.clip(values, of.percentile_00_5, of.percentile_99_5)
             return (clipped - np.float32(of.mean)) / np.float32(max(of.std, LEAST_DEVIATION))
-        counts = values != 0 if self.planned.full.use_mask_for_norm[number] else np.ones((1, 1, 1), bool)
-        if not counts.any():  # a channel that the site lacks, or an empty one
+        counts = inside if self.planned.full.use_mask_for_norm[number] else np.ones((1, 1, 1), bool)
+        if not inside.any():
             return np.zeros_like(values)
         mean, spread = (float(of(values, where=counts, dtype=np.float64)) for of in (np.mean, np.std))
         return np.where(counts, (values - np.float32(mean)) / np.float32(max(spread, LEAST_DEVIATION)), np.float32(0))

@@ -96,15 +96,8 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
 
     def build_unet(self) -> torch.nn.Module:
         import torch
-        from monai.networks.nets.basic_unet import BasicUNet
 
-        norm: Any = ("batch", {"momentum": self.norm_momentum})
-        if self.norm == "instance":
-            norm = ("instance", {"affine": True})
-        model = BasicUNet(
-            spatial_dims=3, in_channels=self.in_channels, out_channels=self.num_classes, features=self.features,
-            act=("relu", {"inplace": True}), norm=norm, bias=False,
-        )  # fmt: skip
+        model = super().build_unet()
         last: Any = model.final_conv
         torch.nn.init.constant_(last.bias, RARE)
         return model

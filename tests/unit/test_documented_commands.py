@@ -33,7 +33,7 @@ PAGES = [
 ]  # fmt: skip
 PROGRAMS = {
     "fairflare", "nvflare", "make", "docker", "kubectl", "sbatch", "helm", "openssl", "python", "python3", "python3.11",
-    "pip", "git", "tar", "bash", "jq", "tensorboard",
+    "pip", "git", "tar", "bash", "jq", "tensorboard", "nnUNetv2_predict_from_modelfolder",
 }  # fmt: skip
 SHELL = {"cd", "for", "done", "do", "export", "cp", "rm", "mkdir", "sleep", ".", "source", "umask"}
 TINY = {"image_size": [32, 32], "features": [4, 4, 8, 8, 8, 4], "phantom_cases": 0.3, "local_epochs": 1}

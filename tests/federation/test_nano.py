@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import importlib.util
 import re
 from pathlib import Path
@@ -67,3 +68,24 @@ def test_the_file_is_short_and_stands_alone_and_the_page_names_each_function() -
         for place, name in re.findall(r"`([\w/]+\.py)`: `([\w.]+)`", places):
             folder = "custom" if place.startswith("fairflare_lab") else "custom/fairflare"
             assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", (ROOT / folder / place).read_text("utf-8"))
+
+
+@pytest.mark.long
+def test_the_notebook_runs_and_its_last_cell_finds_both_models_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run every cell anew, with a process for the kernel; outputs are as the page has them, figures aside."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    stored = nbformat.read(ROOT / "docs" / "examples" / "first_run.ipynb", 4)
+    assert len(stored.cells) <= 15
+    assert "error" not in {out.output_type for cell in stored.cells for out in cell.get("outputs", ())}
+    again = copy.deepcopy(stored)
+    nbclient.NotebookClient(again, timeout=550, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    for cell, before in zip(again.cells, stored.cells, strict=True):
+        kinds = [
+            [sorted(out.data) for out in one.get("outputs", ()) if out.output_type != "stream"]
+            for one in (cell, before)
+        ]
+        assert kinds[0] == kinds[1]
+    assert again.cells[-1].outputs[-1].data["text/plain"] == "True"

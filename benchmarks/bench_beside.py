@@ -91,7 +91,7 @@ def measured(command: Sequence[str]) -> tuple[float, float, float] | str:
             )  # fmt: skip
             peak, busy = 0.0, dict[int, float]()
             while process.poll() is None:
-                peak = max(peak, in_use(process.pid, busy))
+                peak = max(peak, settings_in_use(process.pid, busy))
                 time.sleep(0.2)
             wall = time.perf_counter() - start
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -103,7 +103,7 @@ def measured(command: Sequence[str]) -> tuple[float, float, float] | str:
     return wall, max(waited_for, sum(busy.values())), peak  # no process waits for Ray's, which are in busy
 
 
-def in_use(pid: int, busy: dict[int, float]) -> float:
+def settings_in_use(pid: int, busy: dict[int, float]) -> float:
     """Return MB of a process and its children, with shared pages once; ``busy``: processor seconds of each."""
     total = 0
     with suppress(psutil.Error):

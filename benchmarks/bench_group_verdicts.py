@@ -23,7 +23,7 @@ import numpy as np
 
 from fairflare.core.statistics.group_intervals import gap_intervals
 from fairflare.core.statistics.group_metrics import cases_of, gaps_of
-from fairflare.core.statistics.group_sums import FOLDS, Sums, added, in_one, without_each
+from fairflare.core.statistics.group_sums import FOLDS, Sums, add_parts, added, leave_each_out
 from fairflare.federation.site.groups import FIELDS, GroupTable, read_groups
 from fairflare_lab.compare.differences import corrected
 from fairflare_lab.compare.group_gaps import Key, Value, Values, difference_of
@@ -81,9 +81,9 @@ def federation(
 def at_the_server(sites: list[dict[str, Sums]]) -> dict[str, Value]:
     """Return gaps over all sites, and what each is without every part of the cases in turn."""
     groups = {name: added([of[name] for of in sites]) for name in NAMES}  # of each part of the cases
-    whole, nan = {name: in_one(of) for name, of in groups.items()}, (np.nan, np.nan)
+    whole, nan = {name: add_parts(of) for name, of in groups.items()}, (np.nan, np.nan)
     ends, cases = gap_intervals(whole), min(map(cases_of, whole.values()))
-    without = [dict(zip(NAMES, of, strict=True)) for of in zip(*map(without_each, groups.values()), strict=True)]
+    without = [dict(zip(NAMES, of, strict=True)) for of in zip(*map(leave_each_out, groups.values()), strict=True)]
     gaps, *each = (gaps_of(of, added([*of.values()])) for of in (whole, *without))
     found = {name: Value(gap, ends.get(name, nan), [of[name] for of in each], cases) for name, gap in gaps.items()}
     return {name: value for name, value in found.items() if np.isfinite(value.value)}  # below a floor some stay

@@ -70,7 +70,7 @@ def by_patient(world: World, repeats: int, seeds: int, rng: np.random.Generator,
     return found
 
 
-def by_image(world: World, repeats: int, seeds: int, rng: np.random.Generator) -> Array:
+def images_first(world: World, repeats: int, seeds: int, rng: np.random.Generator) -> Array:
     """Draw the same with an entry for each image: (repeats, 1, seeds, sites, images)."""
     parts = World(world.patients, 1, world.seed, world.patient, 0.0, world.patient_seed)
     patients = by_patient(parts, repeats, seeds, rng)[..., None]
@@ -118,7 +118,7 @@ def coverage(world: World, seeds: int, repeats: int, rng: np.random.Generator) -
     """Return the share of intervals that hold the truth: ours, and others for comparison."""
     found = dict.fromkeys(("drawn by patient", "drawn by image", "seeds alone", "Satterthwaite"), 0)
     for part in parts_of(repeats):
-        images = by_image(world, part, seeds, rng)
+        images = images_first(world, part, seeds, rng)
         patients = images.reshape(*images.shape[:-1], world.patients, world.images).mean(-1)
         of = averages(patients)
         found["drawn by patient"] += holds(of)

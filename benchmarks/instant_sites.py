@@ -25,7 +25,7 @@ from fairflare import __version__
 from fairflare.base.task import Metric, SiteData
 from fairflare.base.task import Task as BaseTask
 from fairflare.exchange.messages import TASK_TRAIN, TASK_VALIDATE, Message
-from fairflare.flare.messages.wire import from_model, to_model
+from fairflare.flare.messages.wire import decode_model, encode_model
 
 MEGABYTES_A_LAYER = 4
 
@@ -77,7 +77,7 @@ class Instant(Executor):
         self.meeting, self.sites = meeting, sites
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        task = from_model(FLModelUtils.from_shareable(shareable))
+        task = decode_model(FLModelUtils.from_shareable(shareable))
         site = fl_ctx.get_identity_name()
         meta = {"version": __version__, "status": "ok", "num_samples": 1, "num_steps": 1}
         reply = Message(meta=meta, metrics={"dice": 0.5}, current_round=task.current_round)
@@ -86,7 +86,7 @@ class Instant(Executor):
             reply.is_update = True
         if task_name != TASK_VALIDATE:
             self._meet(f"{task_name}-{task.current_round}", site)
-        return FLModelUtils.to_shareable(to_model(reply))
+        return FLModelUtils.to_shareable(encode_model(reply))
 
     def _meet(self, name: str, site: str) -> None:
         folder = Path(self.meeting) / name

@@ -31,7 +31,7 @@ from fairflare.exchange.messages import (
     TASK_TRAIN,
     TASK_VALIDATE,
     Message,
-    for_site,
+    address,
     says_nothing,
 )
 from fairflare.federation.collecting.influence import Influence
@@ -250,10 +250,10 @@ class Hospitals(Listener):
             return
         self.over = question.name == TASK_VALIDATE  # stop before the pictures
         if not self.models:
-            first = for_site(question.task, question.sites[0]).params
+            first = address(question.task, question.sites[0]).params
             self.models.append({k: v.clone() for k, v in first.items()})
         for site in [] if self.over else question.sites:
-            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
+            question.hand_over(site, self._answer(site, question.name, address(question.task, site)))
 
     def _answer(self, site: str, name: str, task: Message) -> Message:
         start = self.models[0]
@@ -382,7 +382,7 @@ def largest_share(method: Method, sites: Sequence[str], bounds: Mapping[str, Any
 def share_of_class(sites: Sequence[str], bounds: Mapping[str, Any] | None = None) -> float:
     """Return the liars' share in what CReFF's server makes of a class that only they have."""
     influence = Influence(Bounds(**(bounds or {})), len(SITES))
-    weights = influence.of_made({site: 1 / len(sites) if site in sites else 0.0 for site in SITES})
+    weights = influence.bound_made({site: 1 / len(sites) if site in sites else 0.0 for site in SITES})
     return math.fsum(weights[site] for site in sites)
 
 

@@ -272,9 +272,9 @@ def describe(method: str, *settings: str, task: str | None = None) -> dict[str, 
     Raises:
         ValueError: the method, kind of task or a setting is unknown; the message suggests the nearest name.
     """
-    from fairflare.federation.plan.describe import in_use
+    from fairflare.federation.plan.describe import settings_in_use
 
-    return in_use(method, settings, kind=task)
+    return settings_in_use(method, settings, kind=task)
 
 
 def _find_in_lab(name: str) -> Any:

@@ -183,7 +183,7 @@ def seed_of(site: str, current_round: int) -> int:
     return int.from_bytes(digest[:7], "big") % 2**31
 
 
-def with_weights(state: State) -> nn.Sequential:
+def load_weights(state: State) -> nn.Sequential:
     """Return a network with the given weights."""
     network = build_network()
     network.load_state_dict(state)
@@ -192,7 +192,7 @@ def with_weights(state: State) -> nn.Sequential:
 
 def answer(local: dict[str, nn.Sequential], data: dict[str, dict[str, Split]], site: str, anchor: State) -> Differences:
     """Let a site compare its model of the round with another model, on its own training images."""
-    return differences_by_layer(local[site], with_weights(anchor), data[site]["training"][0])
+    return differences_by_layer(local[site], load_weights(anchor), data[site]["training"][0])
 
 
 def run(method: Method, data: dict[str, dict[str, Split]]) -> State:
@@ -201,7 +201,7 @@ def run(method: Method, data: dict[str, dict[str, Split]]) -> State:
     num_images = {site: len(data[site]["training"][0]) for site in SITES}
     state = build_network().state_dict()
     for current_round in range(ROUNDS):
-        local = {site: with_weights(state) for site in SITES}
+        local = {site: load_weights(state) for site in SITES}
         changes = {site: train(local[site], data[site]["training"], seed_of(site, current_round)) for site in SITES}
         states = {site: {name: state[name] + changes[site][name] for name in state} for site in SITES}
 
@@ -214,7 +214,7 @@ def run(method: Method, data: dict[str, dict[str, Split]]) -> State:
 def accuracy(state: State, data: Split) -> float:
     """Return the share of images that a model tells right."""
     images, classes = data
-    return float((with_weights(state)(images).argmax(1) == classes).float().mean())
+    return float((load_weights(state)(images).argmax(1) == classes).float().mean())
 
 
 def main() -> None:

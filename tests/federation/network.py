@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from fairflare import __version__
-from fairflare.exchange.messages import TASK_CHECK, Message, for_site, says_nothing
+from fairflare.exchange.messages import TASK_CHECK, Message, address, says_nothing
 from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
@@ -116,7 +116,7 @@ class Network:
         waiting = set(sites)
 
         def work(site: str) -> None:
-            told = for_site(task, site)
+            told = address(task, site)
             answer = self.ready(site, told) if name == TASK_CHECK else self.behaviour(site, name, told)
             if callable(answer):
                 answer = answer()

@@ -30,7 +30,7 @@ from fairflare.base.acting import needs_of
 from fairflare.base.aspect import ASPECTS, Aspect, refusals
 from fairflare.base.settings import build, field_names, hints_of
 from fairflare.data.datalist import write_datalist
-from fairflare.exchange.messages import SiteTask, decode_task, encode_task, for_site
+from fairflare.exchange.messages import SiteTask, address, decode_task, encode_task
 from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.collecting.transport import Listener
 from fairflare.federation.plan.plan import make_plan
@@ -484,7 +484,7 @@ def test_what_travels_beside_a_model_arrives_beside_it(apart: bool) -> None:
     own, beside = {"w": torch.ones(2)}, {"w": torch.zeros(2), "c": torch.ones(1)}
     asked = SiteTask("train", {} if apart else own, 0, 1, 0, beside=beside)
     message = encode_task(replace(asked, each=(lambda site: own) if apart else None))
-    got = decode_task("train", for_site(message, "site-1"), "site-1")
+    got = decode_task("train", address(message, "site-1"), "site-1")
     again = got.carrying({}).carrying(got.tensors)
     for found in (got, again):
         assert {name: of.tolist() for name, of in found.state.items()} == {"w": [1, 1]}

@@ -112,10 +112,10 @@ def test_who_fails_twice_is_shown_as_missing(tmp_path: Path) -> None:
     assert run.results["fairness"]["dice"]["excluded"] == ["site-1"]
     shown = table(run)
     assert ["site-1", "-"] in [line.split() for line in shown.splitlines()]
-    in_one_line = " ".join(shown.split())
+    describe_error = " ".join(shown.split())
     why = "left out: site 'site-1' answered ERROR (asked twice)"
-    assert f"Average and spread of Dice are over 2 of 3 sites, without site-1 ({why})." in in_one_line
-    assert "site-1 after the last round, validate: site 'site-1' answered ERROR (asked twice)" in in_one_line
+    assert f"Average and spread of Dice are over 2 of 3 sites, without site-1 ({why})." in describe_error
+    assert "site-1 after the last round, validate: site 'site-1' answered ERROR (asked twice)" in describe_error
 
 
 def test_asking_again_takes_a_bounded_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairflare.base.machine.child import in_child
+from fairflare.base.machine.child import run_in_child
 from fairflare.data.datalist import SPLITS, write_datalist
 
 PACKAGE = Path(__file__).parents[2] / "custom"
@@ -163,11 +163,11 @@ def test_a_server_beside_its_sites_looks_for_names_in_the_network_elsewhere() ->
 
 
 def test_work_of_a_child_is_done_in_another_process() -> None:
-    assert in_child(os.getpid) != os.getpid()
+    assert run_in_child(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match=r"^ZeroDivisionError: "):
-        in_child(divmod, 1, 0)
+        run_in_child(divmod, 1, 0)
     with pytest.raises(ValueError, match=r"ended before it was done; is there memory enough for it\?"):
-        in_child(os._exit, 3)
+        run_in_child(os._exit, 3)
 
 
 @pytest.mark.long

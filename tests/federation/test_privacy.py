@@ -138,10 +138,10 @@ def test_nothing_else_is_in_a_message() -> None:
 
 
 def test_nothing_is_added_on_the_way_through_flare() -> None:
-    from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, to_model
+    from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, encode_model
 
     reply = encode_reply(SiteReply("ok", metrics={"dice": 0.5}, num_steps=3), 0)
-    assert to_model(reply).meta == {META_KEY: reply.meta, NUM_STEPS: 3}
+    assert encode_model(reply).meta == {META_KEY: reply.meta, NUM_STEPS: 3}
     assert f"`{NUM_STEPS}`" in page()
 
 

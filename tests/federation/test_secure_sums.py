@@ -32,7 +32,7 @@ from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.server.sums import SecureSums, SumLost
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.calls import LocalTransport
-from fairflare.flare.messages.wire import from_model, to_model
+from fairflare.flare.messages.wire import decode_model, encode_model
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import Weighing
 from fairflare.methods.base.training import LocalTraining
@@ -745,8 +745,8 @@ def test_a_site_that_comes_late_agrees_on_keys_before_the_next_round(tmp_path: P
 
 def as_sent(message: Message) -> Message:
     """Return what the server reads of a message after FLARE's own encoding."""
-    sent = decoded(encoded(FLModelUtils.to_shareable(to_model(message))))
-    return from_model(FLModelUtils.from_shareable(sent))
+    sent = decoded(encoded(FLModelUtils.to_shareable(encode_model(message))))
+    return decode_model(FLModelUtils.from_shareable(sent))
 
 
 def noise(vector: torch.Tensor) -> torch.Tensor:

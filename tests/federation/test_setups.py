@@ -56,7 +56,7 @@ LINES = lines()
 
 def rows_of(preset: str) -> dict[str, Plan]:
     """Return the values of a preset's rows with ``--paper``."""
-    series = Series(**table_of(preset).as_plan(small=False), seeds=[0], small=False)
+    series = Series(**table_of(preset).make_plan_file(small=False), seeds=[0], small=False)
     return {run.entry.label: run.make() for run in series.runs()}
 
 
@@ -88,7 +88,7 @@ def test_every_row_has_the_papers_values(preset: str) -> None:
 
 def test_no_line_speaks_of_nothing() -> None:
     """Check that every row of the papers' tables is a row of a preset, with its own method or value."""
-    known = {(preset, e.label) for preset, t in tables().items() for e in t.as_plan()["entries"]}
+    known = {(preset, e.label) for preset, t in tables().items() for e in t.make_plan_file()["entries"]}
     for line in LINES:
         for row in line.rows.split(";"):
             alone = line._replace(rows=row)
@@ -99,7 +99,7 @@ def test_no_line_speaks_of_nothing() -> None:
 
 def test_every_value_has_a_source() -> None:
     assert all(line.source for line in LINES)
-    in_tables = {entry.method for table in tables().values() for entry in table.as_plan()["entries"]}
+    in_tables = {entry.method for table in tables().values() for entry in table.make_plan_file()["entries"]}
     for name, method in all_methods().items():
         assert papers_of(method) or name not in in_tables, name
         for paper in papers_of(method).values():

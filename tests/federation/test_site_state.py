@@ -510,7 +510,7 @@ def test_a_file_system_without_locks_is_said(
 # ------------------------------------------------------------------------------------------------ a full disk
 
 
-def in_child(function: Callable[[], Any]) -> Any:
+def run_in_child(function: Callable[[], Any]) -> Any:
     here, there = FORK.Pipe()
 
     def work() -> None:
@@ -569,7 +569,7 @@ def test_a_site_on_a_full_disk_is_left_out_and_comes_back(worker: Any) -> None:
         replies.append(here.perform(request("train", state, 2)))
         return [(r.status, r.reason, r.update is None, r.stats.get("state_lost")) for r in replies]
 
-    first, full, test, after = in_child(work)
+    first, full, test, after = run_in_child(work)
     assert full == (
         "failed",
         "site 'site-1': train failed with OSError: File too large (details in the site's log)",

@@ -19,7 +19,7 @@ from fairflare.data.datalist import DataError
 from fairflare.exchange.messages import Message, clean_meta, clean_state, encode_task
 from fairflare.federation.site.script import told_training
 from fairflare.flare import client_api
-from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_lwr import LayerSimilarityReport
 from fairflare.methods.fed_prox import ProximalTraining
@@ -63,7 +63,7 @@ class Flare:
 
     def send(self, model: FLModel) -> None:
         assert model.params is not None or model.metrics is not None  # what FLARE wants
-        self.sent.append((self.get_task_name(), from_model(model)))
+        self.sent.append((self.get_task_name(), decode_model(model)))
         self.current = None
 
 
@@ -74,7 +74,7 @@ def asked(name: str, training: LocalTraining | None, current_round: int = 0, **m
     message = encode_task(request(name, STATE, current_round, **more))
     if training is not None:
         message.meta[TRAINING_KEY] = clean_meta(told_training(training, TASK))
-    return name, to_model(message, 3)
+    return name, encode_model(message, 3)
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_the_server_learns_why_a_script_could_not_begin(
     tasks = [asked(name, LocalTraining()) for name in ("check", "train")]
     seen: list[Any] = []
     send = Flare.send
-    monkeypatch.setattr(Flare, "send", lambda self, model: (send(self, model), seen.append(from_model(model))))
+    monkeypatch.setattr(Flare, "send", lambda self, model: (send(self, model), seen.append(decode_model(model))))
     with pytest.raises(DataError, match=told):
         federation(*tasks, **wrong)
     assert len(seen) == 2
@@ -157,7 +157,7 @@ def test_the_primary_metric_is_the_job_s_unless_the_script_names_one(
     message = encode_task(request("validate", STATE, 0))
     message.meta[TRAINING_KEY] = clean_meta(told_training(LocalTraining(), task))
     flare, site, _ = federation(
-        ("validate", to_model(message, 3)), **({} if named is None else {"primary_metric": named})
+        ("validate", encode_model(message, 3)), **({} if named is None else {"primary_metric": named})
     )
     assert not site.receive()
     ((_, answer),) = flare.sent
@@ -284,7 +284,7 @@ def test_counted_steps_at_a_learning_rate_of_zero_are_a_training(federation: Any
 
 def test_with_report_goes_on_as_before() -> None:
     model = client.with_report(FLModel(params=STATE), {"sharpness": 1.0}, num_samples=3)
-    message: Message = from_model(model)
+    message: Message = decode_model(model)
     assert message.meta["report"] == {"sharpness": 1.0}
 
 

@@ -27,11 +27,11 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
 from fairflare import __version__
 from fairflare.base.settings import values_of
-from fairflare.exchange.messages import BySite, Message, for_site
+from fairflare.exchange.messages import BySite, Message, address
 from fairflare.federation.plan.site_training import check_halves, training_of
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.flare.controller import RoundsController
-from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model, to_model
+from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, decode_model, encode_model
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.rule import SendsParts
 from fairflare.methods.fed_avg import FedAvg
@@ -117,12 +117,12 @@ class Server(RoundsController):
         lock = threading.Lock()
 
         def work(site: str) -> None:
-            received = from_model(FLModelUtils.from_shareable(task.data))
+            received = decode_model(FLModelUtils.from_shareable(task.data))
             answer = self.ready if checks else self.behaviour(site, task_name, received)
             if answer is SILENT:
                 return
             if isinstance(answer, Message):
-                answer = FLModelUtils.to_shareable(to_model(answer))
+                answer = FLModelUtils.to_shareable(encode_model(answer))
             client_task = SimpleNamespace(result=answer, client=SimpleNamespace(name=site), task=task)
             with lock:  # as FLARE does
                 self._process_result(client_task, self.fl_ctx)
@@ -227,7 +227,7 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
     server = Server(tmp_path, num_rounds=1, rule=Told(weighting="uniform"))
     server.run()
     whole = server.sent[0]["data"]
-    broadcast = from_model(FLModelUtils.from_shareable(whole))
+    broadcast = decode_model(FLModelUtils.from_shareable(whole))
     assert broadcast.meta["directives"] == {"word": "for all", "secret": {}}
     task = Message(broadcast.params, meta={**broadcast.meta, "directives": server.rule.directives(0, 1, SITES)})
     task.by_site = ("secret",)
@@ -239,12 +239,12 @@ def test_each_site_receives_its_own_directives_and_no_other_ones(tmp_path: Path)
         copy = make_copy(whole)
         fl_ctx.set_prop(FLContextKey.TASK_DATA, copy, private=True, sticky=False)
         server.handle_event(EventType.BEFORE_TASK_DATA_FILTER, fl_ctx)
-        received = from_model(FLModelUtils.from_shareable(copy))
+        received = decode_model(FLModelUtils.from_shareable(copy))
         assert received.meta == {**broadcast.meta, "directives": {"word": "for all", "secret": {site: f"of {site}"}}}
         assert (received.current_round, received.is_update) == (broadcast.current_round, broadcast.is_update)
         for name, tensor in received.params.items():
             assert tensor is broadcast.params[name]
-    assert from_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
+    assert decode_model(FLModelUtils.from_shareable(whole)).meta == broadcast.meta  # the one for all is as it was
 
 
 class Parted(FedAvg, SendsParts):
@@ -266,8 +266,8 @@ def test_each_site_receives_its_own_tensors_made_when_they_are_sent(tmp_path: Pa
     server = Server(tmp_path, num_rounds=1, rule=Parted(weighting="uniform"))
     meta = {"version": __version__, "directives": {}}
     server._task = Message(None, meta=meta, current_round=0, each=server.rule.each({}))
-    whole = FLModelUtils.to_shareable(to_model(for_site(server._task, None), 1))
-    assert from_model(FLModelUtils.from_shareable(whole)).params is None  # what FLARE broadcasts has no model
+    whole = FLModelUtils.to_shareable(encode_model(address(server._task, None), 1))
+    assert decode_model(FLModelUtils.from_shareable(whole)).params is None  # what FLARE broadcasts has no model
     for number, site in enumerate(SITES):
         assert server.rule.made == SITES[:number]
         fl_ctx, peer = FLContext(), FLContext()
@@ -276,13 +276,13 @@ def test_each_site_receives_its_own_tensors_made_when_they_are_sent(tmp_path: Pa
         copy = make_copy(whole)
         fl_ctx.set_prop(FLContextKey.TASK_DATA, copy, private=True, sticky=False)
         server.handle_event(EventType.BEFORE_TASK_DATA_FILTER, fl_ctx)
-        received = from_model(FLModelUtils.from_shareable(copy))
+        received = decode_model(FLModelUtils.from_shareable(copy))
         assert (received.meta, received.is_update, received.current_round) == (meta, False, 0)
         if site == SITES[-1]:
             assert received.params is None
         else:
             assert {n: t.tolist() for n, t in received.params.items()} == {"0.bias": [float(number)]}
-    assert from_model(FLModelUtils.from_shareable(whole)).params is None
+    assert decode_model(FLModelUtils.from_shareable(whole)).params is None
 
 
 def test_events_of_a_round(tmp_path: Path) -> None:
@@ -563,16 +563,16 @@ def test_messages_survive_flares_form() -> None:
         params={"w": torch.ones(2)}, is_update=True, metrics={"dice": 0.5}, current_round=3,
         meta={"version": __version__, "status": "ok", "num_steps": 4, "report": {"x": 1.0}},
     )  # fmt: skip
-    shareable = FLModelUtils.to_shareable(to_model(sent, 9))
+    shareable = FLModelUtils.to_shareable(encode_model(sent, 9))
     model = FLModelUtils.from_shareable(shareable)
     assert model.meta[NUM_STEPS] == 4  # FLARE's stock FedAvg weighs with it
     assert model.total_rounds == 9
-    got = from_model(model)
+    got = decode_model(model)
     assert got.params["w"].tolist() == [1.0, 1.0]
     assert (got.is_update, got.metrics, got.current_round) == (True, {"dice": 0.5}, 3)
     assert got.meta == sent.meta
     for empty in (Message(meta={}), Message(params={"w": torch.ones(1)}, meta={"a": 1})):
-        back = from_model(FLModelUtils.from_shareable(FLModelUtils.to_shareable(to_model(empty))))
+        back = decode_model(FLModelUtils.from_shareable(FLModelUtils.to_shareable(encode_model(empty))))
         assert not back.is_update
         assert back.meta == empty.meta
         assert not back.metrics
@@ -580,8 +580,8 @@ def test_messages_survive_flares_form() -> None:
 
 def test_steps_of_a_stock_script_are_read() -> None:
     model = FLModel(params={"w": torch.ones(1)}, meta={META_KEY: {"status": "ok"}, NUM_STEPS: b"x"})
-    assert from_model(model).meta == {"status": "ok", "num_steps": b"x"}
-    assert from_model(FLModel(params={"w": 1}, meta={NUM_STEPS: 3})).meta is None
+    assert decode_model(model).meta == {"status": "ok", "num_steps": b"x"}
+    assert decode_model(FLModel(params={"w": 1}, meta={NUM_STEPS: 3})).meta is None
 
 
 class Drawn(FlareEvents):

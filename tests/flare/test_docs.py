@@ -58,14 +58,14 @@ def test_a_new_method_in_one_file(example, tmp_path):
         assert len(set(record["site_weights"].values())) == 3
 
 
-def in_lines(text: str) -> str:
+def describe_setting(text: str) -> str:
     return " ".join(text.split())
 
 
 def command(*arguments: object) -> str:
     done = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert done.exit_code == 0, done.output
-    return in_lines(done.output)
+    return describe_setting(done.output)
 
 
 def test_the_new_method_through_every_command(example, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairflare import __version__
 from fairflare.exchange.messages import Message, SiteTask, encode_task
 from fairflare.flare.executor import SiteExecutor
-from fairflare.flare.messages.wire import from_model, to_model
+from fairflare.flare.messages.wire import decode_model, encode_model
 from fairflare.methods.base.training import LocalTraining, SiteError
 
 from ..federation.network import Line
@@ -56,12 +56,12 @@ class Site:
         task = SiteTask(name, Line().build_model().state_dict(), 2, 5, 0)
         message = message or encode_task(task)
         message.meta = {**message.meta, "version": version}
-        return self.executor.execute(name, FLModelUtils.to_shareable(to_model(message)), self.context, self.abort)
+        return self.executor.execute(name, FLModelUtils.to_shareable(encode_model(message)), self.context, self.abort)
 
     def reply(self, *args: Any, **kwargs: Any) -> Message:
         shareable = self(*args, **kwargs)
         assert shareable.get_return_code() == ReturnCode.OK
-        return from_model(FLModelUtils.from_shareable(shareable))
+        return decode_model(FLModelUtils.from_shareable(shareable))
 
 
 @pytest.mark.parametrize("version", ["9.0.0", "0.0.1", ""])

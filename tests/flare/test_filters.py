@@ -32,7 +32,7 @@ from fairflare.base.settings import build
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting.collector import Collector
 from fairflare.flare.aggregator import FairAggregator
-from fairflare.flare.messages.wire import META_KEY, from_model, to_model
+from fairflare.flare.messages.wire import META_KEY, decode_model, encode_model
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.fed_avg import FedAvg
@@ -70,13 +70,13 @@ def at_site(task: dict[str, torch.Tensor] = RECEIVED, *, numpy: bool = False) ->
     fl_ctx = FLContext()
     received = {name: value.numpy().copy() if numpy else value.clone() for name, value in task.items()}
     full = Message(params=received, meta={}, current_round=0)
-    fl_ctx.set_prop(FLContextKey.TASK_DATA, FLModelUtils.to_shareable(to_model(full)), private=True, sticky=False)
+    fl_ctx.set_prop(FLContextKey.TASK_DATA, FLModelUtils.to_shareable(encode_model(full)), private=True, sticky=False)
     return fl_ctx
 
 
 def through(message: Message, filters: Sequence[Filter]) -> Shareable:
     """Return a site's message after FLARE's own form, filters and encoding."""
-    shareable = FLModelUtils.to_shareable(to_model(message))
+    shareable = FLModelUtils.to_shareable(encode_model(message))
     numpy = any(isinstance(value, np.ndarray) for value in (message.params or {}).values())
     for each in filters:
         shareable = each.process(shareable, at_site(numpy=numpy))
@@ -84,7 +84,7 @@ def through(message: Message, filters: Sequence[Filter]) -> Shareable:
 
 
 def arrived(message: Message, filters: Sequence[Filter]) -> Message:
-    return from_model(FLModelUtils.from_shareable(through(message, filters)))
+    return decode_model(FLModelUtils.from_shareable(through(message, filters)))
 
 
 def fresh(method: Any) -> Any:
@@ -236,7 +236,7 @@ def test_results_and_log_hold_the_notes(tmp_path: Path) -> None:
             params={key: torch.full_like(value, 0.1) for key, value in task.params.items()}, is_update=True,
             metrics={"dice": 0.1}, meta={"version": __version__, "status": "ok"}, current_round=task.current_round,
         )  # fmt: skip
-        return ExcludeVars(["0.bias"]).process(FLModelUtils.to_shareable(to_model(reply)), at_site())
+        return ExcludeVars(["0.bias"]).process(FLModelUtils.to_shareable(encode_model(reply)), at_site())
 
     server = Server(tmp_path, misbehave("site-2", "train", filtered), num_rounds=1, train_timeout=20)
     server.run()
@@ -264,7 +264,7 @@ def on_disk(params: dict[str, torch.Tensor], folder: Path) -> dict[str, Any]:
 
 
 def lazy_model(message: Message, folder: Path) -> FLModel:
-    model = to_model(message)
+    model = encode_model(message)
     return FLModel(
         params=on_disk(model.params, folder), params_type=ParamsType.DIFF, metrics=model.metrics, meta=model.meta,
         current_round=model.current_round,
@@ -277,7 +277,7 @@ def test_tensors_that_wait_on_disk(method: Any, tmp_path: Path) -> None:
     collector = begun(rule, tmp_path / "staging")
     for site in SITES:
         sent = train_message(site, rule=rule)
-        message = from_model(lazy_model(sent, tmp_path / site))
+        message = decode_model(lazy_model(sent, tmp_path / site))
         assert num_bytes(message.params) == num_bytes(sent.params)
         take(collector, site, message)
         message.params = None
@@ -291,14 +291,14 @@ def test_a_damaged_tensor_on_disk_is_the_sites_fault_and_a_lost_one_the_servers(
     """Check that FLARE writes a site's tensors down unread."""
     model = lazy_model(train_message("b"), tmp_path / "b")
     (tmp_path / "b" / "chunk_1.safetensors").write_bytes(b"\x10" + b"\0" * 40)
-    message = from_model(model)
+    message = decode_model(model)
     assert num_bytes(message.params) > 0
     with pytest.raises(ReportError, match=r"^site 'b': SafetensorError"):
         begun(FedAvg()).read_training("b", message)
     lost = lazy_model(train_message("b"), tmp_path / "c")
     (tmp_path / "c" / "chunk_1.safetensors").unlink()
     with pytest.raises(OSError, match="chunk_1"):
-        begun(FedAvg()).read_training("b", from_model(lost))
+        begun(FedAvg()).read_training("b", decode_model(lost))
 
 
 class Cell:

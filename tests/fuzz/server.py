@@ -31,7 +31,7 @@ from fairflare.core.features.layers import layers_of
 from fairflare.core.statistics.group_sums import sums_of
 from fairflare.exchange.messages import TASK_CHECK, TASK_NORMS, Message
 from fairflare.flare.controller import RoundsController
-from fairflare.flare.messages.wire import to_model
+from fairflare.flare.messages.wire import encode_model
 from fairflare.methods.base.rule import MakesTensors, Rule, anchor_fields
 from fairflare.tasks.base import Task
 from fairflare.tasks.networks import GivenHead
@@ -152,7 +152,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         meta["num_samples"] = 10 * k
         meta["stats"] |= {"resampled": [0.2 * k] * DRAWS, "drawn_units": "images", "num_units": 10 * k}
         meta["stats"] |= {"group_names": [*GROUPS], **group_sums(10 * k), "ledger": LEDGER}
-    return FLModelUtils.to_shareable(to_model(reply))
+    return FLModelUtils.to_shareable(encode_model(reply))
 
 
 def group_report(rule: Rule, k: int) -> dict[str, Any]:

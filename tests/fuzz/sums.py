@@ -25,7 +25,7 @@ from fairflare.exchange.messages import (
 )
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.flare.controller import _unreadable
-from fairflare.flare.messages.wire import from_model, to_model
+from fairflare.flare.messages.wire import decode_model, encode_model
 
 from ..federation.summing import Classes, OfClasses, Run, Wire
 from .bench import LONGEST, Verdict
@@ -98,15 +98,15 @@ def _judged(folder: Path, index: int, seed: int) -> Verdict:
         found = answer(wire, site, name, task)
         if (site, name, sum((BAD, phase) == one[:2] for one in wire.asked)) != (BAD, phase, before + 1) or told:
             return found
-        good = FLModelUtils.to_shareable(to_model(found))
+        good = FLModelUtils.to_shareable(encode_model(found))
         told.append(Cases(good, f"{SUMS}/{phase}/{before}/{seed}")[index // len(PHASES)])
         verdict.name = f"{phase} {before}: {told[0].name}"
         try:
-            result = decoded(encoded(told[0].apply(FLModelUtils.to_shareable(to_model(found)))))
+            result = decoded(encoded(told[0].apply(FLModelUtils.to_shareable(encode_model(found)))))
         except NotSent as error:
             verdict.sent, verdict.reason = False, str(error)
             return found
-        return _unreadable(site, result) or from_model(FLModelUtils.from_shareable(result))
+        return _unreadable(site, result) or decode_model(FLModelUtils.from_shareable(result))
 
     run.wire._answer = hostile.__get__(run.wire)  # type: ignore[method-assign]
     try:

@@ -279,7 +279,7 @@ def test_bounds_hold_for_the_gradients_of_a_class():
     one, two = (rand(15, seed=c).reshape(3, 5) for c in (1, 2))
     torch.testing.assert_close(free[1].double(), (5 + 1000) / 6 * one, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(free[2].double(), two, rtol=1e-5, atol=1e-5)
-    asked.bounded, asked.moderated = bounds.of_made, bounds.moderated
+    asked.bounded, asked.moderated = bounds.bound_made, bounds.moderated
     held = rule._mean_gradients(asked, RECEIVED["retrained.weight"])
     torch.testing.assert_close(held[1].double(), (5 + 3) / 6 * one, rtol=1e-5, atol=1e-5)
     now = classifier_gradient(rule.federated[2].double(), 2, *(t.double() for t in RECEIVED.values()))

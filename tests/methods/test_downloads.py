@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from fairflare.base.settings import build, values_of
-from fairflare.core.aggregation.entries import WHICH, with_entries
+from fairflare.core.aggregation.entries import WHICH, add_entries
 from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, cgsv_reputations, cgsv_shares
 from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.core.aggregation.updates import gram
-from fairflare.exchange.messages import decode_task, for_site
+from fairflare.exchange.messages import address, decode_task
 from fairflare.federation.plan.bounds import FOR_HOSPITALS
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.rule import RoundInputs, Rule
@@ -329,7 +329,7 @@ def test_sites_are_measured_with_their_own_and_the_last_download(tmp_path: Any, 
     made, sites = play(tmp_path, *halves(name), test_last=2)
     tested = [m for (n, _), m in zip(made.net.asked, made.net.tasks, strict=True) if n == "validate"]
     for site in THREE:
-        request = decode_task("validate", for_site(tested[-1], site), site)
+        request = decode_task("validate", address(tested[-1], site), site)
         again = sites.worker(site).perform(request)
         assert made.results["test"][site]["loss"] == again.metrics["loss"]
         model = Unlike().build_model()
@@ -338,7 +338,7 @@ def test_sites_are_measured_with_their_own_and_the_last_download(tmp_path: Any, 
         got = made.rounds.rule.part(change, request.directives["download"][site]["share"])
         sent = sites.sent[site, "train", 2].params if name == "cffl" else None
         weight = request.directives["download"][site]["own_weight"]
-        model.load_state_dict(with_entries(kept, got, sent, weight))
+        model.load_state_dict(add_entries(kept, got, sent, weight))
         wanted = Unlike().evaluate(model, Unlike().open_site(site, {}).batches("test", batch_size=8), "cpu")
         assert made.results["test"][site]["loss"] == pytest.approx(wanted["loss"], abs=1e-6)
         request.directives = {}

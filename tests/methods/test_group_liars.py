@@ -341,7 +341,7 @@ def inputs(reports: dict[str, dict[str, Any]], bounds: Bounds | None = None) -> 
     sites = sorted(reports)
     return RoundInputs(
         0, 2, sites, dict.fromkeys(sites, 100), reports, {}, {}, {}, moderated=held.moderated,
-        remembered=held.remembered, bounded=held.of_made,
+        remembered=held.remembered, bounded=held.bound_made,
     )  # fmt: skip
 
 

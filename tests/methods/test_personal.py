@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fairflare.base.settings import build, values_of
-from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, decode_task, encode_reply, encode_task, for_site
+from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, address, decode_task, encode_reply, encode_task
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.server.rounds import Stopped
 from fairflare.methods.base.catalog import all_methods
@@ -288,7 +288,7 @@ def test_the_mean_of_the_last_models_is_of_each_with_the_parts_of_its_round(tmp_
 def test_the_final_test_waits_for_the_site_s_folder_and_says_what_is_damaged(tmp_path, name, monkeypatch):
     made, sites = run(tmp_path, half(name), **of_method(name))
     kept = kept_by(name)
-    request = decode_task("validate", for_site(made.net.tasks[-1], "site-1"), "site-1")
+    request = decode_task("validate", address(made.net.tasks[-1], "site-1"), "site-1")
     worker = sites.worker("site-1")
     opened = []
     real = worker.state.opened

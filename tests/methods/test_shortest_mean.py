@@ -24,7 +24,7 @@ def given(changes: Changes, losses: Any = (), **bounds: Any) -> RoundInputs:
     influence = Influence(Bounds(**bounds), len(changes))
     return RoundInputs(
         0, 3, sorted(changes), dict.fromkeys(changes, 5), told, {}, states, OWNER, updates=True,
-        parameters={"one", "two"}, moderated=influence.moderated, bounded=influence.of_made,
+        parameters={"one", "two"}, moderated=influence.moderated, bounded=influence.bound_made,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from fairflare.core.fairness import summarize
 from fairflare.core.similarity import linear_cka
 from fairflare.core.states import layerwise_average, weighted_average
 from fairflare.core.weighting import layer_weights, power_weights
-from fairflare.federation.plan.describe import in_lines, in_use
+from fairflare.federation.plan.describe import describe_setting, settings_in_use
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.server.rounds import RoundFailed
 from fairflare.federation.transports.local import run_local
@@ -129,13 +129,13 @@ def test_exporting_into_a_file_is_one_line(tmp_path: Path) -> None:
 def test_described_values_are_those_of_a_run() -> None:
     for method in ("fed_avg", "fed_lwr", "fed_mrl"):
         plan = make_plan(method)
-        used = {u.setting.name: u for group in in_use(method).values() for u in group}
+        used = {u.setting.name: u for group in settings_in_use(method).values() for u in group}
         assert list(used["image_size"].setting.default) == list(plan.task.image_size)  # type: ignore[attr-defined]
         assert used["local_epochs"].setting.default == plan.training.local_epochs
         assert json.loads(used["image_size"].paper) == list(make_plan(method, small=False).task.image_size)  # type: ignore[attr-defined]
-    ((found,),) = in_use("fed_avg", ["momentum"]).values()
-    assert in_lines(found).endswith("acts only with optimizer=sgd")
-    lwr = {u.setting.name: u.setting.default for group in in_use("fed_lwr").values() for u in group}
+    ((found,),) = settings_in_use("fed_avg", ["momentum"]).values()
+    assert describe_setting(found).endswith("acts only with optimizer=sgd")
+    lwr = {u.setting.name: u.setting.default for group in settings_in_use("fed_lwr").values() for u in group}
     assert (lwr["cka_estimator"], lwr["clip_min"]) == ("full_biased", 0.0)  # the preset's, not null
     with pytest.raises(ValueError, match="no setting 'momentm'; did you mean 'momentum'"):
-        in_use("fed_avg", ["momentm"])
+        settings_in_use("fed_avg", ["momentm"])

@@ -263,14 +263,14 @@ def test_one_image_under_two_names_is_seen(root: Path) -> None:
 # --- classes and further test lists -----------------------------------------------------------------------
 
 
-def with_classes(root: Path, **splits: Any) -> None:
+def class_transforms(root: Path, **splits: Any) -> None:
     """Give the images of ``root`` the classes 0, 1, 2, and add further lists."""
     entries = {split: [{"image": f"images/{n}.png", "label": n}] for n, split in enumerate(SPLITS)}
     write_datalist(root / "datalist.json", {**entries, **splits})
 
 
 def test_class_labels(root: Path) -> None:
-    with_classes(root)
+    class_transforms(root)
     loaded = load_datalist(root, site="a", class_labels=True)
     assert loaded.splits["test"] == (Sample(root / "images/2.png", 2),)
     assert [samples[0].label for samples in loaded.splits.values()] == [0, 1, 2]
@@ -283,7 +283,7 @@ def test_class_labels(root: Path) -> None:
 
 @pytest.mark.parametrize("label", [-1, True, 1.0, "1", "masks/0.png", None, [1]])
 def test_a_label_that_is_no_class_number(root: Path, label: Any) -> None:
-    with_classes(root)
+    class_transforms(root)
     change(root, validation=[{"image": "images/1.png", "label": label}])
     error = refused(root, class_labels=True)
     wanted = f"must be the number of a class (a whole number >= 0), got {label!r}"
@@ -293,7 +293,7 @@ def test_a_label_that_is_no_class_number(root: Path, label: Any) -> None:
 
 
 def test_a_class_label_is_needed(root: Path) -> None:
-    with_classes(root)
+    class_transforms(root)
     change(root, training=[{"image": "images/0.png"}])
     assert "entry 0 of 'training' has no key 'label'" in str(refused(root, class_labels=True))
 
@@ -314,7 +314,7 @@ def test_further_test_lists(root: Path, class_labels: bool) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_image_of_training_or_validation_is_in_no_further_test_list(root: Path, number: int) -> None:
-    with_classes(root, test_dark=[{"image": f"images/{number}.png", "label": 0}])
+    class_transforms(root, test_dark=[{"image": f"images/{number}.png", "label": 0}])
     error = refused(root, class_labels=True)
     assert f"is in both '{SPLITS[number]}' and 'test_dark'" in str(error)
     assert error.public.endswith(f"an image is in both '{SPLITS[number]}' and 'test_dark'")
@@ -331,7 +331,7 @@ def test_an_image_of_training_or_validation_is_in_no_further_test_list(root: Pat
     ],
 )
 def test_bad_further_test_lists(root: Path, key: str, value: Any, message: str) -> None:
-    with_classes(root)
+    class_transforms(root)
     change(root, **{key: value})
     assert message in str(refused(root, class_labels=True))
 
@@ -525,7 +525,7 @@ def test_bad_keys(root: Path, more: dict[str, Any], message: str) -> None:
 
 
 def test_class_groups(root: Path) -> None:
-    with_classes(root)
+    class_transforms(root)
     change(root, class_names=["a", "b", "c"], class_groups={"head": [1], "tail": [0, 2]})
     assert load_datalist(root, site="a", class_labels=True).class_groups == {"head": (1,), "tail": (0, 2)}
     for groups in ([1], {"": [0]}, {"head": []}, {"head": [3]}, {"head": ["a"]}, {"head": 1}):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from fairflare.core.aggregation.entries import (
     WHICH,
+    add_entries,
     change_between,
     largest,
     largest_overall,
     packed,
     unpacked,
-    with_entries,
 )
 from fairflare.core.states import sq_norm
 
@@ -64,20 +64,20 @@ def test_added_where_they_came_less_the_own_part(dtype: torch.dtype) -> None:
     change = torch.tensor([[0.5, -2.0], [0.25, 1.0]], dtype=dtype)
     download = packed("w", change, largest(change, 2))
     mine = {"w": torch.full((2, 2), 4.0, dtype=dtype)}
-    found = with_entries(own, download, mine, 0.25)
+    found = add_entries(own, download, mine, 0.25)
     assert found["w"].tolist() == [[1.0, -1.0], [3.0, 4.0]]
     assert found["w"].dtype == dtype
     assert found["still"] is own["still"]
     assert own["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert with_entries(own, {}) == own
+    assert add_entries(own, {}) == own
 
 
 def test_what_does_not_fit_is_refused() -> None:
     like = {"w": torch.zeros(3)}
     with pytest.raises(ValueError, match="'x' came, which the model does not have"):
-        with_entries(like, {"x": torch.zeros(3)})
+        add_entries(like, {"x": torch.zeros(3)})
     with pytest.raises(ValueError, match="'w': 2 numbers came for 3 places"):
-        with_entries(like, {"w": torch.zeros(2)})
+        add_entries(like, {"w": torch.zeros(2)})
 
 
 def test_the_change_between_two_models_leaves_out_integers_and_what_is_not_named() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fairflare.core.aggregation import updates
 from fairflare.core.aggregation.fair_rules import (
     AccumulatedSteps,
+    add_newcomers,
     contributions,
     fair_fed_gaps,
     fair_fed_weights,
@@ -23,7 +24,6 @@ from fairflare.core.aggregation.fair_rules import (
     q_step,
     simplex_projection,
     updated_share,
-    with_newcomers,
 )
 from fairflare.core.aggregation.updates import squared_norms
 from fairflare.core.weighting import power_weights
@@ -163,10 +163,10 @@ def test_projection_is_the_nearest(values, mass):
 
 
 def test_newcomers_get_the_mean():
-    assert with_newcomers({}, "BA") == close(0.5, 0.5)
-    assert with_newcomers(named(0.2, 0.8), "A") == named(0.2, 0.8)
+    assert add_newcomers({}, "BA") == close(0.5, 0.5)
+    assert add_newcomers(named(0.2, 0.8), "A") == named(0.2, 0.8)
     # C: 0.5, and 1.5 are projected to 1: each 1/6 less.
-    assert with_newcomers(named(0.2, 0.8), "ABC") == close(0.2 - 1 / 6, 0.8 - 1 / 6, 0.5 - 1 / 6)
+    assert add_newcomers(named(0.2, 0.8), "ABC") == close(0.2 - 1 / 6, 0.8 - 1 / 6, 0.5 - 1 / 6)
 
 
 def test_a_value_that_is_none():

@@ -29,7 +29,7 @@ def footing(**of: str) -> Footing:
 
 
 def test_adjusted_as_worked_in_the_specification() -> None:
-    found = ABC.on_one(measured(DICE, MEANS))
+    found = ABC.make_comparable(measured(DICE, MEANS))
     assert {site: of["dice"] for site, of in found.items()} == pytest.approx({"A": 0.7, "B": 0.7, "C": 0.6})
     assert {site: of["own/dice"] for site, of in found.items()} == MEANS
     assert ABC.how == "adjusted"
@@ -46,7 +46,7 @@ def test_shared_structures_alone_are_compared_where_there_are_any() -> None:
     # B marks s1 and s2, and is the worst in s2, which A does not have
     of = footing(A="s1", B="s1 s2")
     values = {"A": {"dice": 0.5, "dice_s1": 0.5}, "B": {"dice": 0.45, "dice_s1": 0.8, "dice_s2": 0.1}}
-    assert {site: m["dice"] for site, m in of.on_one(values).items()} == {"A": 0.5, "B": 0.8}
+    assert {site: m["dice"] for site, m in of.make_comparable(values).items()} == {"A": 0.5, "B": 0.8}
     assert of.how == "shared"
 
 
@@ -54,7 +54,7 @@ def test_a_site_is_never_judged_by_a_structure_that_it_does_not_have() -> None:
     of = footing(A="s1", B="s1 s2", C="s1 s2")
     values = {"A": {"dice": 0.4, "dice_s1": 0.8, "dice_s2": 0.0}}  # it sent what is not its own
     values |= {site: {"dice": 0.6, "dice_s1": 0.7, "dice_s2": 0.5} for site in "BC"}
-    found = of.on_one(values)
+    found = of.make_comparable(values)
     assert min(found, key=lambda site: found[site]["dice"]) != "A"
     assert found["A"]["dice"] == 0.8
     assert "s2" not in of.cells(values, "dice")["A"]
@@ -72,7 +72,7 @@ def test_sites_that_no_structure_links_are_parts() -> None:
 def test_equal_sets_change_nothing() -> None:
     of = footing(A="s1 s2", B="s1 s2")
     values = {"A": {"dice": 0.45, "dice_s1": 0.3, "dice_s2": 0.6}, "B": {"dice": 0.1, "dice_s1": 0.1, "dice_s2": 0.1}}
-    assert of.on_one(values) == values
+    assert of.make_comparable(values) == values
     assert not of.how
     reports = {"A": {"probe_loss": 0.3}, "B": {"probe_loss": 0.7}}
     assert of.reports(reports, {"probe_loss": "loss"}, values) is reports
@@ -82,12 +82,12 @@ def test_what_no_image_marks_does_not_count_though_all_have_the_same_then() -> N
     of = footing(A="s1 s2", B="s1 s2").without({"A": {"s2": 0}, "B": {"s1": 4, "s2": 0}})
     values = {site: {"dice": 0.95, "dice_s1": 0.9, "dice_s2": 1.0} for site in "AB"}
     assert of.how == "shared"
-    assert [m["dice"] for m in of.on_one(values).values()] == [0.9, 0.9]
+    assert [m["dice"] for m in of.make_comparable(values).values()] == [0.9, 0.9]
     assert not footing(A="s1 s2", B="s1 s2").without({"A": {"s2": 3}}).how
 
 
 def test_of_a_single_structure_a_site_whose_images_mark_none_has_no_figure() -> None:
-    found = footing(A="s1", B="s1").without({"B": {"s1": 0}}).on_one({"A": {"dice": 0.7}, "B": {"dice": 1.0}})
+    found = footing(A="s1", B="s1").without({"B": {"s1": 0}}).make_comparable({"A": {"dice": 0.7}, "B": {"dice": 1.0}})
     assert found["A"]["dice"] == 0.7
     assert math.isnan(found["B"]["dice"])
 
@@ -103,7 +103,7 @@ def test_own_means_are_never_ranked() -> None:
 
 def test_a_cell_without_a_value_leaves_the_site_without_a_figure() -> None:
     values = {"A": {"dice": 0.8, "dice_s1": 0.8}, "B": {"dice": 0.6, "dice_s1": math.nan, "dice_s2": 0.6}}
-    found = footing(A="s1", B="s1 s2").on_one(values)
+    found = footing(A="s1", B="s1 s2").make_comparable(values)
     assert found["A"]["dice"] == 0.8
     assert math.isnan(found["B"]["dice"])
 
@@ -127,7 +127,7 @@ def test_metrics_of_test_lists_and_of_classes() -> None:
         "B": {"clean/dice": 0.4, "clean/dice_x": 0.6, "clean/dice_y": 0.2, "balanced_accuracy": 0.5, "recall_x": 0.7,
               "recall_y": 0.3, "accuracy": 0.4},
     }  # fmt: skip
-    found = of.on_one(values)
+    found = of.make_comparable(values)
     assert found["B"]["clean/dice"] == 0.6
     assert found["B"]["own/clean/dice"] == 0.4
     assert found["B"]["balanced_accuracy"] == 0.7
@@ -144,7 +144,7 @@ def test_metrics_of_test_lists_and_of_classes() -> None:
 def test_weights_as_worked_in_the_specification(q: float, plain: tuple[float, ...], even: tuple[float, ...]) -> None:
     assert list(power_weights(OWN_LOSS, q).values()) == pytest.approx(plain)
     reports = {site: {"probe_loss": loss} for site, loss in OWN_LOSS.items()}
-    metrics = ABC.on_one(measured(LOSSES, OWN_LOSS, "loss"))
+    metrics = ABC.make_comparable(measured(LOSSES, OWN_LOSS, "loss"))
     found = ABC.reports(reports, {"probe_loss": "loss"}, metrics)
     losses = {site: report["probe_loss"] for site, report in found.items()}
     assert losses == pytest.approx({"A": 0.8, "B": 0.888889, "C": 1.155556}, abs=1e-6)
@@ -170,11 +170,14 @@ def test_losses_stay_where_no_site_tells_them_by_structure() -> None:
 
 
 def test_scores_get_the_comparable_figures_distance() -> None:
-    metrics = ABC.on_one(measured(DICE, MEANS))
+    metrics = ABC.make_comparable(measured(DICE, MEANS))
     reports = {site: {"score": value, "miss": 1 - value, "steps": 3} for site, value in MEANS.items()}
     found = ABC.reports(reports, {"score": "score", "miss": "error"}, metrics)
     assert {s: r["miss"] for s, r in found.items()} == pytest.approx({"A": 0.3, "B": 0.3, "C": 0.4})
     assert {s: r["score"] for s, r in found.items()} == pytest.approx({"A": 0.7, "B": 0.7, "C": 0.6})
     apart = footing(A="s1", B="s2")
     two = {site: measured(DICE, MEANS)[site] for site in "AB"}
-    assert apart.reports({s: reports[s] for s in "AB"}, {"score": "score"}, apart.on_one(two))["A"]["score"] == 0.8
+    assert (
+        apart.reports({s: reports[s] for s in "AB"}, {"score": "score"}, apart.make_comparable(two))["A"]["score"]
+        == 0.8
+    )

@@ -41,7 +41,7 @@ def run(
     structures = {site: frozenset(n.removeprefix("dice_") for n in of if "_" in n) for site, of in metrics.items()}
     footing = Footing(structures, "dice").without(support or {})
     made = document(label, 0, {site: of["dice"] for site, of in metrics.items()})
-    made["test"] = footing.on_one(metrics)
+    made["test"] = footing.make_comparable(metrics)
     said = {
         site: {"images": cases, "test_cases": cases, "standard_error": 0.02, "case_scores": [0] * (BINS - 1) + [cases],
                "structure_support": (support or {}).get(site)}

@@ -192,12 +192,12 @@ def test_a_class_of_the_main_script_is_no_part_of_a_job() -> None:
     refuse_main(FedAvg())
 
 
-WORK = "import os\nfrom fairflare.base.machine.child import in_child\n"
+WORK = "import os\nfrom fairflare.base.machine.child import run_in_child\n"
 SCRIPTS = {
     # a script without a guard: executed once, though its work is done in another process
-    "work of a module": "print(in_child(os.getpid) != os.getpid())",
+    "work of a module": "print(run_in_child(os.getpid) != os.getpid())",
     # its own function: the script itself does the work
-    "work of its own": "def mine():\n    return os.getpid()\nprint(in_child(mine) == os.getpid())",
+    "work of its own": "def mine():\n    return os.getpid()\nprint(run_in_child(mine) == os.getpid())",
 }
 
 
@@ -215,12 +215,11 @@ def test_a_new_process_does_not_execute_the_main_script(work: str, form: str, tm
 
 def test_a_process_of_flare_has_processes_of_its_own_but_no_chain_of_them(tmp_path: Path) -> None:
     """Check that a site with ``isolate`` starts one, and that a module which it imports cannot start the next."""
-    program = (
-        "import os\nfrom fairflare.base.machine.child import in_child\nprint(in_child(os.getpid) != os.getpid())\n"
-    )
+    program = "import os\nfrom fairflare.base.machine.child import run_in_child\n"
+    program += "print(run_in_child(os.getpid) != os.getpid())\n"
     (tmp_path / "module.py").write_text(program + "def work():\n    return 1\n")
     env = {**os.environ, BELONGS_TO: "a process of FLARE"}
-    main = "from fairflare.base.machine.child import in_child; import module; print(in_child(module.work))"
+    main = "from fairflare.base.machine.child import run_in_child; import module; print(run_in_child(module.work))"
     done = subprocess.run(
         [sys.executable, "-c", main], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
     )

@@ -13,11 +13,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
-from fairflare.cli.data.own_images import in_words, looked_at, suited, suited_settings, without_phantom
+from fairflare.cli.data.own_images import forbid_phantom, in_words, looked_at, suited, suited_settings
 from fairflare.cli.data.sites import run_sites
 from fairflare.cli.run.folder import site_settings
 from fairflare.data.datalist import DataError, load_datalist
-from fairflare.data.patients import on_both_sides, suggested
+from fairflare.data.patients import find_shared_groups, suggested
 from fairflare.data.preparers.__main__ import main as prepare
 from fairflare.data.preparers.__main__ import say
 from fairflare.data.preparers.listed import groups_by_site
@@ -125,12 +125,12 @@ def test_made_up_images_of_a_paper_are_no_matter_where_sites_have_their_own(tmp_
 
     with pytest.raises(ValueError, match="corrupted_sites of phantom_sites=2"):
         make({})
-    assert without_phantom(make, local) == {"allow_phantom": False}
+    assert forbid_phantom(make, local) == {"allow_phantom": False}
     assert make({"allow_phantom": False}).sites == ["a", "b"]
-    assert without_phantom(make, {"sites": {"a": {}, "b": {"data_root": "x"}}}) == {}, "one site would be made up"
-    assert without_phantom(make, {}) == {}
-    assert without_phantom(lambda more: make({"batch_size": 0, **more}), local) == {}, "it is told by the plan itself"
-    assert without_phantom(lambda more: make({"corrupted_sites": 1, **more}), local) == {}, "nothing is wrong"
+    assert forbid_phantom(make, {"sites": {"a": {}, "b": {"data_root": "x"}}}) == {}, "one site would be made up"
+    assert forbid_phantom(make, {}) == {}
+    assert forbid_phantom(lambda more: make({"batch_size": 0, **more}), local) == {}, "it is told by the plan itself"
+    assert forbid_phantom(lambda more: make({"corrupted_sites": 1, **more}), local) == {}, "nothing is wrong"
 
 
 def test_the_run_itself_refuses_shared_images(tmp_path: Path) -> None:
@@ -242,10 +242,10 @@ def test_names_that_look_like_patients() -> None:
 
 def test_groups_on_both_sides() -> None:
     lists = {"training": ["p1_0", "p1_1", "p2_0", "p3_0", "p3_1"], "test": ["p2_1", "p4_0", "p4_1"]}
-    found = on_both_sides(lists)
+    found = find_shared_groups(lists)
     assert found is not None
     assert found[1:] == (["p2"], 4)
-    assert on_both_sides({"training": ["p1_0", "p1_1", "p2_0", "p2_1"], "test": ["p3_0", "p3_1"]}) is None
+    assert find_shared_groups({"training": ["p1_0", "p1_1", "p2_0", "p2_1"], "test": ["p3_0", "p3_1"]}) is None
 
 
 def test_check_data_tells_of_likely_patients_in_training_and_test(tmp_path: Path) -> None:

@@ -412,9 +412,9 @@ def test_rsna_selects_slices_of_one_kind(tmp_path: Path) -> None:
     )
     assert len(first) == len(second) == 40
     assert first != second
-    by_image = prepare_rsna(source, tmp_path / "i", dealing=Dealing(), split_unit="image", images=None)
-    assert "patient" not in lists(by_image["site-1"])["test"][0]
-    assert sum(map(len, lists(by_image["site-1"]).values())) == 80
+    images_first = prepare_rsna(source, tmp_path / "i", dealing=Dealing(), split_unit="image", images=None)
+    assert "patient" not in lists(images_first["site-1"])["test"][0]
+    assert sum(map(len, lists(images_first["site-1"]).values())) == 80
     pictures = prepare_rsna(rsna(tmp_path / "p", pictures=True), tmp_path / "png", dealing=Dealing())
     assert "patient" not in lists(pictures["site-1"])["test"][0]
 

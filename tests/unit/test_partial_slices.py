@@ -24,7 +24,7 @@ RECEIVED = {"head.weight": torch.tensor([[0.0, 0.0], [0.0, 0.0]]), "head.bias": 
 def averaged(
     rows: PartialSlices, states: Mapping[str, State], weights: dict[str, float], how: Aggregate = MEAN, **more: Any
 ) -> State:
-    even = rows.of_owners(states, lambda name: weights, RECEIVED, how, **more)
+    even = rows.average_slices(states, lambda name: weights, RECEIVED, how, **more)
     return weighted_average(even, weights, how=how)
 
 
@@ -34,7 +34,7 @@ def test_the_worked_number() -> None:
     states = {"a": {name: tensor.clone() for name, tensor in like.items()}, "b": like}
     states["a"]["head.weight"][1], states["a"]["head.bias"][1] = 2.0, 2.0
     weights = {"a": 0.25, "b": 0.75}
-    found = PartialSlices(tuple(like), (frozenset(), frozenset("b"))).of_owners(states, lambda name: weights, like)
+    found = PartialSlices(tuple(like), (frozenset(), frozenset("b"))).average_slices(states, lambda name: weights, like)
     assert weighted_average(found, weights)["head.weight"].tolist() == [[1.0], [2.0]]
     assert weighted_average(found, weights)["head.bias"].tolist() == [1.0, 2.0]
     assert weighted_average(states, weights)["head.weight"].tolist() == [[1.0], [1.25]]
@@ -70,7 +70,7 @@ def test_rows_are_those_of_a_slow_loop(seed: int) -> None:
     raw["a"] = 0.5
     weights = {k: v / sum(raw.values()) for k, v in raw.items()}
     silent = tuple(frozenset(k for k in sites if draw.random() < 0.5) for _ in range(count))
-    even = PartialSlices(("w", "b"), silent).of_owners(states, lambda name: weights, received)
+    even = PartialSlices(("w", "b"), silent).average_slices(states, lambda name: weights, received)
     found, wanted = weighted_average(even, weights), slow(states, weights, silent, received)
     assert [*found] == [*received]
     for name in received:
@@ -93,7 +93,7 @@ def test_a_row_that_nobody_annotates_is_kept_to_the_bit() -> None:
 def test_nothing_is_done_where_all_annotate_all_or_the_layer_is_unknown() -> None:
     states = {k: {name: torch.rand_like(t) for name, t in RECEIVED.items()} for k in "ab"}
     for rows in (PartialSlices(tuple(RECEIVED), (frozenset(), frozenset("z"))), PartialSlices((), (frozenset("a"),))):
-        found = rows.of_owners(states, lambda name: {}, RECEIVED)
+        found = rows.average_slices(states, lambda name: {}, RECEIVED)
         assert all(found[site] is states[site] for site in states)
 
 
@@ -114,7 +114,7 @@ def test_renormalised_weights_keep_their_bound() -> None:
     rows = PartialSlices(("head.bias",), (frozenset("c"), frozenset()))
     weights = {"a": 0.1, "b": 0.3, "c": 0.6}
     assert averaged(rows, states, weights)["head.bias"][0] == pytest.approx(0.75)
-    limit = Influence(Bounds(max_weight=0.6), 3).of_made
+    limit = Influence(Bounds(max_weight=0.6), 3).bound_made
     assert averaged(rows, states, weights, bounded=limit)["head.bias"][0] == pytest.approx(0.6)
 
 
@@ -166,7 +166,7 @@ def test_the_worked_column(how: Aggregate, weights: tuple[float, ...], wanted: f
     """Expect the third site, which has no second channel, to have no part in its column."""
     states, of = columns_of({"a": [4, 1], "b": [4, 2], "c": [4, 9]}), dict(zip("abc", weights, strict=True))
     columns = PartialSlices(("in.weight",), (frozenset(), frozenset("c")), axis=1)
-    even = columns.of_owners(states, lambda name: of, columns_of({"r": [0, 7]})["r"], how)
+    even = columns.average_slices(states, lambda name: of, columns_of({"r": [0, 7]})["r"], how)
     assert weighted_average(even, of, how=how)["in.weight"].flatten().tolist() == pytest.approx([4, wanted])
     assert states["c"]["in.weight"].flatten().tolist() == [4, 9]
 
@@ -174,7 +174,7 @@ def test_the_worked_column(how: Aggregate, weights: tuple[float, ...], wanted: f
 def test_a_column_that_nobody_has_in_a_round_stays() -> None:
     states, received = columns_of({"a": [1, 1], "b": [3, 1]}), columns_of({"r": [0, 7]})["r"]
     columns = PartialSlices(("in.weight",), (frozenset(), frozenset("ab")), axis=1)
-    even = columns.of_owners(states, lambda name: {"a": 0.5, "b": 0.5}, received)
+    even = columns.average_slices(states, lambda name: {"a": 0.5, "b": 0.5}, received)
     assert weighted_average(even, {"a": 0.5, "b": 0.5})["in.weight"].flatten().tolist() == [2, 7]
 
 
@@ -188,7 +188,7 @@ def test_columns_are_those_of_plain_arrays(seed: int, how: Aggregate) -> None:
     weights = dict(zip(sites, rng.dirichlet(np.ones(len(sites))).tolist(), strict=True))
     lacking = tuple(frozenset(site for site in sites if rng.random() < 0.4) for _ in range(shape[1]))
     found = weighted_average(
-        PartialSlices(("w",), lacking, axis=1).of_owners(
+        PartialSlices(("w",), lacking, axis=1).average_slices(
             {site: {"w": torch.from_numpy(array)} for site, array in arrays.items()},
             lambda name: weights, {"w": torch.from_numpy(old)}, how,
         ), weights, how=how,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairflare.core.plans.counts import Case, Counts, counted, foreground, in_runs, intensities, quantile, total
+from fairflare.core.plans.counts import Case, Counts, counted, foreground, intensities, merge_counts, quantile, total
 from fairflare.core.plans.document import Answers, plan_of
 from fairflare.core.plans.rules import memory_count, topology
 from fairflare.tasks.volumes.plan_file import read_plan
@@ -47,7 +47,7 @@ def of_cases(cases: Sequence[Case], least: int = 1, parts: int = 1) -> Answers:
     sites = [cases[part::parts] for part in range(parts)]
 
     def summed(kind: str, target: Sequence[float] = ()) -> list[Counts]:
-        each = ([in_runs(axis, least) for axis in counted(site, kind, target)] for site in sites)
+        each = ([merge_counts(axis, least) for axis in counted(site, kind, target)] for site in sites)
         return [total(axis) for axis in zip(*each, strict=True)]
 
     first = Answers(summed("spacing"), summed("size"))
@@ -137,9 +137,9 @@ def test_quantiles_of_counts_are_numpys() -> None:
 
 def test_runs_stand_for_enough_cases_and_lose_none() -> None:
     counts = Counts({7: 2, 9: 1, 12: 4, 40: 1})
-    assert in_runs(counts, 3) == {7: 4, 12: 4}  # 7 7 9 12 and 12 12 12 40, by their lower medians 7 and 12
-    assert in_runs(counts, 9) == {}
-    assert in_runs(counts, 1) == counts
+    assert merge_counts(counts, 3) == {7: 4, 12: 4}  # 7 7 9 12 and 12 12 12 40, by their lower medians 7 and 12
+    assert merge_counts(counts, 9) == {}
+    assert merge_counts(counts, 1) == counts
 
 
 def test_the_sum_of_histograms_keeps_the_smallest_hospitals_organ() -> None:

@@ -26,7 +26,7 @@ from fairflare.federation.collecting.phase import Stopped
 from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.record.task_record import TaskRecorder
 from fairflare.federation.transports.local import run_local
-from fairflare.prediction.masks import coded, in_size, label_map, labels_of
+from fairflare.prediction.masks import coded, label_map, labels_of, resize_labels
 from fairflare.prediction.predictor import load_predictor
 from fairflare.prediction.recall import recall
 from fairflare.prediction.saved_model import find_model, read_model
@@ -335,7 +335,7 @@ def test_values_in_the_file_are_those_of_the_training_masks() -> None:
     assert coded(labels[:, :2], only, Path("a.png")).tolist() == [[0, 255]]
     assert coded(labels[:, :2], only, Path("a.nii.gz")).tolist() == [[0, 1]]
     assert coded(labels[:, :2], SegmentationTask(labels=[[300]]), Path("a.png")).dtype == np.uint16
-    assert in_size(torch.tensor([[1, 2]]), 2, 4).tolist() == [[1, 1, 2, 2]] * 2
+    assert resize_labels(torch.tensor([[1, 2]]), 2, 4).tolist() == [[1, 1, 2, 2]] * 2
 
 
 # ------------------------------------------------------------------------------------------------ what is refused

@@ -458,6 +458,6 @@ def test_options_on_top_of_a_papers(given: list[str], expected: dict[str, Any]) 
 
     command = typer.main.get_command(make_app()).commands["isic2019"]  # type: ignore[attr-defined]
     options = command.make_context("prepare", ["--source", "s", "--out", "o", *given]).params
-    found = vars(dealing.from_options(options, FEDISM))
+    found = vars(dealing.take_options(options, FEDISM))
     assert {name: found[name] for name in expected} == expected
     assert not set(found) & set(options)

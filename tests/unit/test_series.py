@@ -171,7 +171,7 @@ def test_seeds() -> None:
 @pytest.mark.parametrize("name", list(tables()))
 def test_the_papers_tables_can_be_run(name: str) -> None:
     """Check quick runs; test_setups.py makes the plans with ``--paper``."""
-    plans = [run.make() for run in Series(**table_of(name).as_plan(small=True), small=True, seeds=[0]).runs()]
+    plans = [run.make() for run in Series(**table_of(name).make_plan_file(small=True), small=True, seeds=[0]).runs()]
     for held in ("num_rounds", "num_sites"):
         found = {p.run.num_rounds if held == "num_rounds" else len(p.sites or ()) for p in plans}
         assert len(found) == 1, held
@@ -180,7 +180,7 @@ def test_the_papers_tables_can_be_run(name: str) -> None:
 
 
 def test_a_papers_sweep_is_a_row_for_each_value() -> None:
-    entries = table_of("fed_ism_rho").as_plan()["entries"]
+    entries = table_of("fed_ism_rho").make_plan_file()["entries"]
     rows = [(e.label, e.settings["rho"]) for e in entries if "rho" in e.settings]
     assert rows == [(f"FedISM, rho={rho}", rho) for rho in (0.01, 0.05, 0.1, 0.2)]
 

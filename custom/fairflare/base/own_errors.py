@@ -43,7 +43,7 @@ def lacking_package(error: BaseException | None) -> str | None:
     return None
 
 
-def in_one_line(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error as ``RuntimeError: expected 1 channel (my_task.py:12)``: kind, text, line of the user's code.
 
     The text may name files and values: show it only to the owner of the code and the data.

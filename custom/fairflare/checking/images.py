@@ -47,7 +47,7 @@ from fairflare.data.kinds import (
     two_names,
 )
 from fairflare.data.listing.attributes import bare
-from fairflare.data.patients import on_both_sides
+from fairflare.data.patients import find_shared_groups
 from fairflare.data.reading import PLAIN, ValueNotes, notes_on, reading_takes
 from fairflare.methods.base.site_run import SiteError
 from fairflare.privacy.policy import Private, budget_notes
@@ -580,7 +580,7 @@ def _unnamed_people(opened: Iterable[tuple[SiteSettings, Datalist]]) -> Iterator
         if listed.synthetic or any(s.patient is not None for samples in listed.splits.values() for s in samples):
             continue
         lists = {k: ["/".join(s.image.parts[-2:]) for s in x] for k, x in listed.splits.items() if k in SPLITS}
-        if (split_up := on_both_sides(lists)) is not None:
+        if (split_up := find_shared_groups(lists)) is not None:
             expression, both, number = split_up
             shown = ", ".join(both[:PLACES]) + (" ..." if len(both) > PLACES else "")
             yield Problem(

@@ -46,7 +46,7 @@ def look_at_masked(data: Any, sample: Sample, split: str) -> dict[str, Any]:
     assert case.mask is not None
     mask, affine = case.mask, case.affine
     for one, channel in zip(case.images, data.reading.channels, strict=True):
-        check_scale(one, data.reading.of_channel(max(0, channel)))
+        check_scale(one, data.reading.channel_reading(max(0, channel)))
     volumes = [case.brought(number, one.array) for number, one in enumerate(case.images)]
     structured = data.task.structured(data.coding, data.site, split)
     counts = counts_of(mask)

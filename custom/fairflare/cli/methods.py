@@ -81,13 +81,13 @@ def describe(
 
     A method's form, such as term, is described as its method with this form.
     """
-    from fairflare.federation.plan.describe import in_lines, in_use, page, quick_job
+    from fairflare.federation.plan.describe import describe_setting, page, quick_job, settings_in_use
     from fairflare.methods.base.catalog import owner_of
 
     with user_errors(), one_document(as_json) as put:
         one_form(as_json, markdown=markdown)
         owner, form = owner_of(method) or (method, "")
-        groups_in_use = in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
+        groups_in_use = settings_in_use(method := owner, settings or (), {"form": form} if form else {}, kind)
         if as_json:
             groups = [
                 {"title": title, "settings": list(map(_plain_setting, group))} for title, group in groups_in_use.items()
@@ -103,7 +103,7 @@ def describe(
         table = Table("setting", "what it is", title=title, title_justify="left", box=None, pad_edge=False)
         table.columns[0].overflow = "fold"
         for used in group:
-            table.add_row(escape(used.setting.name), escape(in_lines(used)))
+            table.add_row(escape(used.setting.name), escape(describe_setting(used)))
         console.print(table)
         console.print()
     if not settings:

@@ -26,7 +26,7 @@ from fairflare.data.picture_values import (
     check_mask,
     check_opaque,
     check_parts,
-    in_rgb,
+    convert_to_rgb,
     is_misread,
     is_reduced,
     min_is_white,
@@ -198,7 +198,7 @@ class Picture(ImageFile):
             with reading_as("picture"):
                 # A mask's palette indices are its values, so transparency of the palette does not matter.
                 clear = 255 - np.asarray(picture.convert("RGBA").getchannel("A")) if alpha else np.zeros(1)
-                array = np.asarray(in_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
+                array = np.asarray(convert_to_rgb(picture) if picture.mode == "LAB" else picture.convert(mode))
             if not (is_mask and picture.mode == "P"):
                 check_opaque(clear, array, is_mask)
             if is_mask:

@@ -30,7 +30,7 @@ POINTS, CLEAR, LEAST, SHARE, BOX = 8, 0.2, 4, 0.05, 0.9
 # Limits of :func:`misplaced` and :func:`apart`: least and largest number of masks, least fit, least gain in fit, least
 # share of images with a gain, least gain in standard errors, least correlation between sites.
 ENOUGH, MOST, FIT, GAIN, MOSTLY, ERRORS, ALIKE = 16, 1000, 0.15, 0.03, 0.65, 4.5, 0.9
-# Limits of :func:`of_two_hands`: least number of masks; number of their values that are looked at; share of a site's
+# Limits of :func:`find_two_hands`: least number of masks; number of their values that are looked at; share of a site's
 # other masks that fit an image better than its own mask, below which the mask is not looked at, below which it fits,
 # above which it does not, and above which half of the masks of other images would be; least share of masks that fit;
 # share of masks without a fit that every site may have, and chance of a false line if it has no more of these.
@@ -326,7 +326,7 @@ def _likely(masks: Sequence[Drawn]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]
     return np.array([(weights @ _terms(mask.seen)).reshape(drawn.shape[1:]) for mask in masks]), drawn
 
 
-def of_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
+def find_two_hands(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line if some of a site's masks do not lie on their images as its others do.
 
     A map of each image says where a mask is likely (:func:`_likely`). The fit of a mask to an image is the correlation
@@ -425,7 +425,7 @@ def odd_images(sites: Mapping[str, Sequence[tuple[str, Channels]]]) -> Iterator[
 def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
     """Yield a line on copied masks of a site, on boxes, on inverted masks, and on masks that lie elsewhere.
 
-    The last are looked for by :func:`misplaced` and, if all masks together show nothing, by :func:`of_two_hands`.
+    The last are looked for by :func:`misplaced` and, if all masks together show nothing, by :func:`find_two_hands`.
 
     A mask counts as copied if three or more different images have it. It counts as a box if more than half of its area
     lies in connected parts that fill 0.9 of their bounding box. Boxes are reported if at least 16 masks, and at least
@@ -469,4 +469,4 @@ def odd_masks(masks: Sequence[Drawn]) -> Iterator[str]:
             "exchanged in them?"
         )
     elif len(boxes) < len(masks) / 2 and len(judged := [mask for mask in masks if mask.contrast][:MOST]) >= ENOUGH:
-        yield from [*misplaced(judged)] or (of_two_hands(judged) if len(judged) >= HANDS else ())
+        yield from [*misplaced(judged)] or (find_two_hands(judged) if len(judged) >= HANDS else ())

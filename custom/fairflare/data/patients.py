@@ -41,7 +41,7 @@ def suggested(names: Sequence[str]) -> tuple[str, dict[str, str]] | None:
     return None
 
 
-def on_both_sides(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], int] | None:
+def find_shared_groups(lists: Mapping[str, Sequence[str]]) -> tuple[str, list[str], int] | None:
     """Find groups by :func:`suggested` that occur in several splits of one site.
 
     Return the expression, these groups, and the number of all groups; ``None`` if there are no such groups.

@@ -121,7 +121,7 @@ def check_mask(picture: Image.Image, array: npt.NDArray[Any], reduced: bool) -> 
     raise ValueError(f"it is stored as {kind}; a mask has one channel of label values: save it as a grey picture")
 
 
-def in_rgb(picture: Image.Image) -> Image.Image:
+def convert_to_rgb(picture: Image.Image) -> Image.Image:
     """Convert a picture from CIELAB (D50) to sRGB."""
     from PIL import ImageCms
 

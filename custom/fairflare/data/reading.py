@@ -66,7 +66,7 @@ class Reading:
     channels: tuple[int, ...] = (0,)
     width: int = 1
 
-    def of_channel(self, number: int) -> Reading:
+    def channel_reading(self, number: int) -> Reading:
         """Return the settings for one channel of the network's input, with its own window."""
         window: Any = self.window and (self.window[number] if isinstance(self.window[0], tuple) else self.window)
         return replace(self, window=window, channels=(0,), width=1)
@@ -75,7 +75,7 @@ class Reading:
         """Return text that describes how grey values are scaled."""
         if self.intensity != "window":
             return IN_WORDS[self.intensity]
-        windows = (self.of_channel(k).window for k in range(self.width))
+        windows = (self.channel_reading(k).window for k in range(self.width))
         named = dict.fromkeys(
             (window and "of centre {:g} and width {:g}".format(*window)) or "of the DICOM header" for window in windows
         )
@@ -133,7 +133,7 @@ def read_image(
 
 def open_image(sample: Sample, site: str, split: str, limit: int, how: Reading) -> _Opened:
     """Return the image of a sample; if sform and qform of its NIfTI header disagree, use the one that fits the mask."""
-    where = (site, split, limit, how.of_channel(0) if sample.more else how)
+    where = (site, split, limit, how.channel_reading(0) if sample.more else how)
     try:
         return _open(sample.image, "image", *where)
     except DataError as error:
@@ -324,7 +324,7 @@ def open_pair(
     problems = []
     for file in sample.files:
         try:
-            return _pair(replace(sample, image=file, more=()), site, split, limit, how.of_channel(0), masks_only)
+            return _pair(replace(sample, image=file, more=()), site, split, limit, how.channel_reading(0), masks_only)
         except DataError as error:
             problems.append(error)
             if error.misfit is None:

@@ -90,7 +90,7 @@ class Opened:
         scaled = {}
         for number, channel in enumerate(how.channels):
             if channel >= 0:
-                one, reading = self.images[number], how.of_channel(channel)
+                one, reading = self.images[number], how.channel_reading(channel)
                 scaled[channel] = self.brought(
                     number, _scaled(one, one.array, None, _bounds(one, reading, limit), reading)
                 )
@@ -138,7 +138,7 @@ def open_volume(
     how = replace(how, orientation="stored", once=True)
     where = (site, split, limit, how)
     first, *masks = open_pair(sample, *where) if masked else [open_image(sample, *where)]
-    alone = (site, split, limit, how.of_channel(0))
+    alone = (site, split, limit, how.channel_reading(0))
     images = [first if file == first.file.path else _open(file, "image", *alone, alone=False) for file in sample.files]
     if first.facts.volumes > 1:
         images = [replace(first, array=first.array[..., k]) for k in range(first.facts.volumes)]

@@ -65,7 +65,7 @@ class Message:
         metrics: metrics by name, measured on the received model.
         meta: directives to a site, or status, report and statistics from a site.
         current_round: number of the round that the message belongs to.
-        by_site: names of directives that have an entry for each site; see :func:`for_site`. This attribute is not sent.
+        by_site: names of directives that have an entry for each site; see :func:`address`. This attribute is not sent.
         each: function that makes the tensors for a site, in place of a model in ``params``, when the message is sent.
             This attribute is not sent.
     """
@@ -178,7 +178,7 @@ def says_nothing() -> Message:
     return Message(meta={"version": __version__, "status": STATUS_OK})
 
 
-def for_site(task: Message, site: str | None) -> Message:
+def address(task: Message, site: str | None) -> Message:
     """Return the message for one site: directives with an entry for each site have this site's entry only.
 
     With ``site=None`` return the part of the message that is the same for all sites. The model is one object for all

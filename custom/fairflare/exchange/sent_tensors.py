@@ -16,7 +16,7 @@ import torch
 
 from fairflare.base.task import Task
 from fairflare.core.aggregation.spectral import LEFT, RIGHT
-from fairflare.core.features.adapting import network_of, with_weights
+from fairflare.core.features.adapting import load_weights, network_of
 from fairflare.core.features.norms import running_statistics
 
 ALL, TRAINABLE = "all", "trainable"
@@ -157,7 +157,7 @@ def rebuilt(
         task: the learning task of the run.
         sent: tensors of the file, by name.
         note: entry ``exchange`` of the file; empty if the file contains the whole model.
-        checkpoint: file of initial weights, see :func:`fairflare.core.features.adapting.with_weights`.
+        checkpoint: file of initial weights, see :func:`fairflare.core.features.adapting.load_weights`.
 
     Returns:
         The network, and the whole state with ``sent`` in it, which is not loaded into the network yet.
@@ -167,7 +167,7 @@ def rebuilt(
     """
     if not note:
         return network_of(task), dict(sent)
-    model: torch.nn.Module = seeded(lambda: with_weights(task, checkpoint), int(note["seed"]))
+    model: torch.nn.Module = seeded(lambda: load_weights(task, checkpoint), int(note["seed"]))
     rest = {name: tensor for name, tensor in model.state_dict().items() if name not in sent}
     if (digest := fingerprint(rest)) != note["fingerprint"]:
         raise ValueError(

@@ -30,7 +30,7 @@ from fairflare.exchange.tensor_file import Layout, in_words, layout_of
 from fairflare.federation.collecting.collector import UNTOLD, Collector, Counts
 from fairflare.federation.collecting.received_state import Incoming, conformed, is_trained
 from fairflare.federation.plan.bounds import Bounds
-from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, from_model
+from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, decode_model
 from fairflare.methods.base.reports import SENT_BACK, ReportError
 from fairflare.methods.base.rule import (
     MakesTensors,
@@ -238,7 +238,7 @@ class FairAggregator(Bounds, ModelAggregator):
         self._collector.require(self.min_sites)
         is_update, current_round, _ = self._shape.signatures[self.accepted[0]]
         if current_round is not None:
-            self._collector.at_round(int(current_round))
+            self._collector.set_round(int(current_round))
         self._collector.count_by(self._counted())
         state, self.last_weighing = self._collector.aggregate()
         warnings = [f"site {w.site!r}: {w.text}" if w.site else w.text for w in self._collector.warnings]
@@ -307,14 +307,14 @@ class FairAggregator(Bounds, ModelAggregator):
 
     def _add_head(self, model: FLModel) -> Message:
         """Convert a result to a message with version and status, which a script without a report does not send."""
-        message = from_model(model)
+        message = decode_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
         message.metrics = None  # unchecked: metrics are for the stock controller and may be in percent
         if _positive(message.meta.get("num_steps")) is None:  # FLARE counts such steps as 1
             message.meta.pop("num_steps", None)
         if message.current_round is not None:
-            self._collector.at_round(int(message.current_round))
+            self._collector.set_round(int(message.current_round))
         return message
 
 

@@ -38,7 +38,7 @@ from fairflare.exchange.messages import (
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES
 from fairflare.federation.site.script import ScriptSite, built_training
 from fairflare.federation.site.worker import refusal
-from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.tasks.scripts import Criterion, LoopTask, ScriptData
 
 __all__ = ["Site", "search_distance", "sharpness_report", "site_name", "with_report"]
@@ -114,7 +114,7 @@ class Site:
         except Exception as error:
             # The server learns why this site takes no part. A script that ended now would take its answer with it.
             while flare.is_running():
-                message = from_model(flare.receive())
+                message = decode_model(flare.receive())
                 self._answer(refusal(self.name, str(flare.get_task_name()), error), message.current_round)
             raise
         self._named = primary_metric
@@ -137,7 +137,7 @@ class Site:
         if self._round is not None:
             raise RuntimeError(f"round {self._round} is not answered yet; call site.send() first")
         while flare.is_running():
-            message = from_model(flare.receive())
+            message = decode_model(flare.receive())
             if not isinstance(message.meta, Mapping):
                 raise RuntimeError(
                     "the server runs none of FairFlare's methods; make the job with ScriptRecipe, or, with FLARE's own "
@@ -207,7 +207,7 @@ class Site:
         return self._site
 
     def _answer(self, reply: SiteReply, current_round: int | None) -> None:
-        flare.send(to_model(encode_reply(reply, current_round)))
+        flare.send(encode_model(encode_reply(reply, current_round)))
 
 
 def _state_folder() -> Path:

@@ -29,7 +29,7 @@ from fairflare.base.checks import printable
 from fairflare.base.disk.temporary import sweep
 from fairflare.base.settings import Flag, Positive, field_names, settings, values_of
 from fairflare.base.task import Task
-from fairflare.exchange.messages import TASK_CHECK, Message, clean_meta, for_site, says_nothing
+from fairflare.exchange.messages import TASK_CHECK, Message, address, clean_meta, says_nothing
 from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds, Stopped
@@ -37,7 +37,7 @@ from fairflare.federation.site.script import told_training
 from fairflare.federation.site.site_file import SITE_FILE, read_site_file
 from fairflare.flare.messages.memory import job_cell, memory_given_back, replies_on_disk
 from fairflare.flare.messages.sending import sent_in_turns
-from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, from_model, to_model
+from fairflare.flare.messages.wire import META_KEY, TRAINING_KEY, decode_model, encode_model
 from fairflare.flare.tracking import FlareEvents
 from fairflare.methods.base.reports import shortened
 from fairflare.methods.base.rule import Rule
@@ -152,7 +152,7 @@ class RoundsController(RunSettings, ModelController):
         self._task = task
         self.send_model(
             task_name=question.name,
-            data=to_model(for_site(task, None), self.rounds_in_all),
+            data=encode_model(address(task, None), self.rounds_in_all),
             targets=question.sites,
             timeout=math.ceil(question.timeout),
             callback=_Received(question.hand_over),
@@ -234,7 +234,7 @@ class _Received:
     hand_over: Callable[[str, Message | str], bool]
 
     def __call__(self, reply: FLModel) -> bool:
-        used = self.hand_over(str((reply.meta or {}).get("client_name")), from_model(reply))
+        used = self.hand_over(str((reply.meta or {}).get("client_name")), decode_model(reply))
         reply.params = None  # frees memory, as FLARE holds the message for a while
         return used
 
@@ -246,7 +246,7 @@ def _add_own(task: Message, fl_ctx: FLContext) -> None:
     """
     data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
     whole = from_shareable(data)
-    addressed = for_site(task, fl_ctx.get_peer_context().get_identity_name())
+    addressed = address(task, fl_ctx.get_peer_context().get_identity_name())
     whole.meta = {**whole.meta, META_KEY: dict(addressed.meta)}
     if task.each is not None and addressed.params is not None:  # the payload for all sites has no tensors
         whole.data_kind, whole.data = DataKind.WEIGHTS, addressed.params

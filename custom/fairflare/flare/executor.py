@@ -33,7 +33,7 @@ from fairflare.federation.site.site_file import DECODED_PLACE, SITE_FILE, read_s
 from fairflare.federation.site.site_state import SENT, note_sent
 from fairflare.federation.site.worker import SiteWorker, refusal
 from fairflare.federation.transports.isolation import perform_isolated
-from fairflare.flare.messages.wire import from_model, to_model
+from fairflare.flare.messages.wire import decode_model, encode_model
 from fairflare.flare.stock_tasks import SUBMIT_MODEL, NotServed, check_submission, is_stock, metrics_of, validation
 from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.sums.keys import SiteKeys
@@ -87,7 +87,7 @@ class SiteExecutor(Executor):
         site = fl_ctx.get_identity_name()
         current_round = None
         try:
-            message = from_model(FLModelUtils.from_shareable(shareable))
+            message = decode_model(FLModelUtils.from_shareable(shareable))
             current_round = message.current_round
             request = decode_task(task_name, message, site)
             self._asked = replace(request, state={})
@@ -103,7 +103,7 @@ class SiteExecutor(Executor):
         ok = reply.status == STATUS_OK
         text = _brief(reply) if ok else f"{reply.status}: {reply.reason}"
         (self.log_info if ok else self.log_warning)(fl_ctx, f"{task_name}, round {current_round}: {text}")
-        return FLModelUtils.to_shareable(to_model(encode_reply(reply, current_round)))
+        return FLModelUtils.to_shareable(encode_model(encode_reply(reply, current_round)))
 
     def _answer_flare(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer a task of FLARE's own workflows; a failure becomes a return code, and the site's log has a reason."""

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from fairflare.base.acting import OnlyWith, only_with
 from fairflare.base.settings import Positive, settings
-from fairflare.core.aggregation.fair_rules import finite_or_mean, simplex_projection, updated_share, with_newcomers
+from fairflare.core.aggregation.fair_rules import add_newcomers, finite_or_mean, simplex_projection, updated_share
 from fairflare.core.weighting import normalise
 from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
@@ -61,7 +61,7 @@ class AFL(Rule):
         if self.afl_mode == "argmax":
             worst = max(inputs.sites, key=lambda site: losses[site])  # of sites with equal losses, the first by name
             return Weighing(sites={site: float(site == worst) for site in inputs.sites})
-        before = with_newcomers(self._lambda, inputs.sites)
+        before = add_newcomers(self._lambda, inputs.sites)
         weights = normalise({site: before[site] for site in inputs.sites})
         losses = inputs.moderated(losses, "probe_loss")
         held = sum(before[site] for site in inputs.sites)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from fairflare.base.settings import Positive, Share, settings
-from fairflare.core.aggregation.entries import largest_overall, packed, with_entries
+from fairflare.core.aggregation.entries import add_entries, largest_overall, packed
 from fairflare.core.aggregation.fair_rules import finite_or_mean
 from fairflare.core.aggregation.reputations import cffl_reputations, cffl_shares, whole
 from fairflare.core.states import difference
@@ -75,7 +75,7 @@ class CollaborativeModel(OwnModel):
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
         sent = run.store.load_at(SENT, run.current_round - 1)
         # Without its stored update (damaged), the site cannot subtract its own part, which would then count twice.
-        return last if sent is None else with_entries(last, download, sent, float(entry["own_weight"]))
+        return last if sent is None else add_entries(last, download, sent, float(entry["own_weight"]))
 
 
 @settings

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from fairflare.base.settings import BelowOne, Positive, settings
-from fairflare.core.aggregation.entries import largest, packed, with_entries
+from fairflare.core.aggregation.entries import add_entries, largest, packed
 from fairflare.core.aggregation.reputations import cgsv_reputations, cgsv_shares, whole
 from fairflare.core.aggregation.updates import cosines as cosines_of
 from fairflare.core.states import difference, sq_norm
@@ -57,7 +57,7 @@ class RewardedModel(OwnModel):
         return {name: (tensor.double() * scale).to(tensor.dtype) for name, tensor in update.items()}, start
 
     def take(self, run: SiteRun, last: State, download: State, entry: Mapping[str, Any]) -> State:
-        return with_entries(last, download)
+        return add_entries(last, download)
 
 
 @settings

@@ -14,7 +14,7 @@ import torch
 from fairflare.base.settings import NonNegative, PositiveInt, field_names, settings
 from fairflare.exchange.messages import clean_state
 from fairflare.methods.base.catalog import Method
-from fairflare.methods.base.home import OWN_MODEL, Home, as_returned, last_kept
+from fairflare.methods.base.home import OWN_MODEL, Home, last_kept, return_trained
 from fairflare.methods.base.local_loop import MOMENTS, make_optimizer
 from fairflare.methods.base.rule import State
 from fairflare.methods.base.training import LocalTraining, NotFinite, SiteRun
@@ -77,7 +77,7 @@ class SecondModel(Home):
         model.load_state_dict(before)
         try:
             self.train(run, model, start)
-            after = as_returned(clean_state(model.state_dict()), before)
+            after = return_trained(clean_state(model.state_dict()), before)
         except NotFinite as error:
             run.store.lose(f"its own model begins anew with the received one, as it broke: {error}")
             fresh = make_optimizer(self.half, model.parameters(), run.task)

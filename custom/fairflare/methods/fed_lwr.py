@@ -29,7 +29,7 @@ from fairflare.methods.base.catalog import Method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.rule import LayerWeights, RoundInputs, SeesModel, State, TwoPhase, Weighing
 from fairflare.methods.parts.anchor_report import ANCHOR_FIELDS, FromPreset, LayerSimilarityReport, Preset
-from fairflare.methods.parts.layer_scores import Scores, filled, from_layer
+from fairflare.methods.parts.layer_scores import Scores, filled, spread_layer
 
 if TYPE_CHECKING:
     from fairflare.base.task import Task
@@ -96,12 +96,12 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
             )
         if task is not None and self.only_layer is not None:  # the network is built only if needed
             layers = list(dict.fromkeys(layers_of(outline_of(task).state_dict()).values()))
-            from_layer({}, layers, self.only_layer)
+            spread_layer({}, layers, self.only_layer)
 
     def begin_round(self, received: State) -> None:
         """Raise ``ValueError`` when no tensor of the layer or block ``only_layer`` is sent."""
         if self.only_layer is not None:
-            from_layer({}, list(dict.fromkeys(layers_of(received).values())), self.only_layer)
+            spread_layer({}, list(dict.fromkeys(layers_of(received).values())), self.only_layer)
 
     def check_anchor_report(self, report: dict[str, Any], site: str, layers: Sequence[str]) -> dict[str, Any]:
         names = report["layers"]
@@ -116,7 +116,7 @@ class FedLWR(FromPreset, TwoPhase, SeesModel):
         layers = list(dict.fromkeys(inputs.owner.values()))
         self._last_scores |= {site: dict(report["dissimilarity"]) for site, report in inputs.anchor_reports.items()}
         scores = self._scores(inputs, layers)
-        shared = scores if self.only_layer is None else from_layer(scores, layers, self.only_layer)
+        shared = scores if self.only_layer is None else spread_layer(scores, layers, self.only_layer)
         weights = self._weights(shared)
         return Weighing(layers=weights, record=self._record(inputs, scores, weights))
 

@@ -27,7 +27,7 @@ from fairflare.core.features.batch_norms import (
 )
 from fairflare.data.datalist import DataError
 from fairflare.data.reading import slices_in
-from fairflare.prediction.predictor import BATCH, Predictor, to_measure
+from fairflare.prediction.predictor import BATCH, Predictor, norms_to_measure
 from fairflare.prediction.saved_model import SavedModel, read_model
 
 LEAST = 2  # least number of pictures; statistics of a single picture would only describe that picture
@@ -106,7 +106,7 @@ def adapt(predictor: Predictor, files: Sequence[Path]) -> Adapted:
             read = [held[one] if one in held else task.read_input(*one) for one in chosen]
             yield torch.stack(read).to(predictor.device)
 
-    chosen, every = to_measure(predictor), registered_names(predictor.network)
+    chosen, every = norms_to_measure(predictor), registered_names(predictor.network)
     measured = [name for name in every if name not in chosen]  # these stay as the sites trained them
     of_run = len(measured)
     try:

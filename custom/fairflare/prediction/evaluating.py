@@ -14,7 +14,7 @@ from fairflare.base.disk.files import safe_name
 from fairflare.exchange.messages import clean_state
 from fairflare.federation.plan.plan import Plan, site_list
 from fairflare.federation.plan.run_settings import WithoutTraining, usual_waits
-from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, like, of_object
+from fairflare.federation.plan.task_files import BUNDLE_TASK, TASKS_BY_KIND, describe_object, like
 from fairflare.federation.site.site_file import COMPUTING_KEYS
 from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.training import LocalTraining
@@ -92,7 +92,7 @@ def given_model(
     )  # fmt: skip
     learned, carried = recalled.task, task_file or BUNDLE_TASK
     if task_file is None and bundle is None:
-        _, carried, cls = of_object(learned, None)
+        _, carried, cls = describe_object(learned, None)
         learned = like(learned, cls, {})
     stored = results_beside(model.path).info.config.get("training") or {}
     trained = {**learned.training_settings(()), **stored.get("args", {}), **given}

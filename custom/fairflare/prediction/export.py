@@ -21,7 +21,7 @@ import torch
 
 from fairflare import __version__
 from fairflare.base.checks import choice
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import describe_error
 from fairflare.core.plans.document import FULL, READER, resampling
 from fairflare.prediction.masks import labels_of
 from fairflare.prediction.predictor import Predictor
@@ -66,7 +66,7 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
                 )
         except Exception as error:  # what a network's own code, PyTorch, MONAI or ONNX raise
             extra = '; pip install "fairflare[export]"' * isinstance(error, ImportError)
-            raise ValueError(f"{path} cannot be written as {kind}: {in_one_line(error)}{extra}") from error
+            raise ValueError(f"{path} cannot be written as {kind}: {describe_error(error)}{extra}") from error
         if not (off := max(float((one - expected).abs().max()) for one in read_back)) <= NEAR:
             raise ValueError(f"{path} written as {kind} differs from predict by {off:.2g} in a probability")
         _write(folder / "input.json", words)

@@ -54,7 +54,7 @@ def label_map(probabilities: torch.Tensor, labels: Mapping[int, Sequence[int]], 
     return torch.tensor([0, *labels])[scores.argmax(0)]  # of equal scores the first wins, so 0 wins over a label
 
 
-def in_size(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
+def resize_labels(labels: torch.Tensor, height: int, width: int, resize: str = "stretch") -> npt.NDArray[np.int64]:
     """Resize a label map to the image's own size by nearest neighbour; 0 where preprocessing cut the image off."""
     return back_in_place(labels[None].to(torch.float64), (height, width), resize)[0].to(torch.int64).numpy()
 

@@ -172,11 +172,11 @@ def load_predictor(
     model = read_model(find_model(place, which)) if to_adapt else read_whole(place, which)
     predictor = Predictor(recall(model.record, model.path.parent, task_file), model, torch.device(device))
     if to_adapt:
-        to_measure(predictor)
+        norms_to_measure(predictor)
     return predictor
 
 
-def to_measure(predictor: Predictor) -> list[str]:
+def norms_to_measure(predictor: Predictor) -> list[str]:
     """Return the names of the batch norms to adapt to new images: all, or in a FedRDN model only that of the input.
 
     Raises:

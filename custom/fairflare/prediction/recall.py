@@ -12,7 +12,7 @@ from fairflare import __version__
 from fairflare.base.disk.files import sha256_of
 from fairflare.base.task import Task
 from fairflare.federation.plan.run_settings import RESULTS_FOLDER
-from fairflare.federation.plan.task_files import load_task_class, of_bundle
+from fairflare.federation.plan.task_files import bundle_class, load_task_class
 from fairflare.federation.record.task_record import PACKAGE, TASK_FILE, origin
 
 OF_BUNDLE = "fairflare.tasks.bundle.MonaiBundleTask"
@@ -61,7 +61,7 @@ def recall(
             "itself: docs/bundles.md says how"
         )
     if bundle is not None:
-        cls = of_bundle(bundle, task_file=task_file)
+        cls = bundle_class(bundle, task_file=task_file)
     elif task_file is None:
         cls = _packaged(record, user_code, folder, or_give)
         user_code = []

@@ -32,7 +32,7 @@ from fairflare.methods.base.reports import LENGTH, SUPPRESSED
 from fairflare.methods.base.site_run import SiteError, SiteRun
 from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.ledger import Cost, Ledger, Refused, Spending
-from fairflare.privacy.reports import LOSS_BOUND, by_unit, losses_at, noisy_mean, one_release
+from fairflare.privacy.reports import LOSS_BOUND, losses_at, measure_units, noisy_mean, one_release
 from fairflare.privacy.training import PrivateLoop, Units
 
 log = logging.getLogger(__name__)
@@ -248,7 +248,7 @@ class Private:
         except Refused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
             return metrics
-        each = by_unit(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
+        each = measure_units(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
         values = [figures.get(shown.name, math.nan) for figures in each]
         return metrics | {shown.name: self._released(shown.name, values, shown.low, shown.high)}
 

@@ -50,7 +50,7 @@ def one_release(z: float, delta: float) -> float:
     return 0.0 if beyond(0.0) <= 0 else float(brentq(beyond, 0.0, most))
 
 
-def by_unit(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
+def measure_units(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
     """Return what ``measure`` computes from each unit's (a patient's, say) batches; ``unread`` if one is unreadable."""
     measured = []
     for numbers in units.members:
@@ -90,6 +90,6 @@ def losses_at(
     try:
         model.load_state_dict({**received, **moved})
         with torch.random.fork_rng(devices=[]), evaluating(model):
-            return by_unit(run, units, "training", loss, math.nan)
+            return measure_units(run, units, "training", loss, math.nan)
     finally:
         model.load_state_dict(trained)

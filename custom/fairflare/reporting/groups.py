@@ -23,16 +23,8 @@ from fairflare.core.statistics.group_metrics import (
     undefined_rates,
     worst_of,
 )
-from fairflare.core.statistics.group_sums import (
-    CASES,
-    FOLDS,
-    IMAGES,
-    Sums,
-    added,
-    in_one,
-    without_each,
-)
-from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
+from fairflare.core.statistics.group_sums import CASES, FOLDS, IMAGES, Sums, add_parts, added, leave_each_out
+from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, rescale_folds
 from fairflare.reporting.documents import SUPPRESSED, Results
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, number
 from fairflare.reporting.layout import Cell as Entry
@@ -71,7 +63,7 @@ def by_group(sums: At, kept: Mapping[str, Sequence[str]]) -> tuple[list[Cell], l
     for attribute, groups in gathered((name.partition("=")[0], name) for name in names).items():
         at = {site: {name.partition("=")[2]: own[name] for name in groups if name in own} for site, own in sums.items()}
         for site in sorted({*at} - {POOLED}):
-            cells += _of_groups(site, attribute, {group: in_one(of) for group, of in at[site].items()})
+            cells += _of_groups(site, attribute, {group: add_parts(of) for group, of in at[site].items()})
         of_all, more = _pooled(attribute, at)
         cells, vectors = cells + of_all, vectors + more
     withheld = [(site.replace(POOLED, ""), *name.partition("/")[::2]) for site, own in kept.items() for name in own]
@@ -113,10 +105,10 @@ def _pooled(attribute: str, at: At) -> tuple[list[Cell], list[Vector]]:
 
     Gaps are computed within the sites too, and all gaps again without each part of the cases in turn.
     """
-    whole = {site: {group: in_one(of) for group, of in own.items()} for site, own in at.items()}
+    whole = {site: {group: add_parts(of) for group, of in own.items()} for site, own in at.items()}
     together = _together(whole)
     cells, (gaps, within) = _of_groups("", attribute, together), _gaps(whole)
-    without, parts = {}, {site: {group: without_each(of) for group, of in own.items()} for site, own in at.items()}
+    without, parts = {}, {site: {group: leave_each_out(of) for group, of in own.items()} for site, own in at.items()}
     if parts and all(of for own in parts.values() for of in own.values()):
         each = [
             _gaps({site: {group: of[part] for group, of in own.items()} for site, own in parts.items()})[0]
@@ -160,7 +152,7 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
     if len(without) < FOLDS or len(cases) < 2 or not min(cases) >= FEW:
         return math.nan, math.nan
     error = (1 - LEVEL) / math.comb(len(cases), 2)
-    half = float(stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - error / 2) * np.std(of_folds(without), ddof=1))
+    half = float(stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - error / 2) * np.std(rescale_folds(without), ddof=1))
     return max(0.0, gap - half), min(1.0, gap + half)
 
 

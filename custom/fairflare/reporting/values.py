@@ -13,7 +13,7 @@ from fairflare.base.cases.sampling import MEAN_RECALL, SHARES
 from fairflare.base.checks import first_of
 from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, OF_ALL, Cell
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
-from fairflare.core.statistics.footing import OWN, in_brackets, structure_of
+from fairflare.core.statistics.footing import OWN, name_structures, structure_of
 from fairflare.reporting.documents import SUPPRESSED, Metrics, Results
 
 UNDEFINED, NO_VALUE = "undefined there", "no value"
@@ -285,7 +285,7 @@ def linked(results: Results, metric: str) -> bool:
 
 def rests_on(results: Results, metric: str) -> str:
     """Return text for table heads on which structures the sites' figures are computed from; empty for plain figures."""
-    return in_brackets(results.footing.how, results.footing.shared) if compared(results, metric) else ""
+    return name_structures(results.footing.how, results.footing.shared) if compared(results, metric) else ""
 
 
 def compared(results: Results, metric: str) -> bool:

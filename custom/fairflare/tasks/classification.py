@@ -154,10 +154,10 @@ class FolderClasses(LabelledImages):
     task: ClassificationTask
 
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        from fairflare.tasks.transforms import Read, applied, with_classes
+        from fairflare.tasks.transforms import Read, applied, class_transforms
 
         read = Read(self.site, split, self.max_image_bytes, self.class_of, self.reading)
-        return applied(with_classes(read, self.task.in_channels, self.task.image_size, self.task.resize), sample)
+        return applied(class_transforms(read, self.task.in_channels, self.task.image_size, self.task.resize), sample)
 
 
 class PhantomClasses(PhantomImages):

@@ -18,7 +18,7 @@ from pydantic import Field
 from fairflare.base import checks
 from fairflare.base.cases.census import KEYS, Marked
 from fairflare.base.checks import first_of
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import describe_error
 from fairflare.base.settings import NonNegativeInt, Number, Positive, PositiveInt, Text, settings
 from fairflare.base.site_data import shuffled
 from fairflare.base.stopping import check_stop
@@ -147,13 +147,15 @@ class Preprocessing(Intensities):
         Raises:
             DataError: the file cannot be read.
         """
-        from fairflare.tasks.transforms import applied, as_input
+        from fairflare.tasks.transforms import applied, input_transforms
 
         task: Any = self
         item = {
             "image": read_image(Sample(file, 0, number, more=more), site="predict", split="none", how=self.reading())
         }
-        return cast("torch.Tensor", applied(as_input(task.in_channels, task.image_size, self.resize), item)["image"])
+        return cast(
+            "torch.Tensor", applied(input_transforms(task.in_channels, task.image_size, self.resize), item)["image"]
+        )
 
 
 class ImageTask(Intensities, Fitted, Task):
@@ -236,7 +238,7 @@ class ImageTask(Intensities, Fitted, Task):
         try:
             return output_tensors(*self._outline(), len(self.names()))
         except Exception as error:  # a user's network may raise any error, and on the meta device it has no numbers
-            log.info("the output layer is unknown: %s", in_one_line(error))
+            log.info("the output layer is unknown: %s", describe_error(error))
             return ()
 
     def input_tensors(self) -> Sequence[str]:
@@ -338,7 +340,7 @@ class ImageTask(Intensities, Fitted, Task):
         except (torch.cuda.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:
-            text = f"{named} fails: {in_one_line(error)}"
+            text = f"{named} fails: {describe_error(error)}"
             raise DataError(text, text) from error
         if odd := [name for name, tensor in model.state_dict().items() if sizes.get(name) != tensor.shape]:
             text = (

@@ -98,12 +98,12 @@ class FolderData(FolderImages):
     moves_targets = True
 
     def prepare(self, split: str, sample: Sample) -> Mapping[str, Any]:
-        from fairflare.tasks.transforms import Read, applied, with_masks
+        from fairflare.tasks.transforms import Read, applied, mask_transforms
 
         task = self.task
         read = Read(self.site, split, self.max_image_bytes, how=self.reading)
         masks = task.structured(self.coding, self.site, split)
-        steps = with_masks(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
+        steps = mask_transforms(read, masks, task.in_channels, task.image_size, task.resize, task.mask_resize)
         return applied(steps, sample)
 
     def origins(self, split: str, indices: Sequence[int]) -> Sequence[Origin] | None:

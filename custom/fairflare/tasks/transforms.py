@@ -174,20 +174,22 @@ def applied(transforms: Iterable[Callable[[Any], Any]], sample: Any) -> Mapping[
     return cast("Mapping[str, Any]", reduce(lambda item, transform: transform(item), transforms, sample))
 
 
-def with_masks(
+def mask_transforms(
     read: Read, structured: Structured, channels: int, size: tuple[int, int], how: str = "stretch", by: str = "nearest"
 ) -> list[Callable[[Any], Any]]:
     """Return the transforms of segmentation samples: image in [0, 1], label (structures, height, width) of 0 and 1."""
     # Structures before resizing, which could hide an unexpected value.
-    return [*with_classes(read, channels, size, how), structured, each("label", placed, size=size, how=how, by=by)]
+    return [*class_transforms(read, channels, size, how), structured, each("label", placed, size=size, how=how, by=by)]
 
 
-def with_classes(read: Read, channels: int, size: tuple[int, int], how: str = "stretch") -> list[Callable[[Any], Any]]:
+def class_transforms(
+    read: Read, channels: int, size: tuple[int, int], how: str = "stretch"
+) -> list[Callable[[Any], Any]]:
     """Return the transforms of classification samples: image float32 in [0, 1], label the number of the class."""
-    return [read, *as_input(channels, size, how)]
+    return [read, *input_transforms(channels, size, how)]
 
 
-def as_input(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:
+def input_transforms(channels: int, size: tuple[int, int], how: str = "stretch") -> list[MapTransform]:
     """Return the transforms of an image (height, width, 1 or 3) to the network's input in evaluation."""
     return [
         EnsureChannelFirstd("image", channel_dim=-1),

@@ -15,7 +15,7 @@ from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
 from fairflare.core.statistics.group_sums import FOLDS, IMAGES
-from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, of_folds
+from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, rescale_folds
 from fairflare.reporting.documents import Results, as_json
 from fairflare.reporting.groups import EQUITY, PARTS, POOLED, UNKNOWN, attributes_of, by_group, gaps_at, groups_at
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, p_value, printed, spread
@@ -232,7 +232,7 @@ def _contrast(pairs: Mapping[int, tuple[Value, Value]]) -> Contrast:
     if not fewest >= FEW:
         return Contrast(differ)
     if all(len(of.without) == FOLDS for of in both):
-        drawn = np.stack([of_folds(own.without) - of_folds(other.without) for own, other in pairs.values()])
+        drawn = np.stack([rescale_folds(own.without) - rescale_folds(other.without) for own, other in pairs.values()])
         # So few parts do not show how skewed the mean is.
         return Contrast.drawn(differ, drawn, degrees_of_folds(FOLDS, fewest))._replace(skew=0.0)
     halves = [[np.abs(of.value - np.array(of.ends)).max() for of in pair] for pair in pairs.values()]

@@ -36,7 +36,7 @@ class PaperTable:
     sweeps: Mapping[str, Mapping[str, Any]]
     columns: tuple[Mapping[str, Any], ...]
 
-    def as_plan(self, *, small: bool = True) -> dict[str, Any]:
+    def make_plan_file(self, *, small: bool = True) -> dict[str, Any]:
         """Return the table as the content of a plan file of ``fairflare compare``.
 
         If ``small`` is true, all rows are trained like :attr:`train_like` in a quick job, else as in the paper.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from fairflare.base.checks import choice, first_of, whole
 from fairflare.data.datalist import DataError
-from fairflare.data.preparers.contents import without_ending
+from fairflare.data.preparers.contents import strip_ending
 from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item, Pixels, relabelled
 from fairflare.data.preparers.listed import attributes_of, split_name
@@ -41,7 +41,7 @@ ONE = re.compile(r"1(\.0*)?(e[+-]?0+)?", re.IGNORECASE)  # matches the ways in w
 Found: TypeAlias = "Sequence[Item] | Mapping[str, Iterable[Item]]"
 
 
-def with_people(
+def add_people(
     items: Sequence[Item], source: Path, *, table: str, image: str, columns: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Item]]:  # fmt: skip
     """Return the declaration of people's attributes for a datalist, and the items with their people's attributes.
@@ -98,7 +98,7 @@ def public_set(
         usual: default rule by which images are dealt to sites; None if the images are not dealt, but have sites.
         form: further content of the datalists: class names, settings of the task, source of patients' identifiers.
         options: options that only this set has.
-        people: function that adds attributes of the people, such as a partial :func:`with_people`.
+        people: function that adds attributes of the people, such as a partial :func:`add_people`.
         published: function that compares the numbers of images with the published ones, as :func:`compare_counts`.
         targets: ``mask_values`` of ``fairflare.json`` for each value of the option ``target``; None to keep the masks.
     """
@@ -172,7 +172,7 @@ def person_of_images(
 
 
 def _stem(name: str) -> str:
-    return without_ending(Path(name).name).lower()
+    return strip_ending(Path(name).name).lower()
 
 
 def listed(
@@ -212,7 +212,7 @@ def listed(
     people = {} if keys is None else keys(source)
     items = []
     for row, path, label, place in sorted(zip(rows, paths, labels, places, strict=True), key=lambda entry: entry[3]):
-        name, site = without_ending(path.name), sites[place] if sites else ""
+        name, site = strip_ending(path.name), sites[place] if sites else ""
         split = split_name(row[called["fold"]], row) if "fold" in called and not folds else ""
         splits = () if split in ("", "training") else (split,)
         person = people.get(_stem(path.name))

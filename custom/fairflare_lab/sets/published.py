@@ -16,6 +16,7 @@ from fairflare.data.preparers.options import Preparer, option
 from fairflare.data.preparers.writing import Form
 from fairflare_lab.sets import special
 from fairflare_lab.sets.layouts import (
+    add_people,
     arrays,
     class_folders,
     compare_counts,
@@ -25,7 +26,6 @@ from fairflare_lab.sets.layouts import (
     person_of_images,
     public_set,
     tiles,
-    with_people,
 )  # fmt: skip
 
 # Classes in the order of their numbers, each with its number of images in the published set.
@@ -56,7 +56,7 @@ LESIONS = "Lesions are read from {}, which may lie anywhere below the source"
 FORM_2019 = Form(tuple(ISIC2019), stratified=True, keys=LESIONS.replace("{}", META_2019))
 # Ages, in years, at which the groups of age are divided.
 PEOPLE_2019 = partial(
-    with_people, table=META_2019, image="image", columns={"sex": "sex", "age": "age_approx:40,60"}
+    add_people, table=META_2019, image="image", columns={"sex": "sex", "age": "age_approx:40,60"}
 )  # fmt: skip
 KEYS_2019 = partial(person_of_images, table=META_2019, person="lesion_id")
 LAYOUT_2019 = partial(
@@ -135,7 +135,7 @@ SETS = (
         ),
         FEDMRL, Form(tuple(ISIC2018), stratified=True, keys=LESIONS.replace("{}", LESIONS_2018)),
         people=partial(
-            with_people, table="HAM10000_metadata.csv", image="image_id", columns={"sex": "sex", "age": "age:40,60"}
+            add_people, table="HAM10000_metadata.csv", image="image_id", columns={"sex": "sex", "age": "age:40,60"}
         ),
         published=of_classes("ISIC 2018", ISIC2018),
     ),
@@ -155,7 +155,7 @@ SETS = (
         published=partial(compare_counts, title="Fed-ISIC2019 by centre", counts=CENTRES, of=lambda item: item.site),
     ),
     public_set(
-        "isic2019-tones", "ISIC 2019 by skin tone", partial(special.by_tone, LAYOUT_2019),
+        "isic2019-tones", "ISIC 2019 by skin tone", partial(special.split_by_tone, LAYOUT_2019),
         Dealing(common_test=True, fractions=(0.7, 0.15, 0.15)), FORM_2019, people=PEOPLE_2019,
         options=(
             option("tones", str, "Columns image, skin_tone (light or dark).", metavar="CSV"),

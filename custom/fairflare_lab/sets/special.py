@@ -134,7 +134,7 @@ def _volumes(site: str, case: Item) -> tuple[npt.NDArray[np.float32], npt.NDArra
 # -------------------------------------------------------------------------------------------------- skin tones
 
 
-def by_tone(
+def split_by_tone(
     layout: Callable[[Path], Sequence[Item]], source: Path, seed: int, folds: bool, *, tones: str | Path,
     sites_per_tone: int,
 ) -> list[Item]:  # fmt: skip

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 from fairflare.base.machine.environment import shield_imports
 from fairflare.base.machine.one_run import needs_main, starting_process
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import describe_error
 
 T = TypeVar("T")
 
 
-def in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None] = shield_imports) -> T:
+def run_in_child(work: Callable[..., T], *arguments: Any, before: Callable[[], None] = shield_imports) -> T:
     """Return the result of ``work(*arguments)``, computed by a new Python process.
 
     Where classes of the main script are needed, which a notebook's have no file for, this process computes it.
@@ -46,4 +46,4 @@ def _plainly(work: Callable[..., T], *arguments: Any) -> T:
     try:
         return work(*arguments)
     except Exception as error:
-        raise ValueError(str(error) if isinstance(error, ValueError) else in_one_line(error)) from None
+        raise ValueError(str(error) if isinstance(error, ValueError) else describe_error(error)) from None

@@ -21,7 +21,7 @@ from rich.table import Table
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.machine.memory import cores
 from fairflare.base.own_errors import EXTRAS as IMPORTED
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import describe_error
 from fairflare.cli.options import MonaiBundle, parse_settings
 from fairflare.cli.screen import AsJson, console, one_document, user_errors
 
@@ -73,9 +73,9 @@ def doctor(
             raise ValueError(
                 f"doctor has no use for --set {odd[0]}; it takes {', '.join(OF_BUNDLE)} of a --monai-bundle"
             )
-        of_bundle = [] if monai_bundle is None else list(sealing(monai_bundle, values))
+        bundle_class = [] if monai_bundle is None else list(sealing(monai_bundle, values))
     with one_document(as_json) as put:
-        findings = [*of_bundle, *examine(kit)]
+        findings = [*bundle_class, *examine(kit)]
         if as_json:
             put(findings=findings)
     table = Table("checked", "", "found", box=None, pad_edge=False)
@@ -184,7 +184,7 @@ def imports() -> Iterator[Finding]:
             import_module(name)
         except Exception as error:  # a package may raise any error
             if not (isinstance(error, ModuleNotFoundError) and error.name == name):  # its version says what is missing
-                yield Finding(name, "problem", f"cannot be imported here: {in_one_line(error)}")
+                yield Finding(name, "problem", f"cannot be imported here: {describe_error(error)}")
 
 
 def device() -> Finding:

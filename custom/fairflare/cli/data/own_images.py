@@ -126,7 +126,7 @@ def fitted(request: RunRequest, local: Mapping[str, Any], data: Path | None, *, 
     from fairflare.federation.plan.plan import plan_of
 
     asked = replace(request, **kind_by_manifest(data, vars(request)))
-    real = without_phantom(lambda more: plan_of(replace(asked, settings={**more, **asked.settings})), local)
+    real = forbid_phantom(lambda more: plan_of(replace(asked, settings={**more, **asked.settings})), local)
     request = replace(asked, settings={**real, **asked.settings})
     plan, quick = plan_of(request), request.small and not request.task_file
     short = trial and quick and request.options.get("num_rounds") is None
@@ -180,7 +180,7 @@ def kind_by_manifest(data: Path | None, given: Mapping[str, Any]) -> dict[str, A
     return {"task": kind} if kind else {}
 
 
-def without_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str, Any]) -> dict[str, Any]:
+def forbid_phantom(make: Callable[[dict[str, Any]], object], local: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``{"allow_phantom": False}`` where a plan can be made only without synthetic data; else ``{}``.
 
     An example is a paper with four corrupted synthetic sites, when the run has two sites with images of their own. Any

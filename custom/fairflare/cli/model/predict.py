@@ -162,12 +162,12 @@ def cases_of(
     Raises:
         ValueError: a case has another number of images than the model has channels.
     """
-    from fairflare.data.preparers.names import by_case
+    from fairflare.data.preparers.names import key_cases
     from fairflare.prediction.masks import stem_of
 
     if len(channels) < 2:
         return dict(files_and_names), {}
-    files = by_case(
+    files = key_cases(
         ((stem_of(name), path) for path, name in files_and_names.items()), channels, (), "are one image of one case"
     )
     cases = {
@@ -380,7 +380,7 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
             prediction.probabilities,
         )
         numbers.append(prediction.slice)
-        planes.append(labels.numpy() if whole else masks.in_size(labels, height, width, task.resize))
+        planes.append(labels.numpy() if whole else masks.resize_labels(labels, height, width, task.resize))
         if wanted.probabilities:
             sure.append(
                 (

@@ -89,7 +89,7 @@ def unpacked(download: State, like: State) -> Iterator[tuple[str, torch.Tensor, 
         yield name, mask, values
 
 
-def with_entries(
+def add_entries(
     state: State, download: State, minus: State | None = None, weight: float = 0.0
 ) -> dict[str, torch.Tensor]:
     r"""Return a model to which the downloaded entries of a change are added.

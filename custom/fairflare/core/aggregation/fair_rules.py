@@ -181,7 +181,7 @@ def simplex_projection(values: Mapping[str, float], mass: float = 1.0) -> dict[s
     return {site: max(given[site] - theta, 0.0) for site in sorted(given)}
 
 
-def with_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict[str, float]:
+def add_newcomers(weights: Mapping[str, float], sites: Collection[str]) -> dict[str, float]:
     """Return AFL's weights with newcomers added: each gets the mean weight, then all weights are projected again.
 
     A newcomer is a site of ``sites`` that ``weights`` does not name.

@@ -44,7 +44,7 @@ class PartialSlices:
         """Return the index with which a tensor gives its slices of these numbers."""
         return (*[slice(None)] * self.axis, numbers)
 
-    def of_owners(
+    def average_slices(
         self,
         states: Mapping[str, State],
         weights_of: WeightsOf,

@@ -35,7 +35,7 @@ def network_of(task: Task) -> nn.Module:
     return task.adapted(model) if isinstance(task, Adapting) else model
 
 
-def with_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
+def load_weights(task: Task, checkpoint: str | None = None) -> nn.Module:
     """Return the task's network with initial weights loaded from a file of the participant that builds the network.
 
     Args:

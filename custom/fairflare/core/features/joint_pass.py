@@ -196,7 +196,7 @@ class JointPass:
             source = ""
         self._ran(name, output)
         if output is not None and name in self._layouts:
-            output = self._layouts[name].by_image(output, self._size)
+            output = self._layouts[name].images_first(output, self._size)
         if output is None:
             self._odd[name] = "its output holds no tensor"
         elif output.shape[:1] != (self._size,):
@@ -338,7 +338,7 @@ class Layout:
     rows: int
     together: bool
 
-    def by_image(self, output: Tensor, images: int) -> Tensor:
+    def images_first(self, output: Tensor, images: int) -> Tensor:
         """Return a layer's output with the images as first dimension, (n, ...); unchanged if its shape does not fit."""
         if output.ndim <= self.dim or output.shape[self.dim] != self.rows * images:
             return output
@@ -426,7 +426,7 @@ def _layout(some: Tensor, more: Tensor, images: int) -> Layout | None:
         return None
     tried = [Layout(grown[0], rows, together) for together in (True, False)]
     pairs = [
-        (layout.by_image(more, 2 * images)[:images].double(), layout.by_image(some, images).double())
+        (layout.images_first(more, 2 * images)[:images].double(), layout.images_first(some, images).double())
         for layout in tried
     ]
     away = [float((x - y).norm()) - SAME * float(y.norm()) for x, y in pairs]

@@ -51,7 +51,7 @@ def counted(cases: Sequence[Case], kind: str, target: Sequence[float] = ()) -> l
     return [Counter(along) for along in zip(*(case.steps(kind, target) for case in cases), strict=True)]
 
 
-def in_runs(counts: Counts, least: int) -> Counts:
+def merge_counts(counts: Counts, least: int) -> Counts:
     """Return counts in which each value stands for at least ``least`` cases; empty if there are fewer.
 
     The sorted values are cut into runs of nearly equal length, of which each gets its (lower) median.

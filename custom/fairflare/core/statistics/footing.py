@@ -32,7 +32,7 @@ OF_PART: Mapping[str, str] = {"balanced_accuracy": "recall"}  # name of the metr
 SHARED, ADJUSTED = "shared", "adjusted"  # methods: mean over shared structures, or additive adjustment
 
 
-def in_brackets(how: str, shared: Sequence[str]) -> str:
+def name_structures(how: str, shared: Sequence[str]) -> str:
     """Return text in brackets, to follow a metric's name: the structures over which sites' figures are computed."""
     return f" ({f'over: {few(shared, MAX_NAMES)}' if how == SHARED else how})"
 
@@ -132,7 +132,7 @@ class Footing:
             means = {k: v for part in parts for k, v in adjusted({site: whole[site] for site in part}).items()}
         return {site: means.get(site, math.nan) for site in cells}
 
-    def on_one(self, metrics: Metrics) -> dict[str, dict[str, float]]:
+    def make_comparable(self, metrics: Metrics) -> dict[str, dict[str, float]]:
         """Return the sites' metrics with means that can be compared, in place of means over each site's own structures.
 
         The means over a site's own structures get the name ``own/<metric>``. If all sites have the same structures, the
@@ -174,7 +174,7 @@ class Footing:
         Args:
             reports: reports by site.
             kinds: kind of each field that measures the labels: ``"loss"``, ``"score"``, ``"error"``; by name.
-            metrics: metrics of the received model by site, as returned by :meth:`on_one`.
+            metrics: metrics of the received model by site, as returned by :meth:`make_comparable`.
 
         Returns:
             The reports; a value is NaN if the site's figures by structure are unknown.

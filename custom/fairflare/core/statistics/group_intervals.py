@@ -50,7 +50,7 @@ Ends: TypeAlias = tuple[float, float]
 Measure: TypeAlias = Callable[[Sums, float], Array]
 
 
-def over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
+def interval_over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array:
     """Return the interval of :func:`wilson` for the effective number of independent images, as a case may have several.
 
     ``squares``: (parts,), the sum over cases of the squared number of images of a case.
@@ -62,7 +62,7 @@ def over_cases(hits: Array, count: Array, squares: Array, error: float) -> Array
 
 def _accuracy(sums: Sums, error: float) -> Array:
     count, _, right = sums[CALIBRATION].sum(0)[:, None]
-    return over_cases(right, count, sums[CASES][1], error)
+    return interval_over_cases(right, count, sums[CASES][1], error)
 
 
 def _count_outcomes(sums: Sums) -> tuple[Array, Array]:
@@ -76,18 +76,18 @@ def _count_outcomes(sums: Sums) -> tuple[Array, Array]:
 
 def _sensitivity(sums: Sums, error: float) -> Array:
     (tp, _, fn, _), (squares, _) = _count_outcomes(sums)
-    return over_cases(tp, tp + fn, squares, error)
+    return interval_over_cases(tp, tp + fn, squares, error)
 
 
 def _odds(sums: Sums, error: float) -> Array:
     """Return the sensitivity of each class with its interval, then the share of false positives of each class."""
     (_, fp, _, tn), (_, squares) = _count_outcomes(sums)
-    return np.concatenate([_sensitivity(sums, error), over_cases(fp, fp + tn, squares, error)])
+    return np.concatenate([_sensitivity(sums, error), interval_over_cases(fp, fp + tn, squares, error)])
 
 
 def _told(sums: Sums, error: float) -> Array:
     (tp, fp, fn, tn), _ = _count_outcomes(sums)
-    return over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
+    return interval_over_cases(tp + fp, tp + fp + fn + tn, sums[CASES][1], error)
 
 
 def _auc(sums: Sums, error: float) -> Array:

@@ -141,7 +141,7 @@ def added(sums: Sequence[Sums]) -> dict[str, Array]:
     return total
 
 
-def without_each(sums: Sums) -> list[dict[str, Array]]:
+def leave_each_out(sums: Sums) -> list[dict[str, Array]]:
     """Return the sums without each of the :data:`FOLDS` parts of the cases in turn; empty if sums are not in parts.
 
     Args:
@@ -149,11 +149,11 @@ def without_each(sums: Sums) -> list[dict[str, Array]]:
     """
     if np.ndim(sums[IMAGES]) == 0 or len(sums[IMAGES]) != FOLDS:
         return []
-    whole = in_one(sums)
+    whole = add_parts(sums)
     return [{name: whole[name] - parts[part] for name, parts in sums.items()} for part in range(FOLDS)]
 
 
-def in_one(sums: Sums) -> dict[str, Array]:
+def add_parts(sums: Sums) -> dict[str, Array]:
     """Add up sums over the parts into which a site's cases are divided; sums without parts are returned unchanged."""
     return {
         name: np.asarray(parts).sum(0) if np.ndim(sums[IMAGES]) else np.asarray(parts) for name, parts in sums.items()

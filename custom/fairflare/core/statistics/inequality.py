@@ -203,13 +203,13 @@ def scores_test(
     powers = np.stack([np.asarray(scores, np.float64), np.square(scores)])
     mean, square = powers @ bins / total
 
-    def on_logits(sums: Numbers) -> tuple[Numbers, Numbers]:
+    def compare_logits(sums: Numbers) -> tuple[Numbers, Numbers]:
         means = sums[0] / sizes
         variance = (sums[1] - sizes * means**2 + (square - mean**2) / 2) / (sizes - 0.5)
         return _logits(means, np.sqrt(np.maximum(variance, _TIE) / sizes), 0, 1)
 
     dealt = _dealt(sizes, bins, powers, min(draws, max(WORK // counts.size, 999)))
-    return _compare_with_errors(on_logits(powers @ counts.T), on_logits(dealt), (0, 1), higher_is_better)
+    return _compare_with_errors(compare_logits(powers @ counts.T), compare_logits(dealt), (0, 1), higher_is_better)
 
 
 def _dealt(sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:

@@ -138,7 +138,7 @@ def holm(p: npt.ArrayLike) -> Array:
     return corrected
 
 
-def of_folds(without: npt.ArrayLike) -> Array:
+def rescale_folds(without: npt.ArrayLike) -> Array:
     r"""Rescale figures measured without each part of the cases in turn, so that they spread as repeated draws would.
 
     The sample variance of the rescaled figures is the jackknife's, :math:`\frac{F - 1}{F} \sum_f (x_f - \bar x)^2`.
@@ -155,7 +155,7 @@ def of_folds(without: npt.ArrayLike) -> Array:
 
 
 def degrees_of_folds(parts: int, cases: float) -> float:
-    """Return the degrees of freedom of a variance that is computed by :func:`of_folds`; a low, safe number.
+    """Return the degrees of freedom of a variance that is computed by :func:`rescale_folds`; a low, safe number.
 
     The number is at most half the number of parts, since a part has few cases of a group and their mean is not normally
     distributed. With this number, equal methods are called different in fewer than 5 of 100 comparisons

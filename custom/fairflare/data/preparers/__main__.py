@@ -83,7 +83,7 @@ def _prepare(preparer: Preparer, given: Mapping[str, Any]) -> None:
     options = dict(given)
     plain = {name: value for name, value in options.items() if name not in ("out_dir", "overwrite", "seed")}
     if preparer.dealing is not None:
-        options["dealing"] = dealing.from_options(options, preparer.dealing)
+        options["dealing"] = dealing.take_options(options, preparer.dealing)
         plain |= {name: getattr(options["dealing"], name) for name in field_names(dealing.Dealing)}
     record = {"preparer": preparer.name, "options": plain}
     with counting_files() as progress:

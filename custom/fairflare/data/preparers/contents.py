@@ -92,7 +92,7 @@ class Contents:
 
     def key(self, path: Path) -> str:
         """Return a key to compare files by: the path below the folder, without its ending, with composed letters."""
-        return composed(without_ending(path.relative_to(self.folder).as_posix()))
+        return composed(strip_ending(path.relative_to(self.folder).as_posix()))
 
     def passed_over(self) -> str:
         """Return a text on the files that are not read: for each ending their number, three names and a converter."""
@@ -156,7 +156,7 @@ def known_ending(path: Path) -> str:
     return ending if (ending := suffix_of(path)) in SUFFIXES else ""
 
 
-def without_ending(name: str) -> str:
+def strip_ending(name: str) -> str:
     """Return a name without its ending, if the readers support that ending."""
     return name[: len(name) - len(known_ending(Path(name)))]
 
@@ -168,7 +168,7 @@ def _kind_of(path: Path) -> str:
 
 def _told(kind: str, paths: list[Path], folder: Path) -> str:
     names = named([path.relative_to(folder).as_posix() for path in paths])
-    stem = without_ending(paths[0].name).removesuffix(kind)
+    stem = strip_ending(paths[0].name).removesuffix(kind)
     content = content_of(paths[0]) if paths[0].is_file() and "DICOM" not in kind else ""
     how = (CONVERTERS.get(kind) or content or "no image").format(paths[0].name, stem)
     return f"{len(paths)} {f'{kind} ' * bool(kind)}file{'s' * (len(paths) > 1)} ({names}): {how}"

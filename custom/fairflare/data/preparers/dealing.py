@@ -274,7 +274,7 @@ def options(usual: Dealing) -> list[Parameter]:
     return [option(name, kind, text, default, rich_help_panel=PANEL) for name, kind, text, default in declared]
 
 
-def from_options(options: dict[str, Any], usual: Dealing) -> Dealing:
+def take_options(options: dict[str, Any], usual: Dealing) -> Dealing:
     """Take the options of :class:`Dealing` out of all options, and make the rule from them.
 
     Options that are not given have the data set's usual value, except where the given options exclude it: with the

@@ -61,7 +61,7 @@ def unique(pairs: Iterable[tuple[K, Any]], why: str) -> dict[K, Any]:
     return by_key
 
 
-def by_case(
+def key_cases(
     files: Iterable[tuple[str, Path]], names: Sequence[str], partners: Collection[str], why: str, pictures: bool = False
 ) -> dict[tuple[str, int], Path]:  # fmt: skip
     """Return images by case and number of the channel, which the end of a name says; -1: it says none.

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from fairflare.base.checks import first_of
 from fairflare.data.datalist import DataError, suffix_of
 from fairflare.data.image_file import SUFFIXES, VOLUMES
-from fairflare.data.preparers.contents import contents, without_ending
+from fairflare.data.preparers.contents import contents, strip_ending
 from fairflare.data.preparers.names import composed, listing
 
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}  # byte order marks of encodings
@@ -208,7 +208,7 @@ class Images:
 def _spellings(name: str) -> list[str]:
     """Return the spellings by which an image is known: the name, with its ending in small letters, and without it."""
     name = composed(name)
-    stem = without_ending(name)
+    stem = strip_ending(name)
     return list(dict.fromkeys([name, stem + suffix_of(Path(name)), stem] if stem != name else [name]))
 
 

@@ -19,10 +19,10 @@ from fairflare.data.image_file import SUFFIXES
 from fairflare.data.image_file import VOLUMES as NIFTI
 from fairflare.data.kinds import named, shown
 from fairflare.data.listing.attributes import NO_VALUE, NOT_KNOWN
-from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, without_ending
+from fairflare.data.preparers.contents import VOLUMES_TAKEN, Contents, contents, strip_ending
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.listed import by_value, columns_of, split_name
-from fairflare.data.preparers.names import by_case, composed, existing_folder, file_name, listing, naming_site, unique
+from fairflare.data.preparers.names import composed, existing_folder, file_name, key_cases, listing, naming_site, unique
 from fairflare.data.preparers.tables import Images, Row, read_table
 
 WANTED = (*NIFTI, *DICOM)
@@ -213,7 +213,7 @@ def pairs(images: Path, masks: Path, pictures: bool = False, channels: Sequence[
         problem = f"'{DATASET}' declares {len(declared)} images a case ({', '.join(declared)})"
         raise DataError(f"'{images}': {problem}, --channels names {len(channels)}; name all, none is left out")
     names = list(channels) or declared
-    by_name = by_case(((key_of(name), path) for name, path in shown), names, partners, why, pictures)
+    by_name = key_cases(((key_of(name), path) for name, path in shown), names, partners, why, pictures)
     for key, number in [] if pictures else [one for one in by_name if one[0] not in partners]:
         outer = key.partition("/")[0]
         if outer in partners and sum(other.startswith(f"{outer}/") for other, _ in by_name) == 1:
@@ -234,7 +234,7 @@ def _matched(
 
     Args:
         folder: folder of the images, for messages.
-        images: images by case and number of the channel, see :func:`by_case`.
+        images: images by case and number of the channel, see :func:`key_cases`.
         masks: mask of each case; ``None`` for a case without a label.
         notes: notes on files that are ignored.
         names: names of the channels.
@@ -371,7 +371,7 @@ def class_folders(seen: Contents, classes: Sequence[str] | None) -> Tree:
         )
     texts = [path.relative_to(seen.folder).as_posix() for path in seen.images]
     cases = [
-        Item(without_ending(text), text, path, composed(way[-1]), site=composed(way[0]) if way[1:] else "", text=text)
+        Item(strip_ending(text), text, path, composed(way[-1]), site=composed(way[0]) if way[1:] else "", text=text)
         for text, path, way in zip(texts, seen.images, parts, strict=True)
     ]
     return Tree(cases, notes=seen.notes())
@@ -401,7 +401,7 @@ def add_unlabelled(trees: dict[str, Tree], given: Sequence[str] | None, pictures
             raise DataError("; ".join([f"'{folder}': no image that is read was found", *notes]))
         tree = trees.setdefault(site, Tree([]))
         names = next((case.channels for case in tree.cases), ())
-        by_name = by_case(paths, names, (), "have one name apart from the channel; rename one", pictures)
+        by_name = key_cases(paths, names, (), "have one name apart from the channel; rename one", pictures)
         more = _matched(folder, by_name, {key: None for key, _ in by_name}, notes, names)
         tree.cases += [replace(c, name=f"unlabelled/{c.name}", text=c.name, splits=(UNLABELLED,)) for c in more.cases]
         tree.alone += more.alone
@@ -500,7 +500,7 @@ def listed(
     cases = []
     for row, path, target, *more in zip(table, paths, labels, *others_of, strict=True):
         text = path.relative_to(source).as_posix()
-        name = text if path.is_dir() else without_ending(text)
+        name = text if path.is_dir() else strip_ending(text)
         fields = {**_told(row, called), "more": tuple(more), "channels": tuple(channels)}
         cases.append(Item(name, text, path, target, text=text if pictures else name, **fields))
     notes = [*images.contents.notes(), *notes]

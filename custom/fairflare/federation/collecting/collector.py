@@ -191,7 +191,7 @@ class Collector:
         training = {site: has["training"] for site, has in self.context.reported.items() if has.get("training")}
         self._influence = Influence(self.bounds, num_sites, training)
 
-    def at_round(self, current_round: int) -> None:
+    def set_round(self, current_round: int) -> None:
         """Set the number of the current round.
 
         Under a stock controller the number is known only when the first answer has arrived.
@@ -382,7 +382,7 @@ class Collector:
         of_buffers = weighing.buffers if self.sums is None else None
         movement = Movement(self._moved, types, partial(inputs.start, rule), of_buffers, self.context.products)
         form: dict[str, Any] = {"updates": self._shape.updates, "how": self.bounds.how, "movement": movement}
-        limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.of_made}
+        limits: dict[str, Any] = {"how": self.bounds.how, "bounded": self._influence.bound_made}
         if weighing.sites is not None:
             shown = ", ".join(f"{site} {weight:.4f}" for site, weight in sorted(weighing.sites.items()))
             log.info("round %d, weights: %s", self._round.number, shown)
@@ -423,12 +423,12 @@ class Collector:
         unlabelled, rows = set(self.accepted).difference(self.labelled), self.context.rows
         rows = replace(rows, lacking=tuple(sites and sites.union(unlabelled) for sites in rows.lacking))
         for slices in (rows, self.context.columns):
-            states = slices.of_owners(states, weights_of, self._round.received or {}, **limits)
+            states = slices.average_slices(states, weights_of, self._round.received or {}, **limits)
         return states
 
     def bounded(self, weights: Mapping[str, float]) -> Mapping[str, float]:
         """Return weights of some sites, which sum to 1, cut to the run's bounds."""
-        return self._influence.of_made(dict(weights))
+        return self._influence.bound_made(dict(weights))
 
     def _moved(self, change: State) -> State:
         with one_thread():
@@ -450,7 +450,7 @@ class Collector:
         self._round.counts = Counts({site: self._samples(site, bounded.get(site, 0)) for site in every}, given.odd)
         by_name = frozenset(name for name in owner if not is_statistic(name))
         kinds = {field.name: field.measures for field in self.rule.report_fields if field.measures}
-        metrics = self.context.footing.on_one({site: trained[site].metrics for site in sites})
+        metrics = self.context.footing.make_comparable({site: trained[site].metrics for site in sites})
         return RoundInputs(
             current_round=self._round.number,
             num_rounds=self._round.num_rounds,
@@ -465,7 +465,7 @@ class Collector:
             received=self._round.received,
             remembered=self._influence.remembered,
             moderated=self._influence.moderated,
-            bounded=self._influence.of_made,
+            bounded=self._influence.bound_made,
             parameters=by_name if self.context.parameters is None else self.context.parameters,
             frozen=self.context.frozen,
             updates=self._shape is not None and self._shape.updates,

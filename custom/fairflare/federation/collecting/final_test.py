@@ -194,12 +194,12 @@ class FinalTest:
             _merge(phase, second)
         phase.left_out |= self.roster.excluded
         if validation:
-            tested.validation = self.footing.on_one(by_site)
+            tested.validation = self.footing.make_comparable(by_site)
             sampling = tested.said(SAID)
             self.footing = self.footing.without(
                 {site: values.get("structure_support") or {} for site, values in sampling.items()}
             )
-        phase.good = self.footing.on_one(phase.good)
+        phase.good = self.footing.make_comparable(phase.good)
         for site in phase.good if self.footing.how == ADJUSTED else ():
             phase.stats[site][RESAMPLED] = None  # draws resample the plain mean, not the adjusted figure
         tested.footing = self.footing

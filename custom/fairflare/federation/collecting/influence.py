@@ -76,7 +76,7 @@ class Influence:
         """Return a rule's weights, limited to the bounds, before the rule saves them for later rounds."""
         return self._bound_sites(weights, ", remembered", "weight", " before it is remembered")
 
-    def of_made(self, weights: SiteWeights) -> SiteWeights:
+    def bound_made(self, weights: SiteWeights) -> SiteWeights:
         """Return weights cut to the bounds, for averages that an aggregation rule computes itself (CReFF's gradients).
 
         No warning is given, as a rule may ask for thousands of weights.

@@ -17,7 +17,7 @@ class Question:
     Attributes:
         name: name of the task, one of :data:`fairflare.exchange.messages.TASKS`.
         task: message to the sites, each of which is sent its own part; see
-            :func:`fairflare.exchange.messages.for_site`.
+            :func:`fairflare.exchange.messages.address`.
         sites: names of the sites that are asked.
         timeout: seconds after which missing answers no longer count.
         enough: function that returns whether to stop waiting before the timeout.

@@ -193,7 +193,7 @@ class InUse:
     needs: str = ""
 
 
-def in_use(
+def settings_in_use(
     name: str, only: Sequence[str] = (), given: Mapping[str, Any] | None = None, kind: str | None = None
 ) -> dict[str, list[InUse]]:
     """Return the settings of :func:`sections` with the values that a run uses.
@@ -244,7 +244,7 @@ def _value(component: Any, setting: Setting) -> Any:
     return component.kind if isinstance(component, Part) else component
 
 
-def in_lines(used: InUse) -> str:
+def describe_setting(used: InUse) -> str:
     """Return a setting as lines of text: type, range and value; the meaning; what the setting needs."""
     setting = used.setting
     default = "" if setting.default == "" else f"default {typed(setting.default)}"

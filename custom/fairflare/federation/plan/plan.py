@@ -11,7 +11,7 @@ from typing import Any
 from fairflare.base.acting import idle
 from fairflare.base.checks import choice, site_names, unknown, whole
 from fairflare.base.disk.bundle_files import bundle_checksum, grouped
-from fairflare.base.machine.child import in_child
+from fairflare.base.machine.child import run_in_child
 from fairflare.base.settings import build, field_names
 from fairflare.base.task import Task
 from fairflare.exchange.sent_tensors import ALL
@@ -25,11 +25,11 @@ from fairflare.federation.plan.task_files import (
     BUNDLE_TASK,
     TASKS_BY_KIND,
     brings,
+    bundle_class,
     dealt_to,
+    describe_object,
     like,
     load_task_class,
-    of_bundle,
-    of_object,
 )
 from fairflare.methods.base.catalog import Method, Paper, get_method, method_of
 from fairflare.methods.base.rule import Rule
@@ -155,13 +155,13 @@ def _task_class(request: RunRequest, usual_kind: str) -> tuple[str, Path, type[T
     """Return the kind of task in words, its file and its class."""
     task_object = request.task_object
     if request.monai_bundle is not None:
-        bundle = of_bundle(Path(request.monai_bundle), task=request.task, task_file=request.task_file)
+        bundle = bundle_class(Path(request.monai_bundle), task=request.task, task_file=request.task_file)
         return "a MONAI bundle", BUNDLE_TASK, bundle
     if request.script is not None:
         assert task_object is not None
         return "a script's task", request.script.path, type(task_object)
     if task_object is not None:
-        return of_object(task_object, request.task_file)
+        return describe_object(task_object, request.task_file)
     kind = choice("task", usual_kind if request.task is None else request.task, TASKS_BY_KIND)
     file = Path(request.task_file) if request.task_file else TASKS_BY_KIND[kind]
     return kind, file, load_task_class(file)
@@ -321,7 +321,7 @@ def check_parts(request: RunRequest, chosen: Chosen, plan: Plan, alone: LocalTra
     )  # fmt: skip
     check = partial(_check_together, facts, plan, alone, shown=request.shown)
     if request.apart and plan.run.exchange != ALL:
-        in_child(check, before=brings(plan.task))
+        run_in_child(check, before=brings(plan.task))
     else:
         check()
 

@@ -32,7 +32,7 @@ class TaskFileError(ValueError):
     """Report that a task file cannot be used; the text names the file."""
 
 
-def of_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
+def describe_object(task: Task, task_file: Any) -> tuple[str, Path, type[Task]]:
     """Return kind, file and class of a task that is given as an object.
 
     The file is the one that a job carries for the task, and the class is the class ``Task`` in this file. A class that
@@ -74,7 +74,7 @@ def like(task: Task, cls: type[Task], dealt: Mapping[str, Any]) -> Task:
     return cls(**{**values, **{name: dealt[name] for name, value in usual.items() if values[name] == value}})
 
 
-def of_bundle(folder: Path, **others: Any) -> type[Task]:
+def bundle_class(folder: Path, **others: Any) -> type[Task]:
     """Return the class of a MONAI bundle's task, before the bundle is copied beside the task file."""
     for name, value in others.items():
         if value is not None:

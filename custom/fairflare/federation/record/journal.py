@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fairflare.base.checks import printable
-from fairflare.base.machine.child import in_child
+from fairflare.base.machine.child import run_in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.cells import BEST, LAST, VALIDATION, Cell
@@ -285,7 +285,7 @@ class Journal:
             left_out=[*last.left_out, *last.of_sums],
         )  # fmt: skip
         written = self.store.folder / RESULTS_FILE
-        for line in in_child(tell_listeners, written) if self.apart else tell_listeners(written):
+        for line in run_in_child(tell_listeners, written) if self.apart else tell_listeners(written):
             self.say(line)
         self.say("fairness on the sites' test splits\n" + fairness_table(read_results(self.store.folder)))
         for listener in self.listeners:

@@ -18,8 +18,8 @@ from safetensors.torch import load as load_bytes
 from safetensors.torch import save as save_bytes
 
 from fairflare.base.checks import first_of
-from fairflare.base.machine.child import in_child
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.machine.child import run_in_child
+from fairflare.base.own_errors import describe_error
 from fairflare.base.task import Task
 from fairflare.core.features.adapting import network_of
 from fairflare.core.features.norms import running_statistics
@@ -87,7 +87,7 @@ def first_model(task: Task, run: RunSettings, place: Place, makes: tuple[str, ..
     make = partial(_made, task, run.seed, run.exchange, makes, start, place.site_half)
     if run.exchange == ALL or not place.apart:
         return make()
-    names, first, content = in_child(_make_bytes, make, before=brings(task))
+    names, first, content = run_in_child(_make_bytes, make, before=brings(task))
     tensors = load_bytes(content)
     return replace(first, state={name: tensors[name] for name in names})
 
@@ -98,7 +98,7 @@ def build(task: Task) -> torch.nn.Module:
     try:
         model = network_of(task)
     except Exception as error:
-        reason = getattr(error, "public", None) or f"{named} failed: {in_one_line(error)}"  # our text, or the user's
+        reason = getattr(error, "public", None) or f"{named} failed: {describe_error(error)}"  # our text, or the user's
         raise ValueError(reason) from error
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"{named} must give a torch.nn.Module, got {type(model).__name__}")

@@ -53,7 +53,7 @@ class ModelTests:
             task.findings, context,
         )  # fmt: skip
 
-    def after_round(self, state: State, record: RoundRecord) -> None:
+    def test_round(self, state: State, record: RoundRecord) -> None:
         """Test the model that a round has made, and record the figures; a site that fails misses this test alone."""
         tested = self.final_test(state, record.current_round + 1)
         record.test = tested.test

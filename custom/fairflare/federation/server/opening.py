@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairflare.base.acting import idle, needs_of
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import describe_error
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Task, metric_name
 from fairflare.core.aggregation.partial_slices import PartialSlices
@@ -28,7 +28,7 @@ from fairflare.federation.server.retraining import Retraining
 from fairflare.federation.site.facts import CHANNELS
 from fairflare.methods.base.rule import MakesTensors, Rule, State, TwoPhase
 from fairflare.methods.fed_avg import WithoutReports
-from fairflare.methods.parts.classifier_retraining import of_classifier
+from fairflare.methods.parts.classifier_retraining import classifier_names
 from fairflare.privacy.policy import LOTTERY, PRIVACY
 
 
@@ -69,7 +69,7 @@ class Opening:
             self.transport.say(text, warning=warning)
         run_facts = facts_of(
             run, self.rule, training_of(place.site_half), self.task, still_norm=next(iter(first.still), ""),
-            headless=self.task.has_classes is False or not of_classifier(first.state),
+            headless=self.task.has_classes is False or not classifier_names(first.state),
         )  # fmt: skip
         refuse(run_facts)
         current_round, state = self._resumed(first, makes)
@@ -177,5 +177,5 @@ class Opening:
         except Exception as error:  # a user's network may raise any error
             raise ValueError(
                 "a site lacks a channel, and the network's weights of each channel, which are averaged over the sites "
-                f"that have it, are not known: {in_one_line(error)}. Choose another network, or leave that site out"
+                f"that have it, are not known: {describe_error(error)}. Choose another network, or leave that site out"
             ) from error

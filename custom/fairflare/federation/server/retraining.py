@@ -12,7 +12,7 @@ from typing import Any
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.methods.base.rule import FollowsNumRounds, MakesTensors, Rule, SeesModel, State, Weighing
 from fairflare.methods.crt import ClassifierAverage
-from fairflare.methods.parts.classifier_retraining import of_classifier
+from fairflare.methods.parts.classifier_retraining import classifier_names
 
 
 class Retraining:
@@ -50,7 +50,7 @@ class Retraining:
         if rule is self.own:
             prefixes = rule.makes if isinstance(rule, MakesTensors) else ()
             return {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
-        return {name: state[name] for name in of_classifier(state)}
+        return {name: state[name] for name in classifier_names(state)}
 
     def remember(self, weighing: Weighing, current_round: int) -> None:
         """Store the weights that the method gave the sites, for ``crt_weights="method"``; not in extra rounds."""

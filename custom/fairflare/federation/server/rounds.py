@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import Any, TypeVar
 
 from fairflare.base.task import Task
-from fairflare.core.statistics.footing import in_brackets
+from fairflare.core.statistics.footing import name_structures
 from fairflare.exchange.messages import (
     CHANNEL_DROP,
     COMPARED,
@@ -184,7 +184,7 @@ class Rounds:
             )
         train = self._ask(TASK_TRAIN, current_round, state, record.sites, run.train_timeout, self._trained)
         train.left_out |= self.roster.why_not(record.sites) | no_key
-        train.good = self.context.footing.on_one(train.good)
+        train.good = self.context.footing.make_comparable(train.good)
         for site, reason in self.collector.screen().items():
             train.refuse(site, reason)
         record.accepted = self.collector.accepted
@@ -202,7 +202,7 @@ class Rounds:
             next_state, record.accepted, record.site_weights, record.layers = state, [], None, None
             self.sums.lose(lost, last=current_round + 1 == run.rounds_in_all)
         if self.settings.tests(current_round):
-            self.tests.after_round(next_state, record)
+            self.tests.test_round(next_state, record)
         with writing(f"the results and models of round {current_round}", self.place.run_dir):
             self.tests.keep_best(state, record.validation, current_round - 1)
             self.journal.round_done(record)
@@ -210,7 +210,7 @@ class Rounds:
         self.experiment.save(current_round + 1, next_state)
         self.journal.tell(
             "round_done", current_round=current_round, num_rounds=run.rounds_in_all, metrics=record.validation,
-            over=in_brackets(self.tests.final_test.footing.how, self.tests.final_test.footing.shared),
+            over=name_structures(self.tests.final_test.footing.how, self.tests.final_test.footing.shared),
         )  # fmt: skip
         return next_state
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fairflare.base.disk.files import private_folder, write_whole
-from fairflare.core.plans.counts import LOST, MOST, Case, Counts, counted, in_runs
+from fairflare.core.plans.counts import LOST, MOST, Case, Counts, counted, merge_counts
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask
 from fairflare.methods.base.reports import TOO_FEW, TRAINING, Field
 from fairflare.methods.base.site_run import SiteError
@@ -94,7 +94,7 @@ def plan(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
                                CROPPED: torch.tensor([cropped]), FOREGROUND: torch.from_numpy(histograms)})  # fmt: skip
         return SiteReply(STATUS_OK, report=report)
     # A patient may have several volumes, and a run must be of enough patients.
-    runs = {name: in_runs(counts, least * max(patients.values())) for name, counts in counts_by_name.items()}
+    runs = {name: merge_counts(counts, least * max(patients.values())) for name, counts in counts_by_name.items()}
     few = min(cropped, len(every) - cropped) < least
     report |= {CROPPED: round(cropped / len(every)) * len(every) if few else cropped}
     for name, counts in runs.items():

@@ -49,7 +49,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def with_kept(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch.Tensor]:
+def restore_model(request: SiteTask, store: SiteStore, site: str) -> dict[str, torch.Tensor]:
     """Return the whole model whose batch norms a ``norms`` task measures.
 
     The first ``norms`` task of a round carries the model, which the site saves. Later ones of that round carry only the

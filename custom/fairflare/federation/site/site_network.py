@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from fairflare.base.machine.computing import Computing
-from fairflare.base.own_errors import in_one_line, lacking_package
+from fairflare.base.own_errors import describe_error, lacking_package
 from fairflare.base.task import Task
-from fairflare.core.features.adapting import network_of, with_weights
+from fairflare.core.features.adapting import load_weights, network_of
 from fairflare.exchange.messages import SiteTask
 from fairflare.exchange.sent_tensors import ALL, SentTensors, seeded
 from fairflare.methods.base.site_run import SiteError
@@ -95,7 +95,7 @@ class SiteNetwork:
         if exchange == ALL:
             return self.computing.apply(network_of(task).to(self.device), self.device)
         try:
-            model: torch.nn.Module = seeded(lambda: with_weights(task, self.weights), seed)
+            model: torch.nn.Module = seeded(lambda: load_weights(task, self.weights), seed)
         except (MemoryError, torch.cuda.OutOfMemoryError):
             raise
         except Exception as error:
@@ -105,7 +105,7 @@ class SiteNetwork:
                 "encoder's file (initial_weights in its local/fairflare.json), or let all tensors travel (exchange=all)"
             )
             raise SiteError(
-                f"site {self.site!r}: its network cannot be built: {lacking or in_one_line(error)}",
+                f"site {self.site!r}: its network cannot be built: {lacking or describe_error(error)}",
                 public=f"site {self.site!r}: {f'its network cannot be built: {lacking}' if lacking else partly}",
             ) from error
         try:

@@ -167,7 +167,7 @@ def anchor(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply
 
 def norms(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
     """Perform ``norms``: report the moments of the inputs of the next group of batch norms."""
-    request = replace(request, state=norm_moments.with_kept(request, store, worker.site))
+    request = replace(request, state=norm_moments.restore_model(request, store, worker.site))
     run, model = worker.open(request, store)
     data: Any = run.data if has_labels(run.data) else TrainedOn(run.data)
     with plainly(model):

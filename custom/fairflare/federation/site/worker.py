@@ -26,7 +26,7 @@ from fairflare.base.aspect import SUMS
 from fairflare.base.cases.floor import Floor, Shown
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
-from fairflare.base.own_errors import in_one_line, lacking_package
+from fairflare.base.own_errors import describe_error, lacking_package
 from fairflare.base.settings import NonNegative, PositiveInt
 from fairflare.base.site_data import UNLABELLED, VALIDATION_PATCHES
 from fairflare.base.stopping import StoppableData, TaskStopped, stoppable
@@ -392,7 +392,7 @@ def refusal(site: str, task: str, error: Exception, *, tells_all: bool = False) 
     public = f"site {site!r}: {lacking}" if lacking else getattr(error, "public", None)
     log.warning("%s", error if public else f"site {site}, task {task} failed", exc_info=None if public else error)
     tell = tells_all and not isinstance(error, OSError)
-    text = in_one_line(error) if tell else f"{_kind(error)} (details in the site's log)"
+    text = describe_error(error) if tell else f"{_kind(error)} (details in the site's log)"
     kind = f"site {site!r}: {task} failed with {text}"
     return SiteReply(STATUS_SKIPPED if getattr(error, "skipped", False) else STATUS_FAILED, reason=public or kind)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fairflare.base.disk.files import safe_name
 from fairflare.base.task import Task
-from fairflare.exchange.messages import Message, decode_task, encode_reply, for_site
+from fairflare.exchange.messages import Message, address, decode_task, encode_reply
 from fairflare.federation.collecting.transport import Question
 from fairflare.federation.site.site_file import DECODED_PLACE, own_settings
 from fairflare.federation.site.worker import SiteWorker, refusal
@@ -64,7 +64,7 @@ class LocalTransport:
         for site in question.sites:
             if question.enough() or self.stopped():
                 return
-            question.hand_over(site, self._answer(site, question.name, for_site(question.task, site)))
+            question.hand_over(site, self._answer(site, question.name, address(question.task, site)))
 
     def say(self, text: str, *, warning: bool = False) -> None:
         log.log(logging.WARNING if warning else logging.INFO, "%s", text)

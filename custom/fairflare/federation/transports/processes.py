@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fairflare.base.disk.temporary import OwnedFolder
-from fairflare.exchange.messages import SiteReply, decode_task, encode_reply, for_site
+from fairflare.exchange.messages import SiteReply, address, decode_task, encode_reply
 from fairflare.exchange.tensor_file import layout_of, write_tensors
 from fairflare.federation.collecting.transport import Question
 from fairflare.federation.plan.plan import Plan
@@ -90,7 +90,7 @@ class ProcessTransport(LocalTransport):
                     question.hand_over(site, encode_reply(reply, question.task.current_round))
 
     def _begin(self, child: SiteProcess, site: str, question: Question, model: Path | None) -> SiteReply | None:
-        task = for_site(question.task, site)
+        task = address(question.task, site)
         try:
             request = decode_task(question.name, replace(task, params=None) if model else task, site)
             arguments = self._arguments(site, request.experiment)

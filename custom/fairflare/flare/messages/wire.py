@@ -42,7 +42,7 @@ class OnDisk:
             return math.prod(part.get_shape()) * getattr(torch, DTYPES[part.get_dtype()]).itemsize
 
 
-def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
+def encode_model(message: Message, num_rounds: int | None = None) -> FLModel:
     """Convert a message to the ``FLModel`` that FLARE sends."""
     meta = dict(message.meta)
     head: dict[str, Any] = {META_KEY: meta}
@@ -64,7 +64,7 @@ def to_model(message: Message, num_rounds: int | None = None) -> FLModel:
     )
 
 
-def from_model(model: FLModel) -> Message:
+def decode_model(model: FLModel) -> Message:
     """Convert an ``FLModel`` that FLARE received to a message; its values are not checked."""
     head = model.meta if isinstance(model.meta, Mapping) else {}
     meta, params, metrics = head.get(META_KEY), model.params, model.metrics

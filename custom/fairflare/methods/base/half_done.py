@@ -54,7 +54,7 @@ class Position:
         """Return the mean loss over the samples that the present epoch has seen."""
         return float(self.total) / max(self.seen, 1)
 
-    def in_epoch(self, epoch: int) -> Position:
+    def move_to_epoch(self, epoch: int) -> Position:
         """Return this position if it is in ``epoch``, else the beginning of ``epoch``, which must be the next epoch."""
         return self if epoch == self.epoch else Position(epoch, [*self.losses, self.loss], self.num_steps + self.steps)
 

@@ -111,7 +111,7 @@ class Home:
         """
         names = self.stays(model)
         if names:
-            run.store.save(PARTS, run.current_round, as_returned({n: local[n] for n in names}, start))
+            run.store.save(PARTS, run.current_round, return_trained({n: local[n] for n in names}, start))
         sent = _drop(names, local)
         return difference(sent, {name: tensor for name, tensor in clean_state(start).items() if name in sent})
 
@@ -218,7 +218,7 @@ def keep(run: SiteRun, name: str, before: State, after: State) -> None:
     run.store.save(name, run.current_round, {**after, **earlier})
 
 
-def as_returned(after: State, before: State) -> dict[str, torch.Tensor]:
+def return_trained(after: State, before: State) -> dict[str, torch.Tensor]:
     """Return the trained tensors as a server with this site alone would send them back: start plus update.
 
     Thus a run with one site has the same bits with FedAvg as with a method that leaves all tensors at the site.

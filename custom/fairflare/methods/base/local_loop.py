@@ -180,7 +180,7 @@ class LocalLoop:
                     if training.local_steps
                     else range(position.epoch, training.local_epochs)
                 ):
-                    position = position.in_epoch(run.epoch)
+                    position = position.move_to_epoch(run.epoch)
                     left = training.local_steps and training.local_steps - position.num_steps
                     self._epoch(position, left, progress)
                     if left and position.steps in (0, left):  # 0: the data gave no batch, nor would another pass

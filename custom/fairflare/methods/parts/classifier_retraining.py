@@ -27,7 +27,7 @@ NEEDED = (
 )
 
 
-def of_classifier(names: Iterable[str]) -> list[str]:
+def classifier_names(names: Iterable[str]) -> list[str]:
     """Return those names of a model's tensors that belong to the classifier, which cRT trains."""
     return [name for name in names if name.startswith(CLASSIFIER)]
 
@@ -110,7 +110,7 @@ class ClassifierRetraining(LocalTraining):
         return cls(**{**usual, **plain, "unlabelled": "", **dict(directive)})
 
     def sends(self, names: Iterable[str]) -> list[str]:
-        return of_classifier(names)
+        return classifier_names(names)
 
     def check(self, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
         """Check that the network has the parts that are called, and the site classes to draw; nothing is reported."""

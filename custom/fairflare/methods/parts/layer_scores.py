@@ -18,7 +18,7 @@ def filled(known: Mapping[str, Mapping[str, float]], sites: Iterable[str], layer
     return {site: dict(by_site.get(site, mean)) for site in sites}
 
 
-def from_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
+def spread_layer(scores: Scores, layers: Sequence[str], name: str) -> Scores:
     """Return scores in which all layers have the score of layer ``name``, or of the last layer in block ``name``.
 
     Raises:

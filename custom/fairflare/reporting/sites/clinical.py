@@ -10,7 +10,7 @@ import numpy as np
 
 from fairflare.core.cells import CLINICAL, Cell, Vector, pivot, value_of
 from fairflare.core.statistics.areas import ALL, OPERATING, ROUNDING, area_interval
-from fairflare.core.statistics.group_intervals import over_cases
+from fairflare.core.statistics.group_intervals import interval_over_cases
 from fairflare.core.statistics.group_sums import CALIBRATION
 from fairflare.core.statistics.inequality import errors_test
 from fairflare.core.statistics.intervals import LEVEL
@@ -81,9 +81,9 @@ def _figures(site: str, part: str, numbers: Mapping[str, Any]) -> list[Cell]:
     cells["auc"] = (numbers["auc"], *area_interval(numbers["auc"], numbers["auc_variance"], *total))
     for side, share in OPERATING:
         suffix = f"_at_{side}_{share:.2f}"
-        rates = over_cases(np.array([numbers["tp" + suffix], numbers["tn" + suffix]]), images, squares, 1 - LEVEL).clip(
-            0, 1
-        )
+        rates = interval_over_cases(
+            np.array([numbers["tp" + suffix], numbers["tn" + suffix]]), images, squares, 1 - LEVEL
+        ).clip(0, 1)
         cells |= {name + suffix: tuple(row) for name, row in zip(SIDES, rates, strict=True)}
     return [_cell(site, part, name, *values) for name, values in cells.items()]
 

@@ -20,7 +20,7 @@ import yaml
 
 from fairflare.base.disk.bundle_files import BundleError
 from fairflare.base.machine.one_run import belonging_to
-from fairflare.base.own_errors import in_one_line
+from fairflare.base.own_errors import describe_error
 from fairflare.data.datalist import DataError
 from fairflare.tasks.bundles.expressions import Refused, nodes
 from fairflare.tasks.bundles.sealed import DEEPEST, Sealed, look
@@ -206,7 +206,7 @@ def telling(what: str, kind: Callable[[str], Exception] = BundleError) -> Iterat
         raise
     except Exception as error:  # a bundle's configuration is code, which may raise any error
         cause = first_cause(error)
-        reason = " ".join(str(cause).split()) if isinstance(cause, Refused) else in_one_line(cause)  # ours uncut
+        reason = " ".join(str(cause).split()) if isinstance(cause, Refused) else describe_error(cause)  # ours uncut
         raise kind(f"{what}: {reason}") from error
 
 

@@ -114,7 +114,7 @@ class VolumeSettings(ImageTask):
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         every = every_channel(sample, site, split)
-        how = replace(self.reading().of_channel(0), channels=every, width=len(every))
+        how = replace(self.reading().channel_reading(0), channels=every, width=len(every))
         return read_whole(sample, masked=False, site=site, split=split, max_bytes=max_bytes, how=how).image[0]
 
     def read_volume(self, file: Path, more: tuple[Path, ...] = ()) -> tuple[MetaTensor, Whole]:

@@ -173,7 +173,7 @@ def compare(
         table = None if preset is None else table_of(preset)
         given = {k: v for k, v in given.items() if v is not None}
         series, local = series_of(
-            methods or [], plan_file if table is None else table.as_plan(small=given.get("small", True)), given
+            methods or [], plan_file if table is None else table.make_plan_file(small=given.get("small", True)), given
         )
         if hold_out is not None:
             if as_json:
@@ -239,7 +239,7 @@ def series_of(
 
     Settings that are not given follow the sites' own images, where sites have such.
     """
-    from fairflare.cli.data.own_images import kind_by_manifest, suited, without_phantom
+    from fairflare.cli.data.own_images import forbid_phantom, kind_by_manifest, suited
     from fairflare_lab.cli.compare.series import Series, read_entry, read_file
 
     file = read_file(plan) if isinstance(plan, Path) else dict(plan or {})
@@ -263,7 +263,7 @@ def series_of(
     given.update(kind_by_manifest(Path(data) if data else None, given))
     series = Series(**given)
     runs = series.runs()[: len(series.entries)]
-    fitted = without_phantom(
+    fitted = forbid_phantom(
         lambda more: [
             replace(run, plan={**run.plan, "settings": {**more, **run.plan["settings"]}}).make() for run in runs
         ],

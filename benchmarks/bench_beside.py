@@ -45,7 +45,7 @@ def cases(jobs: int, workers: int, flower: str | None) -> Mapping[str, tuple[str
         floor = f"{title}: plain loop"
         ours = [*run, method, *settings, "--workspace", "{}/ws"]
         found[floor] = (floor, [*plain, method])
-        found[f"{title}: FairFlare, one process"] = (floor, [*ours, "--in-process"])
+        found[f"{title}: FairFlare, one process"] = (floor, [*ours, "--in-process", "--jobs", "1"])
         found[f"{title}: FairFlare, --jobs {jobs}"] = (floor, [*ours, "--in-process", "--jobs", str(jobs)])
         found[f"{title}: FairFlare, simulator, {workers} workers"] = (floor, [*ours, "--threads", str(workers)])
     floor = "FedAvg: plain loop"

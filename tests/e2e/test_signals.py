@@ -134,7 +134,9 @@ def test_a_second_signal_ends_it_at_once_and_is_in_the_results(start: Callable[.
         f"        pathlib.Path({str(tmp_path / 'busy')!r}).touch()\n"
         "        time.sleep(60)\n"
     )
-    run = start(*TRAINS, "--in-process", "-w", "run", "--task-file", str(task), "--set", "criterion=task")
+    run = start(
+        *TRAINS, "--in-process", "--jobs", "1", "-w", "run", "--task-file", str(task), "--set", "criterion=task"
+    )
     run.wait_for("the loss", (tmp_path / "busy").exists)
     os.kill(run.process.pid, signal.SIGTERM)
     run.wait_for("it is heard", lambda: "stopping; a second signal ends it at once" in run.said)
@@ -210,7 +212,7 @@ def test_what_a_killed_run_left_is_removed_at_the_next_start(start: Callable[...
     assert models
     other = run.temporary / "fairflare-sites-of-somebody"  # nobody knows whose: an earlier version's, another program's
     other.mkdir()
-    following = start(*[*TRAINS[:-1], TRAINS[-1], "--in-process", "-w", "next"])
+    following = start(*[*TRAINS[:-1], TRAINS[-1], "--in-process", "--jobs", "1", "-w", "next"])
     following.wait_for("a round", lambda: rounds_done(following.folder / "next") > 0)
     for name in left:
         assert (
@@ -221,7 +223,7 @@ def test_what_a_killed_run_left_is_removed_at_the_next_start(start: Callable[...
     mine = [name for name in following.left if name != other.name]
     assert mine  # its own stay
     os.kill(following.process.pid, signal.SIGSTOP)  # alive, but it trains no more
-    third = start(*TRAINS, "--in-process", "-w", "third")  # and a run beside it takes nothing away
+    third = start(*TRAINS, "--in-process", "--jobs", "1", "-w", "third")  # and a run beside it takes nothing away
     third.wait_for("a round", lambda: rounds_done(third.folder / "third") > 0)
     assert set(mine) <= set(following.left)
     os.kill(following.process.pid, signal.SIGCONT)

@@ -36,6 +36,7 @@ from fairflare.cli.data import doctor
 from fairflare.cli.run import command as run_command
 from fairflare.cli.run import view as run_view
 from fairflare.cli.run.folder import what_sites_said
+from fairflare.cli.run.here import sites_at_a_time
 from fairflare.cli.run.view import RunView
 from fairflare.federation.plan.bounds import Bounds
 from fairflare.federation.plan.describe import overview, sections
@@ -70,7 +71,7 @@ def given(values: dict[str, Any]) -> list[str]:
     return [part for key, value in values.items() for part in ("--set", f"{key}={typed(value)}")]
 
 
-RUN = ["run", "fed_avg", "--in-process", "--sites", "2", *given(TINY)]
+RUN = ["run", "fed_avg", "--in-process", "--jobs", "1", "--sites", "2", *given(TINY)]
 
 
 def one_line(result: Result) -> str:
@@ -590,6 +591,29 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"root": root, "good": good, "bad": bad, "told": seen}
 
 
+@pytest.mark.parametrize(
+    ("passes", "memory", "gpu", "wanted"),
+    [
+        ({"rounds": 3, "local_epochs": 5}, 2**40, False, 4),  # of four cores, for six sites
+        ({"rounds": 20, "local_epochs": 1, "sites": 2}, 2**40, False, 2),
+        ({"rounds": 19, "local_epochs": 1, "sites": 2}, 2**40, False, 1),  # 38 passes
+        ({"rounds": 3, "local_epochs": 5}, 3 * 2**30, False, 3),
+        ({"rounds": 3, "local_epochs": 5}, 2**40, True, 1),
+    ],
+)
+def test_how_many_sites_train_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, passes: dict[str, int], memory: int, gpu: bool, wanted: int
+) -> None:
+    monkeypatch.setattr("fairflare.base.machine.memory.cores", lambda: 4)
+    monkeypatch.setattr("fairflare.base.machine.memory.free_memory", lambda: memory)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    plan = make_plan(
+        "fed_avg", sites=passes.get("sites", 6), num_rounds=passes["rounds"],
+        settings={"local_epochs": passes["local_epochs"]},
+    )  # fmt: skip
+    assert sites_at_a_time(plan) == wanted
+
+
 def test_a_run_in_process_shows_how_it_goes(runs: dict[str, Any]) -> None:
     good = runs["good"]
     assert good.exit_code == 0, good.output
@@ -860,12 +884,20 @@ def test_a_terminal_names_the_sites_that_are_still_at_work() -> None:
     assert "round 0 done (1 of 2" in lines
 
 
-def test_a_pipe_gets_a_line_for_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The view looks at the clock when it is made, when a phase begins or ends, for a round's line, and at the end.
-    clock = iter((0.0, 4.0, 9.0, 10.0, 27.0))
+def test_the_last_line_says_where_the_seconds_went(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((0.0, 4.0, 9.0, 10.0, 12.0, 27.0))  # a phase begins and ends at 4 and 9, the other at 10 and 12
     monkeypatch.setattr(run_view, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    left_out, done, seconds = drawn(80, terminal=False)
-    assert seconds == "seconds: start 4, train 5, server 18 (server: between the phases and at the end)"
+    with RunView(Console(file=(out := io.StringIO()), width=100)) as view:
+        for phase in ("train", "validate"):
+            told = {"current_round": 0, "num_rounds": 1, "phase": phase}
+            view.event("phase", {**told, "sites": ["a"]})
+            view.event("site", {**told, "site": "a", "ok": True, "metrics": {}})
+    wanted = "seconds: start 4, train 5, server 16, validate 2 (server: between the phases and at the end)"
+    assert out.getvalue().splitlines()[-1] == wanted
+
+
+def test_a_pipe_gets_a_line_for_each_round() -> None:
+    left_out, done = drawn(80, terminal=False)
     assert left_out == "round 0, train: university-hospital-of-the-south left out: [b] no answer within 5 s"
     wanted = "balanced_accuracy (over: a) 0.500 on average, worst 0.250 (a)"
     assert re.fullmatch(rf"round 0 done \(1 of 2, \d+ s\); the model before it: {re.escape(wanted)}", done), done

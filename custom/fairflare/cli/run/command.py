@@ -14,7 +14,7 @@ from fairflare.base.machine.one_run import refuse_inside_run
 from fairflare.base.own_errors import lacking_for_pages
 from fairflare.cli.options import Data, Overwrite, takes_plan, write_job
 from fairflare.cli.run.folder import earlier_results, last_errors, refuse_to_replace_run, site_settings, what_sites_said
-from fairflare.cli.run.here import run_here, stopped_by_signals
+from fairflare.cli.run.here import run_here, sites_at_a_time, stopped_by_signals
 from fairflare.cli.run.words import say_how_to_go_on, say_plan, say_what_was_left
 from fairflare.cli.screen import console, errors, say, user_errors
 from fairflare.federation.plan.request import RunRequest
@@ -45,18 +45,18 @@ def run(
         ),
     ] = None,
     in_process: Annotated[
-        bool, typer.Option("--in-process", help="One process instead of FLARE's simulator: the same results, sooner.")
+        bool, typer.Option("--in-process", help="Without FLARE's simulator: the same results, sooner.")
     ] = False,
     jobs: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--jobs",
             "-j",
             min=1,
             metavar="N",
-            help="With --in-process: so many sites at a time; the same results.",
+            help="With --in-process: so many sites at a time; the same results. Default: what is soonest.",
         ),
-    ] = 1,
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Run a method in FLARE's simulator and print the fairness table. Exit code 1 when the run failed."""
@@ -74,14 +74,14 @@ def run(
         problem = first_of(
             {
                 "--threads is an option of the simulator; with --in-process use --jobs": in_process and bool(threads),
-                "--jobs goes with --in-process; with the simulator use --threads": jobs > 1 and not in_process,
+                "--jobs goes with --in-process; with the simulator use --threads": (jobs or 1) > 1 and not in_process,
                 "--sites all is for export; the simulator needs their number or names": request.sites is None,
             }
         )
         if problem:
             raise ValueError(problem)
         local = site_settings(site_file, experiment, workspace)
-        request = replace(request, sites=run_sites(request.sites, local), apart=in_process and jobs > 1)
+        request = replace(request, sites=run_sites(request.sites, local), apart=in_process and (jobs or 1) > 1)
         _, plan = fitted(request, local, site_file, trial=True)
         recipe = None if in_process else _recipe(plan)
         say_plan(plan, site_file is not None)
@@ -93,7 +93,7 @@ def run(
     results = workspace / RUN_FOLDER
     with stopped_by_signals(errors) as stop, earlier_results(workspace, results, experiment):
         if recipe is None:
-            code = run_here(plan, workspace, local, log, errors, jobs, stop)
+            code = run_here(plan, workspace, local, log, errors, jobs or sites_at_a_time(plan), stop)
         else:
             code = simulate(recipe, workspace, threads or len(plan.sites or []), local, log, errors, stop)
         if stop.why and code == stop.code:

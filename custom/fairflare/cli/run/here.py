@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from fairflare.base.machine.memory import workers
+
 if TYPE_CHECKING:
     from fairflare.federation.collecting.transport import Listener
     from fairflare.federation.plan.plan import Plan
@@ -25,6 +27,23 @@ WHY = {
     signal.SIGTERM: "the run was ended by SIGTERM (`kill`, a scheduler's time limit, a container that was stopped)",
 }
 LINES = logging.Formatter("%(asctime)s - %(name)s - %(levelname)s - %(message)s")
+
+
+#: A process of some sites takes seconds to start and a GiB; passes over sites' images that are worth that.
+WORTH, EACH = 40, 2**30
+
+
+def sites_at_a_time(plan: Plan) -> int:
+    """Return how many sites to train at a time, each in a process of its own, so that a run is done soonest.
+
+    These are as many as there are cores and memory for. It is one site for little training, which takes less time than
+    the start of processes, and where PyTorch sees a GPU, whose memory the processes would share.
+    """
+    import torch
+
+    sites = len(plan.sites or [])
+    passes = plan.run.rounds_in_all * plan.training.local_epochs * sites
+    return 1 if passes < WORTH or torch.cuda.is_available() else min(workers(EACH), sites)
 
 
 class Stop:

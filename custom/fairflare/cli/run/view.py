@@ -53,7 +53,7 @@ class RunView(Listener):
         self._say_who_is_out()
         self._at_work.stop()
         self._begin("")
-        if kind is None and len(self._seconds) > 1:
+        if kind is None and "validate" in self._seconds:  # the run came to its final test
             spent = (f"{phase} {seconds:.0f}" for phase, seconds in self._seconds.items())
             self._line(f"seconds: {', '.join(spent)} (server: between the phases and at the end)")
 

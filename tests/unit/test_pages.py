@@ -14,7 +14,7 @@ MADE = ["index.md", "methods.md", "papers.md", "what_leaves.md"]  # `make docs` 
 MARKED = re.compile(r"<!-- table: .*?<!-- end of table -->", re.DOTALL)
 CODE = re.compile(r"^( *)(```+).*?^\1\2 *$\n?", re.DOTALL | re.MULTILINE)
 LINES, WIDTH = 150, 120
-WORDS = 76_500
+WORDS = 75_000
 
 
 def prose(text: str) -> list[str]:

@@ -531,7 +531,7 @@ def test_a_check_tells_what_masks_of_volumes_are(tmp_path: Path) -> None:
 
 # --- settings that suit the sites ---------------------------------------------------------------------------
 
-CT = {"intensity": "window", "window": [40, 400]}
+CT = {"intensity": "window", "window": [40, 400], "norm": "layer"}
 WIDE = ((0.8, 512), (0.8, 512), (1.0, 300))
 
 
@@ -625,6 +625,13 @@ def test_validation_patches_are_fixed_and_half_of_them_in_structures(tmp_path: P
     assert torch.equal(inputs, torch.cat([batch[0] for batch in again]))
     assert 20 < int((targets[:, :, 16, 16, 16] > 0).any(1).sum()) < 35
     assert first[0].origins[0].spacing == (1.0, 1.0, 1.0)
+    level = torch.nn.Conv3d(1, targets.shape[1], 1)
+    for parameter, value in zip(level.parameters(), (1.0, -0.5), strict=True):
+        torch.nn.init.constant_(parameter, value)
+    bright, true = (inputs > 0.5).expand_as(targets), targets > 0
+    both, sums = (values.sum((0, 2, 3, 4)) for values in (bright & true, bright.int() + true.int()))
+    dice = data.task.evaluate(level, first, "cpu")["dice"]  # of the volume's patches together, not of each
+    assert dice == pytest.approx(float((2 * both / sums).mean()))
 
 
 @pytest.mark.long

@@ -97,6 +97,31 @@ def test_a_network_learns_from_a_patch(network: Any) -> None:
     assert torch.isfinite(loss)
 
 
+def test_only_the_norm_of_all_channels_tells_two_tissues_apart() -> None:
+    apart = {}
+    for norm in ("instance", "layer"):
+        torch.manual_seed(0)
+        model = VolumeSegmentationTask(norm=norm).build_model().eval()
+        with torch.no_grad():
+            one, other = (model(torch.full((1, 1, 32, 32, 32), value)) for value in (0.3, 0.7))
+        apart[norm] = float((one - other).abs().max())
+    assert apart["instance"] < 0.02 < 0.3 < apart["layer"]
+
+
+def test_what_is_found_wrongly_in_a_patch_without_the_structure_counts() -> None:
+    targets = np.zeros((2, 1, 4, 4, 4))
+    targets[0, :, :2] = 1
+    targets[1, :, 3] = -1  # outside the volume
+    shares = np.random.default_rng(0).uniform(0.1, 0.9, targets.shape)
+    logits = torch.from_numpy(np.log(shares / (1 - shares)))
+    counts, true = targets >= 0, targets > 0
+    dice = 2 * shares[true].sum() / (shares[counts].sum() + true.sum())
+    entropies = -np.log(np.where(true, shares, 1 - shares))
+    entropy = np.mean([entropies[k][counts[k]].mean() for k in range(2)])
+    loss = VolumeSegmentationTask().loss(logits, torch.from_numpy(targets))
+    assert float(loss) == pytest.approx(1 - dice + entropy, abs=1e-5)
+
+
 def test_classes_of_volumes() -> None:
     task = VolumeClassificationTask()
     data = task.open_site("site-2", {})

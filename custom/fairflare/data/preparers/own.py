@@ -173,7 +173,7 @@ def _labels(
 
 
 def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
-    """Return settings of ``volume_segmentation`` with which a patch covers 80 mm, and the usual window for CT.
+    """Return settings of ``volume_segmentation`` with which a patch covers 80 mm, and the usual window and norm for CT.
 
     Where a default patch covers less of a larger volume, the patch has 48 voxels a side, and voxels become as large as
     this needs, in steps of 0.5 mm, in the proportions of the sites' median voxel up to 2.5 mm. A short side gets fewer
@@ -181,7 +181,7 @@ def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """
     sites = gathered((case.site, (case, look)) for case, look in good).values()
     ct = [sum(_is_ct(case, look) for case, look in own) > len(own) / 2 for own in sites]
-    found: dict[str, Any] = {"intensity": "window", "window": [40, 400]} if all(ct) else {}
+    found: dict[str, Any] = {"intensity": "window", "window": [40, 400], "norm": "layer"} if all(ct) else {}
     axes = [[look.axes for _, look in own if look.axes] for own in sites]
     if not all(len(lying) > len(own) / 2 for lying, own in zip(axes, sites, strict=True)):
         return found

@@ -20,7 +20,7 @@ class Origin:
     """Describe an image of a batch as it was before it was resized to the network's size.
 
     Attributes:
-        volume: name of the volume that the image is a slice of; ``None`` if the image is no slice of a volume.
+        volume: name of the volume that the image is a slice or a patch of; ``None`` if it is neither.
         whole: function that reads the image's targets, (structures, height, width), at the image's own size; ``None``:
             the evaluation is at the network's size.
         resize: the way in which the image was resized: ``"stretch"``, ``"pad"`` or ``"crop"``.

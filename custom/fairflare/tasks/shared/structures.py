@@ -159,10 +159,12 @@ class StructureTask(ImageTask):
         return {
             "_target_": "monai.networks.nets.basic_unet.BasicUNet", "spatial_dims": self.spatial_dims,
             "in_channels": self.in_channels, "out_channels": self.num_classes, "features": list(task.features),
-            "act": ["relu", {"inplace": True}], "bias": False,
-            "norm": ["instance", {"affine": True}] if getattr(self, "norm", "") == "instance" else [
-                "batch", {"momentum": self.norm_momentum},
-            ],
+            "act": ["relu", {"inplace": True}],
+            # Without biases the norm over all channels, too, would divide the level of the values away.
+            "bias": getattr(self, "norm", "") == "layer",
+            "norm": {"instance": ["instance", {"affine": True}], "layer": ["group", {"num_groups": 1}]}.get(
+                getattr(self, "norm", ""), ["batch", {"momentum": self.norm_momentum}]
+            ),
         }  # fmt: skip
 
     def build_unet(self) -> torch.nn.Module:
@@ -214,7 +216,7 @@ class StructureTask(ImageTask):
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the loss of each annotated structure, (structures,), the mean over the images of a batch.
 
-        Their mean is :meth:`loss`.
+        Of one image their mean is :meth:`loss`.
         """
         from monai.losses.dice import DiceLoss
 
@@ -252,7 +254,11 @@ class StructureTask(ImageTask):
         if self.num_classes > 1:
             own = np.average([of_structures for _, of_structures in losses], axis=0, weights=counts)
             result |= {f"loss_{name}": float(value) for name, value in zip(names, own, strict=True)}
-        for name, dice in (("dice", scores.images), ("volume_dice", scores.volumes)):
+        # Fixed patches of a whole volume count together: alone, each without a structure would count 1.
+        for name, dice in (
+            ("dice", scores.images),
+            ("volume_dice" if self.spatial_dims == 2 else "dice", scores.volumes),
+        ):
             if dice is not None:
                 result[name] = float(dice.mean())
             if dice is not None and self.num_classes > 1:

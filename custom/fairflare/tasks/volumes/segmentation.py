@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
@@ -59,7 +60,9 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
         features: widths of the U-Net.
         width: width of the first stage of the other networks, as in ``segmentation``.
         norm: norms of the U-Net. ``"instance"``: over one patch, as with small batches and sites of other scanners;
-            ``"batch"``: over a batch, whose statistics are averaged over sites.
+            ``"layer"``: over all channels of a patch together, so that the network can tell a patch of one tissue from
+            a patch of another, as values of CT allow; ``"batch"``: over a batch, whose statistics are averaged over
+            sites.
         patch_size: voxels of a training patch and of the window in evaluation; multiples of 16, at least 32.
         patches: number of patches of each volume in an epoch. Each patch counts as one training sample.
         foreground: share of the patches whose middle lies in a structure, where there is one.
@@ -82,7 +85,7 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     network: Literal["unet", "swin_unetr", "segresnet"] = "unet"
     features: Widths = (8, 8, 16, 32, 64, 8)
     width: PositiveInt | None = None
-    norm: Literal["instance", "batch"] = "instance"
+    norm: Literal["instance", "layer", "batch"] = "instance"
     patch_size: tuple[Edge, Edge, Edge] = (32, 32, 32)
     patches: PositiveInt = 4
     foreground: Fraction = 0.5
@@ -105,9 +108,15 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the sum of the Dice loss and the mean binary cross-entropy of the voxels, with equal weights.
 
-        This is the loss of nnU-Net (Isensee et al., 2021).
+        The Dice is that of the batch, as in nnU-Net (Isensee et al., 2021): what is found wrongly in a patch without
+        the structure then counts, too.
         """
-        return super().loss(outputs, targets) + cross_entropies(self.chosen(outputs), self.chosen(targets)).mean()
+        from monai.losses.dice import DiceLoss
+
+        return (
+            DiceLoss(sigmoid=True, batch=True)(*self.counted(outputs, targets))
+            + cross_entropies(self.chosen(outputs), self.chosen(targets)).mean()
+        )
 
     def structure_losses(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         import torch
@@ -185,9 +194,11 @@ class VolumeSegmentationTask(VolumeSettings, StructureTask):
     def training_settings(self, given: Collection[str] = ()) -> dict[str, Any]:
         """Return settings of local training with small batches and a larger learning rate.
 
-        Sites have few volumes, so that a round with large batches would have few steps.
+        Sites have few volumes, so that a round with large batches would have few steps. With ``norm="layer"`` the rate
+        falls to 0 in the last step, as nnU-Net's: with one that stays, the model of one round marked healthy tissue and
+        that of the next did not.
         """
-        return {"batch_size": 2, "learning_rate": 0.003}
+        return {"batch_size": 2, "learning_rate": 0.003} | ({"schedule": "poly"} if self.norm == "layer" else {})
 
     def fitted(self, image: MetaTensor) -> MetaTensor:
         """Pad a volume at least to the size of a patch, and to a multiple of ``divisor`` voxels along each axis."""
@@ -298,7 +309,10 @@ class _Patches(VolumeData):
             index, draws = places[number]
             size, volume = self.task.patch_size, self.volume(split, index)
             start = volume.start(draws, inside, size)
-            return volume.cut("image", start, size), volume.cut("label", start, size), volume.origin
+            return (
+                volume.cut("image", start, size), volume.cut("label", start, size),
+                replace(volume.origin, volume=str(index)),
+            )  # fmt: skip
 
         patches = read_all(patch, range(len(places)), getattr(self, "num_workers", 0))
         inputs, targets, origins = zip(*patches.values(), strict=True)

@@ -15,6 +15,7 @@ from fairflare.cli.commands import app
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe
 from tests.bundles import two_sites, write_bundle
+from tests.federation.test_channels import volumes
 from tests.tiny import run_document
 
 from .conftest import ROOT, run_simulator, tiny_recipe
@@ -179,6 +180,24 @@ def test_a_monai_bundle_gives_the_bits_of_one_process(simulate, tmp_path):
     assert checksums[0] == checksums[1]
     carried = run.workspace / "server" / "simulate_job" / "app_server"
     assert (carried / "monai_bundle" / "configs" / "train.json").is_file()
+
+
+@pytest.mark.long
+def test_a_site_without_a_channel_gives_the_bits_of_one_process(simulate, tmp_path):
+    local = {"sites": {site: volumes(tmp_path / site, ["T2w", "ADC"]) for site in ("A", "B")}}
+    local["sites"]["C"] = volumes(tmp_path / "C", ["T2w"], channels=["T2w"])
+    settings = {"channels": ["T2w", "ADC"], "features": [4, 4, 8, 8, 8, 4], "patches": 1, "local_epochs": 1}
+    form = {"task": "volume_segmentation", "sites": [*local["sites"]], "num_rounds": 1, "settings": settings}
+    recipe = FairRecipe("fed_avg", **form)
+    recipe.export(str(tmp_path / "jobs"))
+    run = simulate(tmp_path / "jobs" / "fed_avg", threads=3, local=local)
+    assert run.code == 0, run.log[-3000:]
+    here = run_local(recipe.plan, tmp_path / "here", local)
+    single = torch.load(here.parent / "FL_global_model.pt", weights_only=True)["model"]
+    for name, tensor in global_model(run).items():
+        assert torch.equal(tensor, single[name]), name
+    assert run.results["info"]["channels"] == {"T2w": ["A", "B", "C"], "ADC": ["A", "B"]}
+    assert run.results["test"] == run_document(here)["test"]
 
 
 @pytest.mark.long

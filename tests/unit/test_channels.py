@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fairflare.cli.commands import app
 from fairflare.data.datalist import DataError
 from fairflare.data.preparers import prepare_volumes
 from fairflare.data.reading import Reading
+from fairflare.flare.statistics import ImageStatistics, statistics_here
 from fairflare.tasks.scores.site_statistics import measure
 from fairflare.tasks.segmentation import SegmentationTask
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask
@@ -452,9 +453,25 @@ def test_statistics_count_the_pixels_of_every_channel(tmp_path: Path) -> None:
     sums = measure("A", site(tmp_path, four=True), "segmentation", Reading(), 1)
     assert int(sums.intensity.sum()) == 3 * 2 * np.prod(SHAPE)
     assert sums.images.total() == 3
+    sites = {"A": site(tmp_path / "A"), "B": site(tmp_path / "B"), "C": site(tmp_path / "C", NAMES[:1])}
+    document = statistics_here(sites, ImageStatistics(min_cases=1))
+    assert {name: of.counts["channels"] for name, of in document.sites.items()} == {"A": 2, "B": 2, "C": 1}
+    said = "The sites' cases have different numbers of images (channels): 2 at A, B; 1 at C."
+    assert said in document.sentences
+    del sites["C"]
+    assert not [s for s in statistics_here(sites, ImageStatistics(min_cases=1)).sentences if "channels" in s]
 
 
-def test_a_run_and_predict_take_channels(tmp_path: Path) -> None:
+def entries(config: Any, key: str) -> Iterator[Any]:
+    """Yield the values that a key has anywhere in a document."""
+    for name, value in config.items() if isinstance(config, dict) else enumerate(config):
+        if name == key:
+            yield value
+        elif isinstance(value, (dict, list)):
+            yield from entries(value, key)
+
+
+def test_a_run_an_export_and_predict_take_channels(tmp_path: Path) -> None:
     for number, name in enumerate("AB"):
         tree(tmp_path / "s" / name, "nnunet", 2, start=10 * number)
     prepare_volumes(tmp_path / "data", source_dir=tmp_path / "s")
@@ -463,6 +480,12 @@ def test_a_run_and_predict_take_channels(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*run, "--workspace", f"{tmp_path}/run"])
     assert result.exit_code == 0, result.output
     model = next((tmp_path / "run").rglob("results.json")).parent
+    export = ["export", "fed_avg", "--data", f"{tmp_path}/data/fairflare.json", "--preinstalled"]
+    result = CliRunner().invoke(app, [*export, "--out", f"{tmp_path}/jobs"])
+    assert result.exit_code == 0, result.output
+    for end in ("server", "client"):  # of the job that a site gets: it carries no code of its own
+        config = json.loads((tmp_path / f"jobs/fed_avg/app/config/config_fed_{end}.json").read_text())
+        assert NAMES in [*entries(config, "channels")]
     for number, one in enumerate(pictures(9)):
         saved(tmp_path / f"new/p_{NAMES[number]}.nii.gz", one)
         saved(tmp_path / f"new/q_{number:04}.nii.gz", one)

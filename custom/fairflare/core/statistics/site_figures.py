@@ -64,6 +64,7 @@ COUNTS = {
     "synthetic": "1: the site's list says that the images are made up",
     "annotated": "1: the site's file says that all structures or classes are annotated, 2: some of them",
     "findings": "1: labels are findings, of which an image may have several",
+    "channels": "images of a case that the site's list names, such as T2w and ADC",
     "cases": "patients, else volumes, else images",
     "images": "images, a whole volume is one",
     "unusable": "entries whose file is missing or cannot be read",

@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field
 
 from fairflare.base.cases.census import question, unexplained
+from fairflare.base.checks import gathered
 from fairflare.base.disk.files import write_whole
 from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
@@ -200,7 +201,7 @@ def _suppressed(counts: Mapping[str, int], histograms: Mapping[str, Histogram]) 
 
 def _pooled(sites: Sequence[Figures]) -> Figures:
     """Return the figures of several sites together, as sums of their counts and histograms."""
-    names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated", "findings")]
+    names = [name for name in COUNTS if name not in ("min_cases", "synthetic", "annotated", "findings", "channels")]
     counts = {name: sum(site.counts.get(name, 0) for site in sites) for name in names}
     histograms = {}
     for axis, of in AXES.items():
@@ -242,9 +243,9 @@ def _mixes(sites: Mapping[str, Figures], site: str) -> tuple[dict[int, int], dic
 
 
 def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
-    own, others = sites[site], others_of(sites, site)
-    apart = wasserstein(own.dense(), others.dense(), AXES[INTENSITY].width)
-    found = [None if math.isnan(value) else value for value in (apart, jensen_shannon(*_mixes(sites, site)))]
+    dense = sites[site].dense(), others_of(sites, site).dense()
+    both = wasserstein(*dense, AXES[INTENSITY].width), jensen_shannon(*_mixes(sites, site))
+    found = [None if math.isnan(value) else value for value in both]
     return Distances(intensity_wasserstein=found[0], classes_jensen_shannon=found[1])
 
 
@@ -269,8 +270,10 @@ def _sentences(document: StatsDocument) -> list[str]:
         document.sites[site].histograms[CLASS].records == document.sites[site].counts.get("images") for site in mixed
     )
     told = {site: [document.class_name(k) for k in document.sites[site].mix() if k or classes] for site in mixed}
-    explained = [site for site, of in document.sites.items() if of.counts.get("annotated")]
-    if not several and (lacking := unexplained(told, explained)):  # labels of findings say what is not known
+    # Labels of findings say what is not known.
+    if not several and (
+        lacking := unexplained(told, [site for site in told if document.sites[site].counts.get("annotated")])
+    ):
         numbers = {document.class_name(k): [k] for k in document.pooled.mix() if k or classes}
         answers.append(f"{question(lacking, classes, numbers)}.")
     partly = [site for site, of in document.sites.items() if of.counts.get("annotated") == PARTLY]
@@ -293,7 +296,10 @@ def _sentences(document: StatsDocument) -> list[str]:
         for site, of in document.sites.items()
         if of.suppressed and site not in hidden
     ]
+    channels = gathered((max(1, of.counts.get("channels", 0)), site) for site, of in document.sites.items())
     notes = {
+        "The sites' cases have different numbers of images (channels): "
+        f"{'; '.join(f'{count} at {listed(sites)}' for count, sites in channels.items())}.": len(channels) > 1,
         f"The mixes of classes are not compared: the file of {listed(partly)} says that only some are annotated there; "
         "of the others a share of 0 means not annotated.": partly,
         f"The labels are not compared: those of {listed(several)} are findings, the others' are none.": not alike,

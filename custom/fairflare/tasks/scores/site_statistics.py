@@ -47,6 +47,7 @@ class SiteSums:
         synthetic: whether the images are synthetic.
         annotated: 1: the site's file says that all structures or classes are annotated, 2: some; 0: not known.
         findings: whether the labels are findings, of which an image may have several.
+        channels: number of the channels that the site's datalist names; 0: it names none.
         images, cases: number of images and set of case keys, by split.
         unusable, missing_labels: number of the datalist's entries that cannot be read, and that have no label.
         empty: case keys of the images whose mask marks nothing, one entry for each image.
@@ -58,6 +59,7 @@ class SiteSums:
     synthetic: bool = False
     annotated: int = 0
     findings: bool = False
+    channels: int = 0
     images: Counter[str] = field(default_factory=Counter)
     cases: dict[str, set[Case]] = field(default_factory=lambda: defaultdict(set))
     unusable: int = 0
@@ -71,10 +73,11 @@ class SiteSums:
     def counts(self) -> dict[str, int]:
         """Return the counts that may leave the site, by the names of ``COUNTS``.
 
-        With fewer than ``least`` cases these are only ``min_cases``, ``synthetic``, ``annotated`` and ``findings``.
+        With fewer than ``least`` cases these are only ``min_cases``, ``synthetic``, ``annotated``, ``findings`` and
+        ``channels``.
         """
         counts = {"min_cases": self.least, "synthetic": int(self.synthetic)}
-        counts |= {name: int(value) for name in ("annotated", "findings") if (value := getattr(self, name))}
+        counts |= {name: int(value) for name in ("annotated", "findings", "channels") if (value := getattr(self, name))}
         everyone = set[Case]().union(*self.cases.values())
         if len(everyone) < self.least:
             return counts
@@ -138,9 +141,12 @@ def measure(site: str, settings: Mapping[str, Any], kind: Kind, how: Reading, le
     how = replace(how, drawn_on=getattr(in_file, "mask_drawn_on", None), channels=tuple(range(width)), width=width)
     annotated = getattr(in_file, KEYS[kind == "classification"])
     sums, values = (
-        SiteSums(least, listed.synthetic, PARTLY if isinstance(annotated, list) else int(annotated == "all")),
+        SiteSums(
+            least, listed.synthetic, PARTLY if isinstance(annotated, list) else int(annotated == "all"),
+            channels=len(listed.channels or ()),
+        ),
         ValueNotes(),
-    )
+    )  # fmt: skip
     for problem in problems:
         _unusable(sums, problem)
     every = [(split, sample) for split in SPLITS for sample in listed.splits.get(split, ())]
@@ -211,10 +217,9 @@ def _counts(site: str, split: str, sample: Sample, site_settings: SiteSettings, 
         labels[_class_of(sample, site_settings)] += 1
     else:
         labels = _coded(labels, getattr(site_settings, "mask_values", None))
-    lengths = {"height": float(shape[0]), "width": float(shape[1]), **_spacings(sample)}
-    if sample.slice is None and image_file(sample.image).facts().slices is not None:
-        lengths["slices"] = float(depth)
-    return Counted(intensity, labels, lengths)
+    whole = sample.slice is None and image_file(sample.image).facts().slices is not None
+    sides = {"height": float(shape[0]), "width": float(shape[1]), **({"slices": float(depth)} if whole else {})}
+    return Counted(intensity, labels, sides | _spacings(sample))
 
 
 def _add(sums: SiteSums, split: str, sample: Sample, counted: Counted) -> None:

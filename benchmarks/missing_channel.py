@@ -1,6 +1,6 @@
 """Measure what a missing channel costs, and what the column rule and dropped channels give back.
 
-    python benchmarks/missing_channel.py --out RUNS [--rounds 10] [--seeds 3]
+    python benchmarks/missing_channel.py --out RUNS [--rounds 30] [--seeds 3]
 
 Synthetic abdomens have four channels; the lesion shows in channel c2 only, which site-3 lacks. FedAvg runs on all three
 sites, with and without the rule that averages input columns over the sites that have the channel, with and without
@@ -35,7 +35,7 @@ CHANNELS, SIZE, LACKS = ["c1", "c2", "c3", "c4"], (32, 32, 32), "site-3"
 HAVE = ["site-1", "site-2"]
 SETTINGS: dict[str, Any] = {
     "channels": CHANNELS, "num_classes": 2, "class_names": ["organ", "lesion"],
-    "patches": 1, "batch_size": 1, "schedule": "cosine", "learning_rate": 0.01,
+    "patches": 1, "batch_size": 1, "local_steps": 8, "schedule": "cosine", "learning_rate": 0.01,
 }  # fmt: skip
 ARMS: dict[str, tuple[list[str], bool, float]] = {
     "sites with c2 alone": (HAVE, True, 0.0),
@@ -91,7 +91,7 @@ def tests_of(results: Results) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
     found: dict[str, list[dict[str, dict[str, float]]]] = {arm: [] for arm in ARMS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 from fairflare.base.aspect import GROUPS
 from fairflare.base.cases.floor import Floor
+from fairflare.base.checks import MAX_REASON
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
 from fairflare.core.features.adapting import network_of
@@ -22,7 +24,7 @@ from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, TOLD, field_row, page
 from fairflare.federation.server.check import FIELDS
 from fairflare.federation.site import norm_moments
-from fairflare.federation.site.gate import Gate
+from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate
 from fairflare.federation.site.replies import COUNTS, STATS, VALIDATED
 from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.catalog import all_methods
@@ -118,6 +120,14 @@ def test_every_declared_value_is_on_the_page() -> None:
             name = f"`{metric.family or metric.name}`"
             rows = [line.split(" | ") for line in text.splitlines() if f" | {metric.doc} | " in line]
             assert any(name in row[0] for row in rows), name
+
+
+def test_the_page_by_hand_has_the_code_s_names_and_numbers() -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    keys = set(re.findall(r'"(\w+)": (?:true|false)', text))
+    assert keys == {METRICS_BY_CLASS, TRAINS_BELOW, "submit_model", "allow_log_streaming"}
+    assert f"`{MIN_CASES}`" in text
+    assert f"at most {MAX_REASON} characters" in " ".join(text.split())
 
 
 def test_a_field_that_does_not_say_what_it_is_has_no_row() -> None:

@@ -9,9 +9,9 @@
 ``hippocampus``: 20 volumes of each of three export groups (see ``hippocampus_folders.py``). The plan of ``fairflare
 plan`` is made coarser, so that two cores train by it in minutes: voxels of 2 mm, half its patch, a quarter of its
 features; ten rounds of 20 steps of one patch, momentum 0.9 and rate 0.1 (a step as long as with nnU-Net's 0.99 and
-0.01, which in so few steps find nothing yet). Pooled is one model trained on all volumes together, with the steps of
-one site. Runs that are in OUT are not made again. Printed is the Dice of each site's 6 test volumes, the worst site
-first, and the processor minutes.
+0.01, which in so few steps find nothing yet); Fed-LWR compares layers on 8 patches. Pooled
+is one model trained on all volumes together, with the steps of one site. Runs that are in OUT are not made again.
+Printed is the Dice of each site's 6 test volumes, the worst site first, and the processor minutes.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def hippocampus(real_data: Path, out: Path, seeds: int) -> None:
             if not [*place.rglob("results.json")]:
                 if not method:
                     own = {"data": together(data, out / "together"), "min_sites": 1}
-                same = {"seed": seed, "settings": settings, "workspace": place, **RUN}
+                fewer = {"cka_max_samples": 8} if method == "fed_lwr" else {}
+                same = {"seed": seed, "settings": {**settings, **fewer}, "workspace": place, **RUN}
                 fairflare.run(method or "fed_avg", **{"data": data, **same, **own})
             tested = place if method else out / "pooled-by-site" / place.name
             if not tested.exists():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from monai.data import MetaTensor
 
 from fairflare.core.features.parts import names_in
 from fairflare.core.plans.counts import Case
@@ -138,3 +139,30 @@ def test_augmentation_changes_patches_and_keeps_labels_whole() -> None:
     assert any(not torch.equal(a[0], b[0]) for a, b in zip(plain, changed, strict=True))
     assert float(max(images.max() for images, _ in changed)) > 1  # values are not clipped to [0, 1]
     assert {*torch.cat([targets.unique() for _, targets in changed]).tolist()} <= {-1.0, 0.0, 1.0}
+
+
+def test_a_volume_is_resampled_where_nnunet_places_its_voxels() -> None:
+    """Compare with interpolation of one axis after the other, at the middles of voxels that fill the same space."""
+    made = plan()
+    target = made["configurations"]["3d_fullres"]["spacing"]
+    values = np.random.default_rng(0).random((1, 9, 12, 10)).astype(np.float32)
+    image = MetaTensor(torch.from_numpy(values), affine=torch.diag(torch.tensor([3.0, 5.0, 2.5, 1.0])).double())
+    wanted, nearest = values[0], values[0]
+    for axis, mm in enumerate((3.0, 5.0, 2.5)):
+        old = values.shape[axis + 1]
+        new = round(old * mm / target[axis])
+        places = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
+        wanted = np.apply_along_axis(lambda line, at=places: np.interp(at, np.arange(len(line)), line), axis, wanted)
+        nearest = nearest.take(np.floor((np.arange(new) + 0.5) * old / new).astype(int), axis)
+    read = task(plan=made)
+    assert np.allclose(read.zoom(image, False)[0], wanted, atol=1e-5)
+    assert np.array_equal(read.zoom(image, True)[0], nearest)
+    first = read.zoom(image, False).affine[:3, 3]
+    assert first.tolist() == pytest.approx(
+        [(t - mm) / 2 for t, mm in zip(_even(values, target), (3.0, 5.0, 2.5), strict=True)]
+    )
+
+
+def _even(values: np.ndarray, target: list[float]) -> list[float]:
+    """Return the size of voxels that fill the same space in whole numbers."""
+    return [n * mm / round(n * mm / t) for n, mm, t in zip(values.shape[1:], (3.0, 5.0, 2.5), target, strict=True)]

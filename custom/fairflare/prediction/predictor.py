@@ -28,8 +28,10 @@ from fairflare.tasks.placing import plain
 from fairflare.tasks.shared.classes import ClassTask
 from fairflare.tasks.shared.structures import StructureTask
 from fairflare.tasks.volumes.base import VolumeSettings
+from fairflare.tasks.volumes.nnunet import NnUNetTask
 
 BATCH = 8  # number of slices in one forward pass of the network
+LEAST = 1e-6  # smallest share of a voxel that the network saw
 TRACKED = "num_batches_tracked"  # last part of the name of a batch norm's counter in the state dict
 
 
@@ -119,10 +121,11 @@ class Predictor:
                 for number, probabilities in zip(chosen, outputs, strict=True):
                     yield Found(number, probabilities)
 
-    def _told(self, file: Path, inputs: torch.Tensor) -> torch.Tensor:
+    def _told(self, file: Path, inputs: torch.Tensor, raw: bool = False) -> torch.Tensor:
         self.blank &= bool((inputs == inputs.flatten()[0]).all())
         with evaluating(self.network):
-            outputs = self.task.probabilities(self.task.outputs(self.network, inputs.to(self.device))).cpu()
+            outputs = self.task.outputs(self.network, inputs.to(self.device))
+            outputs = (outputs if raw else self.task.probabilities(outputs)).cpu()
         if not bool(torch.isfinite(outputs).all()):
             raise DataError(
                 f"{file}: the network's outputs are not finite", reason="the network's outputs are not finite"
@@ -139,12 +142,17 @@ class Predictor:
 
         task: Any = self.task
         image, whole = task.read_volume(file, more)
-        probabilities = self._told(file, image.as_tensor()[None])[0]
+        raw = isinstance(task, NnUNetTask)  # nnU-Net resamples outputs, and others probabilities
+        outputs = self._told(file, image.as_tensor()[None], raw)[0]
         if self.kind == "classification":
-            return probabilities
+            return outputs
         affine = torch.eye(4, dtype=torch.float64) if whole.affine is None else torch.from_numpy(whole.affine)
         back = SpatialResample(mode="bilinear", padding_mode="zeros")
-        return plain(back(MetaTensor(probabilities, affine=image.affine), affine, whole.image.shape[1:]))
+        extent = plain(task.extent(whole)) if raw else torch.ones_like(outputs[:1])
+        with_extent = MetaTensor(torch.cat([outputs * extent, extent]), affine=image.affine)
+        values = plain(back(with_extent, affine, whole.image.shape[1:]))
+        seen = values[-1:]  # share of each voxel that the network saw
+        return task.probabilities(values[:-1] / seen.clamp(min=LEAST)) * (seen > 0) if raw else values[:-1]
 
 
 def load_predictor(

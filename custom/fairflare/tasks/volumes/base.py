@@ -95,8 +95,6 @@ class VolumeSettings(ImageTask):
         import torch
         from monai.data import MetaTensor
 
-        from fairflare.tasks.volumes.prepared import zoomed
-
         if affine is None and (self.orientation != "stored" or self.spacing is not None):
             wanted = "orientation" if self.orientation != "stored" else "spacing"
             raise DataError(
@@ -110,7 +108,13 @@ class VolumeSettings(ImageTask):
         turned = np.moveaxis(turned, -1, 0)
         turned = turned if min(turned.strides) >= 0 else turned.copy()  # torch knows no mirrored views, even of a voxel
         turned_image = MetaTensor(torch.from_numpy(turned), affine=torch.from_numpy(lies))
-        return turned_image if self.spacing is None else zoomed(turned_image, self.spacing, nearest)
+        return turned_image if self.spacing is None else self.zoom(turned_image, nearest)
+
+    def zoom(self, image: MetaTensor, nearest: bool) -> MetaTensor:
+        """Return a volume in the task's spacing."""
+        from fairflare.tasks.volumes.prepared import zoomed
+
+        return zoomed(image, cast("Sequence[float]", self.spacing), nearest)
 
     def stored(self, sample: Sample, site: str, split: str, max_bytes: int) -> npt.NDArray[np.float32]:
         every = every_channel(sample, site, split)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fairflare.base.settings import BelowOne, Fraction, settings
+from fairflare.core.plans.rules import resampled_size
 from fairflare.tasks.volumes.fingerprint import cropped
 from fairflare.tasks.volumes.plan_file import Plan, read_plan
 from fairflare.tasks.volumes.segmentation import VolumeSegmentationTask, cross_entropies
@@ -124,6 +125,25 @@ class NnUNetTask(VolumeSegmentationTask):
         inside = binary_fill_holes((volume.image != 0).any(0))
         image = np.stack([self._standardised(number, values, inside) for number, values in enumerate(volume.image)])
         return self.fitted(self.regrid(image, volume.affine, name, site))
+
+    def zoom(self, image: MetaTensor, nearest: bool) -> MetaTensor:
+        """Return a volume with nnU-Net's number of voxels, which fill the same space."""
+        import torch
+        from monai.data import MetaTensor
+        from torch.nn.functional import interpolate
+
+        size = resampled_size(image.shape[1:], image.pixdim.tolist(), self.planned.full.spacing)
+        how: Any = {"mode": "nearest-exact"} if nearest else {"mode": "trilinear", "align_corners": False}
+        step = torch.tensor(image.shape[1:]).double() / torch.tensor(size)
+        lies = torch.eye(4).double()
+        lies[:3] = torch.cat([step.diag(), (step[:, None] - 1) / 2], 1)
+        values = interpolate(image.as_tensor()[None].float(), size, **how)[0].to(image.dtype)
+        return MetaTensor(values, affine=image.affine @ lies)
+
+    def extent(self, whole: Whole) -> MetaTensor:
+        """Return 1 where the network's input is of the volume, and 0 where it is padded, (1, x, y, z)."""
+        volume = cropped(whole)
+        return self.fitted(self.regrid(np.ones_like(volume.image[:1]), volume.affine, "", "predict"))
 
     def targets(self, whole: Whole, structured: Structured, sample: Sample, site: str) -> torch.Tensor:
         return super().targets(cropped(whole), structured, sample, site)

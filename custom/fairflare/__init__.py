@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from fairflare.base.task import Task as Task
     from fairflare.federation.plan.run_settings import RunSettings as RunSettings
     from fairflare.flare.export.environments import PocEnv as PocEnv
-    from fairflare.flare.export.recipes import FairRecipe as Recipe  # noqa: F401
+    from fairflare.flare.export.recipes import FairRecipe as Recipe
     from fairflare.methods.base.catalog import Method as Method
-    from fairflare.methods.base.reports import Field as ReportField  # noqa: F401
+    from fairflare.methods.base.reports import Field as ReportField
     from fairflare.methods.base.rule import RoundInputs as RoundInputs
     from fairflare.methods.base.rule import Rule as Rule
-    from fairflare.methods.base.rule import Weighing as AggregationWeights  # noqa: F401
+    from fairflare.methods.base.rule import Weighing as AggregationWeights
     from fairflare.methods.base.training import LocalTraining as LocalTraining
     from fairflare.methods.base.training import SiteRun as SiteRun
     from fairflare.tasks.classification import ClassificationTask as ClassificationTask
@@ -57,7 +57,13 @@ _PLACES = {
     "SiteRun": "methods.base.training",
     "Task": "base.task",
 }
-__all__ = sorted(_PLACES)
+# Written out, as type checkers do not compute it; a test compares it with the imports above.
+__all__ = [
+    "AggregationWeights", "ClassificationTask", "Comparison", "Flag", "LocalTraining", "Method", "Metric",
+    "NonNegative", "PocEnv", "Positive", "PositiveInt", "Recipe", "ReportField", "Results", "RoundInputs", "Rule",
+    "RunSettings", "SegmentationTask", "SiteData", "SiteRun", "Task", "compare", "describe", "list_methods", "run",
+    "settings",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

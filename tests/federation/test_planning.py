@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -110,6 +113,31 @@ def test_the_plan_of_the_sites_is_that_of_all_cases_together(
     declared = {"cases"} if secure else {field.name for field in FIELDS}
     assert len(answers) == 9
     assert all({*reply.report} <= declared and not reply.metrics and reply.update is None for reply in answers)
+
+
+@pytest.mark.parametrize("answers", [2, 5, 9])  # of nine, in each of the three questions
+def test_a_plan_that_was_killed_is_made_again_whole(data: Any, tmp_path: Path, answers: int) -> None:
+    local, cases = data
+
+    def killed() -> None:
+        perform, counts = SiteWorker.perform, iter(range(1, 100))
+
+        def counted(self: SiteWorker, request: SiteTask, *more: Any) -> Any:
+            reply = perform(self, request, *more)
+            if request.name == "plan" and next(counts) == answers:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return reply
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(SiteWorker, "perform", counted)
+            planned(tmp_path, local)
+
+    child = multiprocessing.get_context("fork").Process(target=killed)
+    child.start()
+    child.join(300)
+    assert child.exitcode == -signal.SIGKILL
+    assert not [*tmp_path.rglob(PLAN)]
+    same(planned(tmp_path, local), pooled(cases))
 
 
 def test_a_site_of_too_few_cases_takes_no_part_and_is_named(data: Any, tmp_path: Path) -> None:

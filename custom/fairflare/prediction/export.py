@@ -250,8 +250,9 @@ def _nnunet(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
         "current_epoch": predictor.model.made, "optimizer_state": None, "grad_scaler_state": None, "logging": {},
         "_best_ema": None,
     }, file)  # fmt: skip
-    network, read = PlainUNet(task.in_channels, number + exclusive, **written.full.network), torch.load(file)
-    network.eval().load_state_dict({name: read["network_weights"][name] for name in network.state_dict()})
+    network = PlainUNet(task.in_channels, number + exclusive, **written.full.network).eval()
+    read = torch.load(file, weights_only=True)["network_weights"]
+    network.load_state_dict({name: read[name] for name in network.state_dict()})
     return [lambda inputs: (heads := network(inputs))[:, int(exclusive) :] - exclusive * heads[:, :1]]
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,8 @@ def encoder_definition(
 def defined(definition: Mapping[str, Any]) -> nn.Module:
     """Make a network of MONAI from its class and arguments, initialised from torch's current random state."""
     module, _, name = definition["_target_"].rpartition(".")
-    return getattr(import_module(module), name)(**{key: value for key, value in definition.items() if key[0] != "_"})
+    arguments = {key: value for key, value in definition.items() if key[0] != "_"}
+    return getattr(importlib.import_module(module), name)(**arguments)
 
 
 def read_checkpoint(path: Path) -> dict[str, torch.Tensor]:

@@ -329,12 +329,14 @@ COMPARISONS: dict[str, tuple[list[Any], list[str]]] = {
         [*seeds("a", PLAIN, 6), *seeds("b", PLAIN, 6, step=0.001)],
         ["The interval of a difference to a excludes 0, but that is not shown (the table says why): b (average +0.001 "
          "[+0.000, +0.001]), b (std -0.001 [-0.002, -0.000]), b (worst +0.003 [+0.001, +0.004]).",
-         UNSHOWN, f"Of a: In Dice, site-2 has the worst value, 0.600; {UNTESTED} (Metric.mean_of_images).",
+         UNSHOWN, "Of a (first of 6 alike in 6 runs): In Dice, site-2 has the worst value, 0.600; "
+         f"{UNTESTED} (Metric.mean_of_images).",
          "Next: more seeds (fairflare compare --seeds 12) or more test cases show smaller differences."],
     ),
     "all sites have what is expected": (
         seeds("a", dict.fromkeys(PLAIN, 0.7), inequality=standing_of(dict.fromkeys(PLAIN, (0.7, 0.7, 1.0)))),
-        ["With a, no site can be told from the others in Dice: each has what is expected if all were equally good."],
+        ["Of a (first of 3 alike in 3 runs): No site can be told from the others in Dice: each has what is expected if "
+         "all were equally good."],
     ),
     "two methods are equal": ([*seeds("a", PLAIN), *seeds("b", PLAIN)], [UNKNOWN]),  # 0 with every seed says nothing
     "a difference within noise": (  # of the std 0, -.00012, -.00047: Student's t of three seeds reaches beyond 0

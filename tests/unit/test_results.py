@@ -512,7 +512,10 @@ def test_compare_says_which_rows_have_another_task(tmp_path):
     for run, head in zip(runs, ("linear", "linear", "cosine"), strict=True):
         run.info.config = {"task": {"path": "T", "args": {"image_size": 64, "classifier": head}}}
     lines = compare(runs).splitlines()
-    assert "  classifier: 'linear', but 'cosine': ldam" in lines
+    assert [line for line in lines if "classifier" in line] == [
+        f"  {label}: task.classifier '{head}'"
+        for label, head in {"fed_avg": "linear", "fed_prox": "linear", "ldam": "cosine"}.items()
+    ]
     assert not any("image_size" in line for line in lines)
 
 

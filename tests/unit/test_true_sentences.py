@@ -123,7 +123,7 @@ def test_a_page_says_first_what_was_run() -> None:
     assert page.title == 'FedAvg, run "first"'
     assert dict(page.facts) == {
         "Method": "FedAvg", "Task": "segmentation, by Dice", "Data": "SYNTHETIC (generated)",
-        "Sites": "2: site-1, site-2", "Rounds": "1 of 2", "Training images": "20", "Seed": "0",
+        "Sites": "2: site-1, site-2", "Rounds": "1 of 2", "Seed": "0",
         "Date": "2026-01-01 to 2026-01-09",
     }  # fmt: skip
     assert page.first[0] == "The run has 1 of 2 rounds."

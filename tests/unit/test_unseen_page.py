@@ -118,15 +118,13 @@ def test_figures_that_are_always_the_same_are_no_certainty(seeds: int) -> None:
     assert all(np.isnan([sure.low, sure.high]).all() for sure in row.sure.values())
     page = build(Material([], "dice", True, "", [], "", [], [], unseen=of))
     assert page.title == "1 site left out"
-    assert page.first == [
-        "fed_avg: of seen, unseen, gap, gain how sure is not known: neither seeds nor draws of test cases scatter."
-    ]
+    assert page.first == ["95 % intervals (fed_avg): none, as neither seeds nor draws of test cases scatter."]
 
 
 def test_the_page_of_left_out_sites(tmp_path: Path) -> None:
     page = write_report(held_out(tmp_path / "c"), tmp_path / "out").read_text()
     assert "3 sites left out in turn" in page
-    assert "The 95 % intervals are over 3 seeds; of other hospitals they say nothing." in page
+    assert "95 % intervals (fed_avg): over 3 seeds; of other hospitals they say nothing." in page
     cells = Read(page).tables["unseen"]
     assert dict(zip(*cells, strict=True)) | {"seen": "0.70 ± 0.02", "unseen": "0.50 ± 0.02", "gain": "0.10 ± 0.02"} == (
         dict(zip(*cells, strict=True))

@@ -163,7 +163,6 @@ class Info(Part):
     in_vain: list[str] = []
     primary_metric: str = ""
     measured: str = ""
-    validation: str = ""
     job_id: str | None = None
     num_rounds: Whole | None = None
     seed: Whole | None = None
@@ -186,18 +185,13 @@ class Info(Part):
 
 
 class Best(Part):
-    """Describe which model of a run is the best by the validation splits.
-
-    Attributes:
-        validation: its metrics on whole volumes, where validation in the rounds was on patches.
-    """
+    """Describe which model of a run is the best by the validation splits."""
 
     round: Whole | None = None
     is_last: Flag = False
     by: str = ""
     value: MaybeFigure = None
     sites: list[str] = []
-    validation: Metrics = {}
 
 
 class SiteStanding(Part):
@@ -206,9 +200,7 @@ class SiteStanding(Part):
     value: MaybeFigure = None
     low: MaybeFigure = None
     high: MaybeFigure = None
-    images: MaybeFigure = None
     test_cases: MaybeFigure = None
-    standard_error: MaybeFigure = None
     expected: MaybeFigure = None
     p_value: MaybeFigure = None
     common: MaybeFigure = None

@@ -128,11 +128,3 @@ def undetected_parts(results: Results) -> dict[str, str]:
         if not tp and fn and f"recall_{metric_name(part)}" not in words:
             words[part] = f"{part} ({counted(int(fn), 'test image')} of it)"
     return words
-
-
-def faults_of(results: Results) -> list[str]:
-    """Return texts on signs that a run's method had no effect (short steps, equal weights), for a comparison."""
-    kinds = [{warned.kind for warned in record.warnings} for record in results.rounds]
-    short = sum(SHORT in of_round for of_round in kinds)
-    faults = [f"a step below {LEAST_STEP:g} of the mean change in {short} of {len(kinds)} rounds"] if short else []
-    return faults + ["the same weight for every site in every round"] * any(EQUAL in of_round for of_round in kinds)

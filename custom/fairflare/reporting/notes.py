@@ -173,9 +173,9 @@ def _of_models(results: Results, metrics: Sequence[str]) -> list[str]:
     value = f" {number(best.value)}, {counted(len(best.sites), 'site')}"
     notes = true_texts({
         "Higher is better.": not lower,
-        f"Lower is better: {_listed(lower)}.": lower and every,
-        f"Higher is better, except for {_listed(lower)}.": lower and not every,
-        f"Not declared whether more is better, so no site is the worst: {_listed(unknown)}.": unknown,
+        f"Lower is better: {listed(lower, most=MAX_NAMED)}.": lower and every,
+        f"Higher is better, except for {listed(lower, most=MAX_NAMED)}.": lower and not every,
+        f"Not declared whether more is better, so no site is the worst: {listed(unknown, most=MAX_NAMED)}.": unknown,
         NOT_VALIDATED: best and best.value is None,
         "The best model by the validation splits is the last one.": best.value is not None and best.is_last,
         f"best: model of round {best.round}, by the validation splits ({best.by}{value})."
@@ -227,8 +227,8 @@ def missing_values(
     )
     count = len({*sites, *sites_of(results)})
     return [
-        f"Average and spread of {_listed(names)} are over {count - len(lost)} of {counted(count, 'site')}, without "
-        f"{', '.join(lost)}."
+        f"Average and spread of {listed(names, most=MAX_NAMED)} are over {count - len(lost)} of "
+        f"{counted(count, 'site')}, without {', '.join(lost)}."
         for lost, names in lacking.items()
         if lost
     ]
@@ -249,7 +249,3 @@ def global_notes(results: Results) -> list[str]:
     counts = [one.images for one in tested.lists]
     images = "images" if None in counts else f"{sum(counts):.0f} images"
     return [f"Global test: the common model on {images} {how}{without}."]
-
-
-def _listed(names: Sequence[str]) -> str:
-    return listed(names, most=MAX_NAMED)

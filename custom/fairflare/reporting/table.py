@@ -35,6 +35,7 @@ from fairflare.reporting.values import (
     metrics_of,
     missing_reason,
     rests_on,
+    sentence,
     site_columns,
     summary_of,
     suppressed_of,
@@ -246,7 +247,7 @@ def class_table(results: Results) -> Table | None:
     columns = [_metric(results, of) for of in metrics.values()]
     totals = [[title, *(column.totals[title] for column in columns)] for title in TOTALS_OF_STRUCTURES]
     caption = (
-        f"{in_words(first)} of each {what}, and number of test images that have it"
+        f"{sentence(in_words(first))} of each {what}, and number of test images that have it"
         f"{f'; {MISSING}: ' if absent else ''}{' or '.join(absent)}."
     )
     heads = [["site"], *([part, f"{part} test images"] for part in parts)]

@@ -134,7 +134,6 @@ def _tested(
     if reply.status != STATUS_OK:
         raise RuntimeError(f"the left-out site {site!r} could not test the model: {reply.reason}")
     metrics = {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}
-    reason = "" if metrics else "the site keeps its figures, which are of too few cases (min_cases)"
     drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
     statistics = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
     bins = plan.run.group_bins, plan.run.calibration_bins
@@ -143,7 +142,7 @@ def _tested(
         site=site,
         metrics=metrics,
         images=reply.num_samples,
-        reason=reason,
+        reason="" if metrics else "the site keeps its figures, which are of too few cases (min_cases)",
         resampled=drawn,
         unit=reply.stats.get(DRAWN_UNITS, "") if drawn else "",
         units=reply.stats.get(NUM_UNITS) if drawn else None,

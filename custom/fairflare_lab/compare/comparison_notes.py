@@ -17,7 +17,6 @@ from fairflare.reporting.findings import (
     FEWER,
     NOTHING,
     NOWHERE,
-    SAME,
     Finding,
     missing_parts,
     next_steps,
@@ -26,7 +25,7 @@ from fairflare.reporting.findings import (
 )
 from fairflare.reporting.groups import EQUITY, attributes_of, gap_label, gap_sentences
 from fairflare.reporting.layout import MISSING, ROUNDING, counted, interval, listed, number, printable, spread
-from fairflare.reporting.no_effect import faults_of, nothing_learnt, undetected_parts
+from fairflare.reporting.no_effect import EQUAL, SHORT, nothing_learnt, undetected_parts
 from fairflare.reporting.notes import (
     MEASURED,
     SYNTHETIC_NOTE,
@@ -37,7 +36,7 @@ from fairflare.reporting.standing import more_unequal, sources, tested
 from fairflare.reporting.values import guess_of, in_words, label_of, rests_on
 from fairflare_lab.compare.differences import BETTER, MEASURES, ONE_SEED, OTHER_SITES, WORSE, Difference
 from fairflare_lab.compare.group_gaps import judged, named, over_seeds
-from fairflare_lab.compare.rows import Row, settings_of
+from fairflare_lab.compare.rows import Row, setting_difference, settings_of
 from fairflare_lab.compare.rows import named as label_and_start
 
 TASK_SETTINGS, TASK_FILE, COMPARED = "the task's settings", "the task's file", "the structures that are compared"
@@ -108,7 +107,7 @@ def comparison_findings(
         *_verdicts(differences, reference),
         *_counted(rows, BEYOND, f"By more than chance explains in {name}", lambda run: _apart(tested(run, metric))),
         *_people({row.label: row.runs for row in rows}, reference),
-        *_last_site(row, metric, name),
+        *_last_site(row, metric),
     ]  # fmt: skip
     kinds, totals = {one.kind for one in findings}, [d for d in differences if d.measure in MEASURES]
     seeds = max((len(d.values) for d in totals), default=0)
@@ -246,26 +245,17 @@ def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[F
             yield Finding(BEYOND, text, {"verdict": verdict, "labels": [d.label for d in chosen]})
 
 
-def _last_site(row: Row, metric: str, name: str) -> list[Finding]:
-    """Return a finding on the reference's last site, and whether chance explains its place."""
-    known = [test for run in row.runs if (test := tested(run, metric))]
-    if not known:
-        learnt = not all(nothing_learnt(run, metric) for run in row.runs)
-        texts = Counter(one.text for run in row.runs for one in site_findings(run, metric) if learnt)
-        return [Finding(CHANCE, f"Of {row.label}: {text}") for text, _ in texts.most_common(1)]
-    apart = [test for test in known if test.gap > SAME]
-    if not apart:
-        text = f"no site can be told from the others in {name}: each has what is expected if all were equally good."
-        return [Finding(CHANCE, f"With {row.label}, {text}", {"label": row.label, "runs": len(known)})]
-    last, count = Counter(test.gap_site for test in apart).most_common(1)[0]
-    gap = statistics.fmean(test.gap for test in apart if test.gap_site == last)
-    shown = any(last in test.behind or more_unequal(test) for test in known)
-    text = (
-        f"With {row.label}, {last} is furthest behind in {name} in {count} of {counted(len(known), 'run')}, "
-        f"{number(gap)} behind what is expected if all sites were equally good{' (on average)' * (count > 1)}."
-        f"{'' if shown else ' That may be chance: in no run is the site shown to be behind.'}"
-    )
-    return [Finding(CHANCE, text, {"label": row.label, "site": last, "gap": gap, "runs": count})]
+def _last_site(row: Row, metric: str) -> list[Finding]:
+    """Return what the first of those runs of the reference that agree on the last site says of it."""
+    learnt = [run for run in row.runs if not nothing_learnt(run, metric)]
+    last = [one for run in learnt for one in site_findings(run, metric) if one.kind == CHANCE]
+    sites = Counter(one.figures["site"] for one in last).most_common(1)
+    return [
+        Finding(CHANCE, f"Of {row.label} ({alike}): {first.text}", first.figures)
+        for site, count in sites
+        for first in [next(one for one in last if one.figures["site"] == site)]
+        for alike in [f"first of {count} alike in {counted(len(row.runs), 'run')}"]
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ notes
@@ -284,22 +274,15 @@ def _by_chance(rows: Sequence[Row], metric: str) -> list[str]:
 def _faults(runs: Sequence[Results]) -> list[str]:
     """Return a line for each sign that a row's method had no effect, with the number of its runs that show the sign."""
     of_row = Counter(map(label_of, runs))
-    found = Counter((label_of(run), fault) for run in runs for fault in faults_of(run))
-    return [f"{label}: {fault} (in {n} of its {of_row[label]} runs)." for (label, fault), n in found.items()]
+    kinds = ((label_of(run), {w.kind for record in run.rounds for w in record.warnings}) for run in runs)
+    found = Counter((label, kind) for label, of_run in kinds for kind in (SHORT, EQUAL) if kind in of_run)
+    return [f"{label}: {kind} (in {n} of its {of_row[label]} runs)." for (label, kind), n in found.items()]
 
 
 def _by_setting(runs: Sequence[Results]) -> list[str]:
-    """Return a line for each task setting in which rows differ, with the rows of each value."""
-    names = {name: None for run in runs for name in settings_of(run) if name.startswith("task.")}
-    lines = []
-    for name in names:
-        rows = gathered((repr(settings_of(run).get(name)), label_of(run)) for run in runs)
-        if len(rows) > 1:
-            labels = {value: [*dict.fromkeys(of_value)] for value, of_value in rows.items()}
-            most = max(labels, key=lambda value: len(labels[value]))
-            others = "; ".join(f"{value}: {', '.join(of_value)}" for value, of_value in labels.items() if value != most)
-            lines.append(f"  {name.removeprefix('task.').removeprefix('args.')}: {most}, but {others}")
-    return [printable(line, MOST) for line in lines]
+    """Return a line for each row, with those of its task's settings in which rows differ."""
+    rows = gathered((label_of(run), run) for run in runs)
+    return [printable(f"  {label}: {setting_difference(own[0], runs, 'task.')}", MOST) for label, own in rows.items()]
 
 
 def _differing_conditions(complete: Sequence[Results]) -> list[str]:

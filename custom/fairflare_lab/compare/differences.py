@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fairflare.base import checks
+from fairflare.base.checks import first_of
 from fairflare.core.statistics.intervals import FEW, LEVEL, holm
 from fairflare.reporting.documents import Results
 from fairflare.reporting.values import by_site_of, linked
@@ -117,14 +118,14 @@ def paired(
 
 
 def _verdict(d: Difference) -> str:
-    told = {
+    return first_of({
         ONE_SEED: d.of is None,
         OTHER_SITES: bool(d.lacking),
         NOT_KNOWN: math.isnan(d.smallest) or math.isnan(d.images_sd),
         BETTER if (d.mean > 0) == d.higher_is_better else WORSE: d.p_holm < 1 - LEVEL,
         UNSEEN: d.smallest > d.limit,
-    }
-    return next((verdict for verdict, holds in told.items() if holds), NOISE)
+        NOISE: True,
+    })  # fmt: skip
 
 
 def corrected(found: Sequence[Difference]) -> list[Difference]:

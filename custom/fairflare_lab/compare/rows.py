@@ -124,17 +124,13 @@ def row_of(label: str, runs: Sequence[Results], metric: str, last: bool = False)
 def _check_metric(run: Results, metric: str) -> None:
     if not all(math.isnan(value) for value in by_site_of(run, metric).values()):
         return
-    if kept := suppressed_of(run, metric):
-        raise ValueError(
-            f"the run {named(run)} has no test results for metric {metric!r}, at "
-            f"{', '.join(f'{site} ({missing_reason(run, metric, site)})' for site in sorted(kept))}"
-        )
-    known = sorted(site_columns(run))
-    raise ValueError(
-        f"the run {named(run)} has no test results for metric {metric!r}; it has {', '.join(known[:8]) or 'none'}"
-        f"{' ...' if len(known) > 8 else ''}. "
+    known, kept = sorted(site_columns(run)), sorted(suppressed_of(run, metric))
+    why = f", at {', '.join(f'{site} ({missing_reason(run, metric, site)})' for site in kept)}"
+    other = (
+        f"; it has {', '.join(known[:8]) or 'none'}{' ...' if len(known) > 8 else ''}. "
         "Compare runs of one task, or choose a metric that all have with --metric"
     )
+    raise ValueError(f"the run {named(run)} has no test results for metric {metric!r}{why if kept else other}")
 
 
 def named(run: Results) -> str:
@@ -150,10 +146,15 @@ def settings_of(run: Results) -> dict[str, Any]:
     return found
 
 
-def setting_difference(run: Results, alike: Sequence[Results]) -> str:
-    """Return in words the settings of ``run`` that differ between the runs of ``alike``; at most six."""
+def setting_difference(run: Results, alike: Sequence[Results], start: str = "") -> str:
+    """Return in words the settings of ``run`` that differ between the runs of ``alike``; at most six.
+
+    ``start``: beginning of the names of the settings that are meant.
+    """
     own, others = settings_of(run), [settings_of(other) for other in alike]
     names = {name for other in others for name in other}
-    differing = sorted(name for name in names if len({json.dumps(other.get(name)) for other in others}) > 1)
+    differing = sorted(
+        name for name in names if name.startswith(start) and len({json.dumps(other.get(name)) for other in others}) > 1
+    )
     shown = [f"{name} {own[name]!r}" if name in own else f"no {name}" for name in differing[:6]]
     return ", ".join(shown) + (f", and {len(differing) - 6} more" if len(differing) > 6 else "")

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import true_texts
+from fairflare.base.checks import gathered, true_texts
 from fairflare.core.statistics.intervals import ROUNDING
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Shown, Spread, Table, interval, listed, printed, spread
@@ -21,7 +21,7 @@ KEPT = ("unseen", "gap", "gain")  # names of figures whose intervals are in the 
 FIGURES = (
     "seen", "unseen", "unseen 95 %", "worst", "gap", "gap 95 %", "adapted", "gain", "gain 95 %",
 )  # fmt: skip
-NOT_SURE = "how sure is not known: neither seeds nor draws of test cases scatter"
+NOT_SURE = "none, as neither seeds nor draws of test cases scatter"
 Pair: TypeAlias = tuple[Results, Unseen]  # a run's document, and its test at the site that was left out
 
 
@@ -275,12 +275,7 @@ def unseen_cells(found: UnseenSites) -> Table:
 
 
 def intervals_in_words(found: UnseenSites) -> list[str]:
-    """Return sentences on what variation the intervals include, and on the figures without an interval."""
-    over = {row.label: row.over for row in found.rows if row.over}
-    notes = [f"{label}: the 95 % intervals are over {of}." for label, of in over.items()]
-    if len({*over.values()}) == 1:
-        notes = [f"The 95 % intervals are over {next(iter(over.values()))}; of other hospitals they say nothing."]
-    for row in found.rows:
-        if without := [name for name, sure in row.sure.items() if math.isnan(sure.low)]:
-            notes.append(f"{row.label}: of {listed(without)} {NOT_SURE}.")
-    return notes
+    """Return a sentence on what variation each method's intervals include; of other hospitals they say nothing."""
+    beyond = "; of other hospitals they say nothing"
+    rows = gathered((f"over {row.over}{beyond}" if row.over else NOT_SURE, row.label) for row in found.rows)
+    return [f"95 % intervals ({listed(labels)}): {over}." for over, labels in rows.items()]

@@ -59,6 +59,7 @@ def figures(panel: pd.DataFrame, attribute: str = "mean") -> pd.DataFrame:
 def lines(
     material: Material, name: str, title: str, panels: Mapping[str, pd.DataFrame], caption: str, unit: str,
     *, worst_first: bool = True, log: bool = False, final: Collection[str] = (), ranks: Sequence[str] = (),
+    along: str = "round",
 ) -> Picture:  # fmt: skip
     """Return a picture with panels of lines over the rounds, and one legend.
 
@@ -73,6 +74,7 @@ def lines(
         log: whether the vertical axis is logarithmic.
         final: names of lines whose last point is the final model in place of a round; the point is marked.
         ranks: labels of the methods, if lines are methods: a line's look follows its rank, and rounds may differ.
+        along: what the horizontal axis numbers.
     """
     most = max(len(of.columns) for of in panels.values())
     if most > MAX_NAMED:
@@ -93,7 +95,7 @@ def lines(
             _draw_lines(axes, panel, worst_first, final, ranks)
             _scale(axes, figures(panel), log)
             axes.set(title=label(heading, 40), ylabel=label(unit))
-            axes.set_xlabel("round; in the ring the final model" if final else "round")
+            axes.set_xlabel(along + "; in the ring the final model" * bool(final))
         for axes in flat[len(drawn) :]:
             axes.set_axis_off()
         legend(made, flat[0], shown)
@@ -140,19 +142,21 @@ def _scale(axes: Axes, means: pd.DataFrame, log: bool) -> None:
 
 
 def site_parts(
-    material: Material, found: pd.DataFrame, name: str, title: str, caption: str, unit: str, **more: Any
-) -> list[Picture | Table]:
+    material: Material, found: pd.DataFrame, name: str, title: str, caption: str, unit: str,
+    *, names: Sequence[str] = (), along: str = "round", **more: Any,
+) -> list[Picture | Table]:  # fmt: skip
     """Return a picture and a table of a value that every site has in every round; empty for no values.
 
-    ``found`` is a long table from :func:`by_site`; the other arguments are those of :func:`lines`.
+    ``found`` is a long table from :func:`by_site`, and ``names`` what the table has in place of the numbers ``along``
+    which it goes; the other arguments are those of :func:`lines`.
     """
     panels = panels_of(found, material.sites)
     rows: list[list[Cell]] = [
-        [row, n, site, cell]
+        [row, names[n] if names else n, site, cell]
         for row, panel in panels.items()
         for n, line in panel.iterrows()
         for site, cell in line.items()
         if isinstance(cell, Spread)
     ]
-    table = Table(name, f"{title}, by round.", ["method", "round", "site", unit], rows, folded=True)
-    return [lines(material, name, title, panels, caption, unit, **more), table] if panels else []
+    table = Table(name, f"{title}, by {along}.", ["method", along, "site", unit], rows, folded=True)
+    return [lines(material, name, title, panels, caption, unit, along=along, **more), table] if panels else []

@@ -136,8 +136,7 @@ def read_material(folder: Path, *, metric: str | None = None, reference: str | N
         except (OSError, ValueError) as error:
             problems.append(f"left out, since it cannot be read: {error}")
     told = _told(folder, problems)
-    order = told.get("method", [])
-    left_out.sort(key=lambda one: [*order, label_of(one[0])].index(label_of(one[0])))
+    left_out.sort(key=lambda one: [*told.get("method", []), label_of(one[0])].index(label_of(one[0])))
     if runs:
         found = of_several(runs, metric or next(iter(told.get("metric", ())), None), reference, told, problems)
         return replace(found, unseen=unseen_of(left_out, found.metric) if left_out else None)
@@ -208,5 +207,8 @@ def of_several(
     for row in found.rows:
         for run in row.runs:
             run.info.label = row.label  # as in the comparison's tables
-    unfinished = [run for run in order if run.status != "completed"]
-    return Material(**vars(found), others=unfinished, problems=[*problems, *filter(None, [found.problem])])
+    return Material(
+        **vars(found),
+        others=[run for run in order if run.status != "completed"],
+        problems=[*problems, *filter(None, [found.problem])],
+    )

@@ -147,9 +147,9 @@ def differences(material: Material) -> Section:
     how, *notes = notes_of_differences(found, reference)
     notes.append("They hold for other patients of these hospitals, if at all; of other hospitals they say nothing.")
     height = 0.8 + (0.7 + 0.28 * len({d.label for d in totals})) * len(MEASURES)
-    title = f"{sentence(spelt(material))}: differences to {reference}"
     draw = partial(
-        chart, partial(_forest, material, totals), height, title, material.synthetic, panels=len(MEASURES)
+        chart, partial(_forest, material, totals), height, f"{sentence(spelt(material))}: differences to {reference}",
+        material.synthetic, panels=len(MEASURES),
     )  # fmt: skip
     caption = (
         "A filled mark is beyond noise, after Holm's correction. An empty mark means that no difference was shown, "

@@ -1,4 +1,4 @@
-"""Show how results came about: figures over the rounds, and the sites in each round."""
+"""Show how results came about: figures over the rounds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from fairflare.core.cells import LAST, pivot
 from fairflare.core.fairness import summarize
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Table
-from fairflare.reporting.notes import attendance
 from fairflare.reporting.values import linked, sentence
 from fairflare_lab.compare.rows import Row
 from fairflare_lab.page.content import NOTHING, Picture, Section
-from fairflare_lab.page.lines import figures, frame, lines, panels_of
-from fairflare_lab.page.material import Material, name_of, spelt
+from fairflare_lab.page.lines import frame, lines, panels_of, site_parts
+from fairflare_lab.page.material import Material, spelt
 
 MEASURES = {"average": "mean", "std": "std", "worst site": "worst"}
 #: For each split: name and title of its section, and text on the model to which a round's figures belong.
@@ -59,15 +58,11 @@ def rounds(material: Material, split: str = "validation") -> Section:
         Table(key, f"{text}, of {which}.", ["method", "round", *MEASURES, "runs"], cells, folded=True),
     ]  # fmt: skip
     if len(labels) == 1 and split == "validation":
-        sites = frame(("", site, n, value) for _, n, of in found for site, value in of.items())
-        of = panels_of(sites, material.sites)[""]
-        text = f"{sentence(metric)} on the validation split of every site"
-        parts += [
-            lines(material, "rounds_sites", text, {"": of}, "A line for each site.", metric,
-                  worst_first=material.higher, final=list(of) if final else []),
-            Table("rounds_sites", f"{text}, by round.", ["round", *of],
-                  [[n, *line] for n, *line in figures(of).itertuples()], folded=True),
-        ]  # fmt: skip
+        values = frame((row.label, site, n, value) for row, n, of in found for site, value in of.items())
+        parts += site_parts(
+            material, values, "rounds_sites", f"{sentence(metric)} on the validation split of every site",
+            "A line for each site.", metric, worst_first=material.higher, final=material.sites if final else [],
+        )  # fmt: skip
     return Section(key, title, parts=parts)
 
 
@@ -88,18 +83,3 @@ def _final(run: Results, split: str) -> dict[str, dict[str, float | None]]:
     """Return the final model's metrics on a split by site."""
     found = pivot((c for c in run.cells if c.model == LAST and c.split == split and not c.group), "site", "metric")
     return {site: {name: cell.value for name, cell in of.items()} for site, of in found.items()}
-
-
-def took_part(material: Material) -> Section:
-    """Return the section on sites that missed rounds, and on who was left out."""
-    runs = [run for run in material.runs + material.others if run.rounds]
-    notes = [f"{name_of(run)}: {line}" for run in runs for line in attendance(run)]
-    out: list[list[Cell]] = [
-        [name_of(run), when, left.phase, left.site, left.reason]
-        for run in runs
-        for when, of in [*((str(r.current_round), r.left_out) for r in run.rounds), ("end", run.left_out)]
-        for left in of
-    ]
-    notes = notes or ["Every site was in every round."] * bool(runs and not out)
-    table = Table("left_out", "Who was left out, when and why.", ["run", "round", "phase", "site", "reason"], out)
-    return Section("took_part", "Who took part when", notes, [table])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fairflare.base.settings import by_name
-from fairflare.reporting.documents import Info, Results
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Table, listed, printable
 from fairflare.reporting.values import in_words, title_of
 from fairflare_lab.compare.rows import Row
@@ -28,7 +28,6 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
     sites = sorted({site for info in infos for site in info.sites})
     planned = [info.num_rounds or 0 for info in infos]
     rounds = {(len(document.rounds), of) for document, of in zip(documents, planned, strict=True)}
-    images = {_training_images(info) for info in infos}
     days = sorted(day[:10] for document in documents for day in (document.started, document.finished) if day)
     seeds = sorted({int(info.seed) for info in infos if info.seed is not None})
     told = {
@@ -38,17 +37,10 @@ def facts(documents: Sequence[Results], metric: str) -> list[tuple[str, str]]:
         "Data": " or ".join(sorted(made_up)),
         "Sites": f"{len(sites)}: {listed(sites, most=MOST)}",
         "Rounds": " or ".join(f"{done} of {of}" if done < of else f"{done}" for done, of in sorted(rounds)),
-        "Training images": " or ".join(map(str, sorted(images))) if 0 not in images else "",
         "Seed" + "s" * (len(seeds) > 1): ", ".join(map(str, seeds)),
         "Date": " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "",
     }
     return [(word, text) for word, text in told.items() if text]
-
-
-def _training_images(info: Info) -> int:
-    """Return the number of training images that the sites of a run reported."""
-    lists = [told["images"] for told in info.said.values() if isinstance(told.get("images"), dict)]
-    return sum(count for of in lists for split, count in of.items() if split == "training" and isinstance(count, int))
 
 
 def settings(material: Material) -> Section:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairflare.reporting.layout import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -29,7 +28,6 @@ COLOURS = ("#0072b2", "#d55e00", "#008f6b", "#b5619c", "#a87000", "#7a68d8", "#7
 MARKERS = "os^DvPX*<>hd"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
 HATCHES = ("", "///", "xxx", "---", "\\\\\\", "|||", "//", "++")  # without round hatches, which make large files
-COLOUR_MAP = "cividis"  # even in lightness: it can be read in grey and with any colour vision
 WIDTH = 4.4  # inches; letters of 8 points are legible where the picture fills a phone of 360 pixels
 MAX_NAME = 28
 
@@ -138,31 +136,6 @@ def legend(drawing: Figure, axes: Axes, count: int) -> None:
 def rows_of_legend(count: int) -> float:
     """Return the height in inches of a legend with ``count`` names, see :func:`legend`."""
     return 0.17 * math.ceil(count / 2) if count > 1 else 0.0
-
-
-def heat(axes: Axes, values: pd.DataFrame, called: str, low: float, colours: str = COLOUR_MAP) -> None:
-    """Draw a table as a heat map, with a scale from ``low`` or below; missing values are light grey."""
-    from matplotlib import colormaps
-
-    least, most = min(low, values.min(axis=None)), values.max(axis=None)
-    image = axes.imshow(
-        values, cmap=colormaps[colours].with_extremes(bad=GRID), vmin=least, vmax=most if most > least else least + 1,
-        aspect="auto", interpolation="nearest",
-    )  # fmt: skip
-    axes.set_yticks(*ticks(list(values.index), 48))
-    axes.set_xticks(*ticks(list(values), 24), rotation=90 if max(len(str(name)) for name in values) > 3 else 0)
-    axes.spines[:].set_visible(False)
-    axes.tick_params(length=2)
-    axes.grid(False)
-    bar = axes.figure.colorbar(image, ax=axes, shrink=0.9, pad=0.01)
-    bar.set_label(called)
-    bar.outline.set_edgecolor(MUTED)
-
-
-def ticks(names: Sequence[str], most: int) -> tuple[list[int], list[str]]:
-    """Return positions and labels of at most ``most`` of the names, evenly spaced, for the ticks of an axis."""
-    places = list(range(0, len(names), max(1, math.ceil(len(names) / most))))
-    return places, [label(names[place]) for place in places]
 
 
 def rows_at(axes: Axes, names: Sequence[str], above: float = 0.5, below: float = 0.5) -> None:

@@ -138,8 +138,6 @@ def build(material: Material) -> Page:
             weights.layers(material),
             weights.site_weights(material),
             reports.reports(material),
-            weights.influence(material),
-            over_time.took_part(material),
             provenance.settings(material),
         ]
     filled = (replace(s, parts=[part for part in s.parts if isinstance(part, Picture) or part.rows]) for s in sections)

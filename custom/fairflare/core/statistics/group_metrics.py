@@ -18,6 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from fairflare.base.checks import gathered
 from fairflare.core.statistics.group_sums import (
     BRIER,
     CALIBRATION,
@@ -180,17 +181,17 @@ def undefined_rates(groups: Mapping[str, Sums]) -> dict[str, list[str]]:
     Returns:
         ``{"sensitivity <class>" or "false positives <class>": groups}``; empty if both rates are defined in all groups.
     """
-    undefined: dict[str, list[str]] = {}
-    for group, sums in groups.items():
-        if CONFUSION not in sums or not images_of(sums) > 0:
-            continue
-        measured = rates(sums)
-        for rank, label in enumerate(positives(len(sums[CONFUSION]))):
-            lacks = [math.isnan(measured[name][rank]) for name in ("sensitivity", "specificity")]
-            if sum(lacks) == 1:  # if both are undefined, the class is withheld by a site
-                rate = "sensitivity" if lacks[0] else "false positives"
-                undefined.setdefault(f"{rate} {label}", []).append(group)
-    return undefined
+    of_groups = ((g, rates(s), len(s[CONFUSION])) for g, s in groups.items() if CONFUSION in s and images_of(s) > 0)
+    lacking = (
+        (group, label, [math.isnan(measured[name][rank]) for name in ("sensitivity", "specificity")])
+        for group, measured, classes in of_groups
+        for rank, label in enumerate(positives(classes))
+    )
+    return gathered(
+        (f"{'sensitivity' if lacks[0] else 'false positives'} {label}", group)
+        for group, label, lacks in lacking
+        if sum(lacks) == 1  # if both are undefined, the class is withheld by a site
+    )
 
 
 def gap_within(
@@ -233,14 +234,12 @@ def gap_within(
 
 def worst_of(groups: Mapping[str, Sums]) -> dict[str, str]:
     """Return the group with the lowest value of each metric of :data:`SCALED`; on a tie the first group."""
-    worst = {}
-    alike = dict(zip(groups, _same_structures(groups, {})[1:], strict=True))
-    for name in SCALED:
-        values = {group: metrics_of(sums).get(name, math.nan) for group, sums in alike.items()}
-        known = {group: value for group, value in values.items() if math.isfinite(value)}
-        if len(known) > 1:
-            worst[name] = min(known, key=lambda group: known[group])
-    return worst
+    alike = dict(zip(groups, map(metrics_of, _same_structures(groups, {})[1:]), strict=True))
+    known = {
+        name: {group: of[name] for group, of in alike.items() if math.isfinite(of.get(name, math.nan))}
+        for name in SCALED
+    }
+    return {name: min(of, key=of.__getitem__) for name, of in known.items() if len(of) > 1}
 
 
 def exponentiated(weights: Mapping[K, float], losses: Mapping[K, float], rate: float) -> dict[K, float]:

@@ -280,11 +280,10 @@ def mean_of(tests: Sequence[Mapping[str, Mapping[str, float | None]]]) -> dict[s
 
     A mean over the existing values alone would leave out the models that a site could not use.
     """
-    means: dict[str, dict[str, float]] = {}
-    for site in sorted({site for test in tests for site in test}):
-        names = {name: None for test in tests for name in test.get(site, ())}
-        values = {name: [test.get(site, {}).get(name) for test in tests] for name in names}
-        means[site] = {
-            n: sum(math.nan if v is None else v for v in values) / len(values) for n, values in values.items()
+    return {
+        site: {
+            name: sum(math.nan if (v := test.get(site, {}).get(name)) is None else v for test in tests) / len(tests)
+            for name in dict.fromkeys(name for test in tests for name in test.get(site, ()))
         }
-    return means
+        for site in sorted({site for test in tests for site in test})
+    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,6 @@ def report(
     Returns:
         The exit code, and the comparison of the runs; ``None`` if none completed, or each leaves a site out.
     """
-    from fairflare.federation.record.curves import NO_CURVES
     from fairflare_lab.cli.compare.runs import DONE
     from fairflare_lab.compare.comparison import comparison_of, row_table
     from fairflare_lab.compare.difference_table import difference_table
@@ -77,8 +75,6 @@ def report(
             put("paper_table", partial(paper_table, paper.title, paper.columns, runs), "\n", ("md",))
     gaps = ", with gaps between groups of people in group_gaps.md" * has_groups(rows)
     say(f"tables: {runner.folder}{gaps}; as a page: fairflare report {runner.folder}", console)
-    if not find_spec("tensorboard"):
-        say(NO_CURVES, console)
     return int(any(progress.state != DONE for progress in runner.all)), made
 
 

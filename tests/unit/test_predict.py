@@ -614,5 +614,13 @@ def test_a_model_is_written_in_place_of_masks(segmented: Path, tmp_path: Path) -
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"model.ts", "input.json"}
     assert "exists, and an export replaces nothing" in refused(segmented / "run", "--as", "bundle", tmp_path / "out")
     images = segmented / "data"
-    assert "leave images and --out away" in refused(segmented / "run", images, "--as", "bundle", tmp_path / "new")
+    for vain in (
+        [images],
+        ["--out", tmp_path],
+        ["--threshold", 0.4],
+        ["--device", "cpu"],
+        ["--overwrite"],
+        ["--overlay"],
+    ):
+        assert "goes with --best, --last" in refused(segmented / "run", *vain, "--as", "bundle", tmp_path / "new")
     assert refused(segmented / "run", images).startswith("give images and --out, or --as")

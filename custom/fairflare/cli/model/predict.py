@@ -100,8 +100,8 @@ def predict(
         if exported is not None:
             from fairflare.prediction.export import export
 
-            if images or out is not None:
-                raise ValueError("--as writes the model and no masks: leave images and --out away")
+            if any((images, out, threshold is not None, overlay, probabilities, device, overwrite)):
+                raise ValueError("--as writes the model and no masks; it goes with --best, --last, --task-file alone")
             for path in export(_load(model, best, task_file, "cpu"), *exported):
                 say(f"written: {path}", console)
             return

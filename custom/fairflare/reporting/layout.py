@@ -197,12 +197,8 @@ class Table:
     @property
     def cut(self) -> str:
         """Return text on how many rows and columns of the table the page leaves out; empty if it shows all."""
-        parts = []
-        if len(self.rows) > MAX_ROWS:
-            parts.append(f"the first {MAX_ROWS} of {len(self.rows)} rows")
-        if len(self.columns) > MAX_COLUMNS:
-            parts.append(f"the first {MAX_COLUMNS} of {len(self.columns)} columns")
-        return " and ".join(parts)
+        sizes = (("rows", len(self.rows), MAX_ROWS), ("columns", len(self.columns), MAX_COLUMNS))
+        return " and ".join(f"the first {most} of {count} {what}" for what, count, most in sizes if count > most)
 
 
 def _heads(name: str, cells: Sequence[Cell]) -> Sequence[str]:

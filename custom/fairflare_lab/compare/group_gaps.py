@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fairflare.base.checks import true_texts
+from fairflare.base.checks import gathered, true_texts
 from fairflare.core.cells import Cell
 from fairflare.core.statistics.group_intervals import GAPS
 from fairflare.core.statistics.group_metrics import SCALED, WITHIN
@@ -111,14 +111,11 @@ def _entries(of: Difference | None) -> list[Entry]:
 
 def judged(rows: Mapping[str, Sequence[Run]], reference: str) -> tuple[dict[Key, Values], dict[Key, Difference]]:
     """Return each gap or metric by seed, and its difference to the reference with a verdict after Holm's correction."""
-    each: dict[Key, Values] = {}
-    for label, runs in rows.items():
-        for run in runs:
-            for attribute in attributes_of(run):
-                for name in MEASURES:
-                    by_seed = each.setdefault((label, attribute, name), {})
-                    by_seed[run.info.seed or 0] = _value(run, attribute, name)
-    known = {key: {seed: of for seed, of in found.items() if math.isfinite(of.value)} for key, found in each.items()}
+    each = gathered(
+        ((label, attribute, name), (run.info.seed or 0, _value(run, attribute, name)))
+        for label, runs in rows.items() for run in runs for attribute in attributes_of(run) for name in MEASURES
+    )  # fmt: skip
+    known = {key: {seed: value for seed, value in own if math.isfinite(value.value)} for key, own in each.items()}
     values = {key: found for key, found in known.items() if found}
     differ = {key: d for key in values if (d := difference_of(key, values, reference)) is not None}
     return values, dict(zip(differ, corrected(list(differ.values())), strict=True))
@@ -176,9 +173,7 @@ def of_left_out(found: Sequence[tuple[Run, Unseen]]) -> dict[str, list[Run]]:
     """
     sites = {unseen.site for _, unseen in found}
     rows: dict[str, list[Run]] = {}
-    by_seed: dict[tuple[str, int], list[tuple[Run, Unseen]]] = {}
-    for run, unseen in found:
-        by_seed.setdefault((label_of(run), int(run.info.seed or 0)), []).append((run, unseen))
+    by_seed = gathered(((label_of(run), int(run.info.seed or 0)), (run, unseen)) for run, unseen in found)
     for (label, seed), each in sorted(by_seed.items(), key=lambda one: one[0][1]):
         sums = {unseen.site: _arrays(unseen.groups) for _, unseen in each}
         if {*sums} == sites and all(sums.values()):

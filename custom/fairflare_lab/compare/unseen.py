@@ -85,11 +85,9 @@ def unseen_of(found: Sequence[Pair], metric: str | None = None) -> UnseenSites:
     sites = sorted({unseen.site for _, unseen in found})
     rows: list[UnseenRow] = []
     notes: list[str] = []
-    for label in dict.fromkeys(label_of(run) for run, _ in found):
-        by_seed: dict[int, dict[str, Pair]] = {}
-        for run, unseen in found:
-            if label_of(run) == label:
-                by_seed.setdefault(int(run.info.seed or 0), {})[unseen.site] = (run, unseen)
+    for label, pairs in gathered((label_of(pair[0]), pair) for pair in found).items():
+        of_seeds = gathered((int(run.info.seed or 0), (run, unseen)) for run, unseen in pairs)
+        by_seed = {seed: {unseen.site: (run, unseen) for run, unseen in own} for seed, own in of_seeds.items()}
         rows.append(_row(label, by_seed, sites, chosen, higher))
         if lacking := sorted(seed for seed, by in by_seed.items() if len(by) < len(sites)):
             notes.append(f"{label}: seeds {', '.join(map(str, lacking))} lack runs: in the sites' columns only.")

@@ -148,14 +148,11 @@ def gaps_of(groups: Mapping[str, Sums], whole: Sums) -> dict[str, float]:
         gaps["demographic_parity"] = by_rate["told"]
     alike = _same_structures(groups, whole)
     of_all, of_each = metrics_of(alike[0]), list(map(metrics_of, alike[1:]))
-    for name in SCALED:
-        if name not in of_all:
-            continue
+    for name in (name for name in SCALED if name in of_all):
         values = [value for one in of_each if math.isfinite(value := one.get(name, math.nan))]
-        several = len(values) > 1
-        gaps[f"{name}_gap"] = max(values) - min(values) if several else math.nan
-        apart = math.fsum(abs(of_all[name] - value) for value in values)
-        gaps[f"es_{name}"] = of_all[name] / (1 + apart) if several else math.nan
+        scaled = of_all[name] / (1 + math.fsum(abs(of_all[name] - value) for value in values))
+        both = (max(values) - min(values), scaled) if len(values) > 1 else (math.nan, math.nan)
+        gaps |= {f"{name}_gap": both[0], f"es_{name}": both[1]}
     return gaps
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fairflare.base.cases.floor import hidden_rows
+from fairflare.base.checks import gathered
 
 Array: TypeAlias = "npt.NDArray[np.float64]"
 Sums: TypeAlias = Mapping[str, Array]
@@ -134,11 +135,9 @@ def added(sums: Sequence[Sums]) -> dict[str, Array]:
 
     A NaN (an entry that a site withholds) is left out of the sum; an entry that all withhold is NaN.
     """
-    total = {}
-    for name in dict.fromkeys(name for one in sums for name in one):
-        stacked = np.stack([one[name] for one in sums if name in one])
-        total[name] = np.where(np.isnan(stacked).all(0), np.nan, np.nansum(stacked, 0))
-    return total
+    by_name = gathered((name, array) for one in sums for name, array in one.items())
+    stacked = {name: np.stack(arrays) for name, arrays in by_name.items()}
+    return {name: np.where(np.isnan(of).all(0), np.nan, np.nansum(of, 0)) for name, of in stacked.items()}
 
 
 def leave_each_out(sums: Sums) -> list[dict[str, Array]]:

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from fairflare.tasks.networks import IMAGENET_MEAN, IMAGENET_STD
-from fairflare.tasks.priors import EMBEDDED_FILE, PriorNetwork, build_encoder, load_prior
+from fairflare.tasks.priors import EMBEDDED_FILE, FrozenPrior, build_encoder, load_prior
 from fairflare_lab.phantoms import PELVIS, PHANTOMS
 
 SIZE, CROP = 64, 48  # pixels drawn, pixels seen
@@ -171,7 +171,7 @@ def centred(prior: nn.Module, images: torch.Tensor) -> nn.Module:
     return prior
 
 
-def probe(network: PriorNetwork, name: str, count: int = 1200, seed: int = 900) -> float:
+def probe(network: FrozenPrior, name: str, count: int = 1200, seed: int = 900) -> float:
     """Return balanced accuracy of a linear classifier on the frozen features, on another half of a phantom."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import balanced_accuracy_score
@@ -190,7 +190,7 @@ def probe(network: PriorNetwork, name: str, count: int = 1200, seed: int = 900) 
 def check(path: Path) -> None:
     trained = load_prior("embedded", path)
     torch.manual_seed(0)
-    chance = PriorNetwork(build_encoder("embedded")[0].eval(), "random", trained.width)
+    chance = FrozenPrior(build_encoder("embedded")[0].eval(), "random", trained.width)
     print(f"{path.name}: {path.stat().st_size / 1000:.0f} kB, fingerprint {trained.fingerprint}")
     print(f"{'linear probe':<14}  {'classes':>7}  {'random':>6}  {'trained':>7}")
     for name in ("dermoscopy", "fundus", "endoscopy"):

@@ -45,7 +45,7 @@ from fairflare.privacy import ledger, policy
 from fairflare.privacy.ledger import BOOKS, LEDGER
 from fairflare.privacy.policy import declares
 from fairflare.privacy.secret import SecretDraws
-from fairflare.privacy.training import PrivateLoop, Units
+from fairflare.privacy.training import PrivateLoop, PrivateUnits
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.layout import number as printed
 from fairflare.reporting.results import read_results
@@ -160,7 +160,7 @@ def stepped(model: nn.Module, data: Any, noise: float = 0.0, clip: float = 0.05,
         with_fewer_channels=lambda inputs, *step: inputs,
     )  # fmt: skip
     before = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-    found = PrivateLoop(half, run, model, noise, clip, images).train(Units.of(data))  # type: ignore[arg-type]
+    found = PrivateLoop(half, run, model, noise, clip, images).train(PrivateUnits.of(data))  # type: ignore[arg-type]
     assert found.num_steps == 1
     return {name: before[name] - tensor for name, tensor in model.state_dict().items()}
 
@@ -260,7 +260,7 @@ def test_an_unreadable_image_counts_as_a_gradient_of_zero(caplog: pytest.LogCapt
 
 
 def test_steps_are_fixed_beforehand() -> None:
-    units = Units.of(Few())  # type: ignore[arg-type]
+    units = PrivateUnits.of(Few())  # type: ignore[arg-type]
     assert (units.kind, [len(of) for of in units.members]) == ("patient", [2, 1, 3, 1, 2])
     assert units.plan(LocalTraining(batch_size=2, local_epochs=4)) == (1 / 3, 12)
     assert units.plan(LocalTraining(batch_size=9)) == (1.0, 1)
@@ -418,7 +418,7 @@ def test_delta_is_less_than_one_image_s_share(
     )
     private = policy.Private("s", policy.PrivacySettings(epsilon=3.0, delta=given, noise=1.5, clip=0.7), tmp_path)
     if delta is None:
-        with pytest.raises(ledger.Refused, match=rf"delta must lie between 0 and 1/{images} .* got {given:g}"):
+        with pytest.raises(ledger.BudgetRefused, match=rf"delta must lie between 0 and 1/{images} .* got {given:g}"):
             private.check_budget(data)
         return
     private.check_budget(data)
@@ -470,7 +470,7 @@ def test_what_a_site_says_of_its_ledger_is_a_hash_or_refused(last: Any) -> None:
 def test_a_round_is_in_the_ledger_before_its_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = []
 
-    def killed(self: PrivateLoop, units: Units) -> Any:
+    def killed(self: PrivateLoop, units: PrivateUnits) -> Any:
         there.append((tmp_path / "root" / BOOKS / "site-1" / LEDGER).read_text().count("\n"))
         raise KeyboardInterrupt
 

@@ -41,8 +41,8 @@ from fairflare.methods.q_fed_avg import QFedAvg
 from fairflare.privacy.sums import keys as keys_module
 from fairflare.privacy.sums.exposure import draw_groups
 from fairflare.privacy.sums.keys import SiteKeys, hello_of
-from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
-from fairflare.privacy.sums.ring import Layout
+from fairflare.privacy.sums.masks import Addition, SumAsked, SumSpoiled
+from fairflare.privacy.sums.ring import SumLayout
 from fairflare.reporting.notes import run_notes
 from fairflare.reporting.results import read_results
 
@@ -565,9 +565,9 @@ def test_a_late_vector_opens_nothing(tmp_path: Path) -> None:
     run()
     masks = [(s, task, m) for (s, n, task), (_, _, m) in zip(run.wire.asked, run.wire.sent, strict=True) if n == "mask"]
     plain = masks[0][1].meta["sums"]["questions"][0]
-    question = Question.read("server", plain)
+    question = SumAsked.read("server", plain)
     assert (question.attempt, len(question.members)) == (0, 4)
-    total = Addition(question, Layout.of(dict(Numbers().build_model().named_parameters())))
+    total = Addition(question, SumLayout.of(dict(Numbers().build_model().named_parameters())))
     for site, _, message in masks[:4]:
         total.add(site, message.params["params"])
     assert total.missing == set()

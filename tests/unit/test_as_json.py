@@ -131,7 +131,7 @@ def test_check_data_has_every_problem(tmp_path: Path) -> None:
 def test_doctor_tells_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked("doctor")["findings"]
     assert {"python", "fairflare", "GPU", "disk"} <= {one["what"] for one in found}
-    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.Finding("port 1", "problem", "not free: [red]")])
+    monkeypatch.setattr(doctor, "examine", lambda *_: [doctor.KitFinding("port 1", "problem", "not free: [red]")])
     problem = asked("doctor", code=1)["findings"]
     assert problem == [{"what": "port 1", "state": "problem", "text": "not free: [red]"}]
     assert documented("`doctor`") == {"findings", *problem[0], "ok", "warning", "problem"}

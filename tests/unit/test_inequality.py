@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from fairflare.base.cases.sampling import BINS, case_scores, jackknife, of_mean, standard_error
 from fairflare.core.statistics.inequality import (
-    Compared,
+    SitesCompared,
     errors_test,
     mean_interval,
     mean_of_shares_interval,
@@ -27,7 +27,7 @@ MIDDLES = ((np.arange(BINS) + 0.5) / BINS).tolist()
 Numbers = npt.NDArray[np.floating]
 
 
-def of_shares(right: list[int], total: list[int], **more: int) -> Compared:
+def of_shares(right: list[int], total: list[int], **more: int) -> SitesCompared:
     return permutation_test(np.array(right)[:, None], np.array(total)[:, None], np.ones((len(right), 1)), **more)
 
 
@@ -303,10 +303,10 @@ def test_what_does_not_fit_is_refused() -> None:
 
 # ------------------------------------------------------------------------------------------------ size and power
 
-Deal = Callable[[np.random.Generator, float], tuple[Compared, Numbers]]  # with the sites' values
+Deal = Callable[[np.random.Generator, float], tuple[SitesCompared, Numbers]]  # with the sites' values
 
 
-def _shares(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
+def _shares(generator: np.random.Generator, lag: float) -> tuple[SitesCompared, Numbers]:
     """Draw six sites of unequal size and class mix; the last has a lower recall."""
     sizes = np.array([[20, 10], [60, 5], [15, 15], [40, 20], [10, 30], [30, 30]])
     recalls = np.tile([0.9, 0.6], (6, 1))
@@ -315,7 +315,7 @@ def _shares(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
     return permutation_test(right, sizes, np.full((6, 2), 0.5), draws=399), (right / sizes).mean(1)
 
 
-def _scores(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
+def _scores(generator: np.random.Generator, lag: float) -> tuple[SitesCompared, Numbers]:
     """Draw skewed Dice values."""
     own = [generator.beta(9, 1.5, n) for n in (8, 12, 20, 30, 10, 25)]
     own[-1] = own[-1] - lag
@@ -323,7 +323,7 @@ def _scores(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
     return scores_test(counts, MIDDLES, draws=399), np.array([x.mean() for x in own])
 
 
-def _errors(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbers]:
+def _errors(generator: np.random.Generator, lag: float) -> tuple[SitesCompared, Numbers]:
     """Draw sites of unequal scatter."""
     sizes, sds = (10, 12, 20, 30, 15, 25), (0.05, 0.1, 0.1, 0.2, 0.1, 0.1)
     own = [generator.normal(0.7, sd, n) for n, sd in zip(sizes, sds, strict=True)]
@@ -332,7 +332,7 @@ def _errors(generator: np.random.Generator, lag: float) -> tuple[Compared, Numbe
     return errors_test(means.tolist(), [stats.sem(x) for x in own], sizes, draws=399), means
 
 
-def _behind(found: Compared, values: Numbers) -> npt.NDArray[np.bool_]:
+def _behind(found: SitesCompared, values: Numbers) -> npt.NDArray[np.bool_]:
     return (found.p_sites <= 0.05) & (values < found.expected)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from fairflare.core.priors import RunningClassMean, prior_distance, rescue_factor
 from fairflare.core.weighting import rescue_weights
 from fairflare.methods.fed_mas import RescueTraining
-from fairflare.tasks.priors import IMAGENET_MEAN, IMAGENET_STD, PriorNetwork, build_encoder, fingerprint, load_prior
+from fairflare.tasks.priors import IMAGENET_MEAN, IMAGENET_STD, FrozenPrior, build_encoder, fingerprint, load_prior
 
 NAN = math.nan
 
@@ -326,7 +326,7 @@ def test_fingerprint_sees_values_names_and_shapes():
     ):
         assert fingerprint(other) != fingerprint(state)
     encoder = build_encoder("embedded")[0]
-    assert PriorNetwork(encoder, "x", 96).fingerprint != PriorNetwork(encoder, "y", 96).fingerprint
+    assert FrozenPrior(encoder, "x", 96).fingerprint != FrozenPrior(encoder, "y", 96).fingerprint
 
 
 @pytest.mark.parametrize("size", [32, 40, 96])
@@ -334,7 +334,7 @@ def test_images_of_another_size_are_resized_as_pillow_does(size):
     """Check that fine stripes become grey as in the task's images, without aliasing."""
     stripes = (torch.arange(64) % 2).float().expand(64, 64)
     images = torch.stack([stripes, torch.rand(64, 64, generator=torch.Generator().manual_seed(0))])[:, None]
-    network = PriorNetwork(nn.Identity(), "none", 3, image_size=size)
+    network = FrozenPrior(nn.Identity(), "none", 3, image_size=size)
     found = network(images)
     for image, (shown, *_) in zip(images, found, strict=True):
         resized = Image.fromarray(image[0].numpy()).resize((size, size), Image.Resampling.BILINEAR)

@@ -23,7 +23,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fairflare.privacy import ledger
-from fairflare.privacy.ledger import Cost, Ledger, Refused, Spending
+from fairflare.privacy.ledger import BudgetRefused, Cost, Ledger, Spending
 
 OF = {"job": "j", "experiment": "e", "round": 0}
 EACH = 0.5  # epsilon of a step of the accountant below
@@ -62,10 +62,10 @@ def files(root: Path) -> tuple[Path, Path, Path]:
 
 def test_rounds_add_up_over_jobs_until_the_budget_is_spent(tmp_path: Path) -> None:
     assert [reserve(tmp_path) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
-    with pytest.raises(Refused, match=r"privacy budget spent: with this round epsilon is 5\.0000, the target 4 "):
+    with pytest.raises(BudgetRefused, match=r"privacy budget spent: with this round epsilon is 5\.0000, the target 4 "):
         reserve(tmp_path)
     assert reserve(tmp_path, target=5.0) == 5.0  # the site's own file raised it
-    with pytest.raises(Refused, match="budget spent"):
+    with pytest.raises(BudgetRefused, match="budget spent"):
         reserve(tmp_path, steps=0, target=4.0)  # a lower target holds at once
     assert [line["epsilon_after"] for line in lines(tmp_path)] == [1.0, 2.0, 3.0, 4.0, 5.0]
     assert [line["seq"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
@@ -75,17 +75,17 @@ def test_how_many_rounds_the_budget_lasts_for_is_known_before_the_first(tmp_path
     book = Ledger("site-1", tmp_path)
     assert [book.lasts("abc", spending(), most) for most in (0, 3, 4, 100)] == [0, 3, 4, 4]
     why = r"budget too small for one round: with this round epsilon is 1\.0000, the target 0\.9 .*; what helps: a"
-    with pytest.raises(Refused, match=why):
+    with pytest.raises(BudgetRefused, match=why):
         book.lasts("abc", spending(target=0.9), 5)
     assert not [*tmp_path.rglob(ledger.LEDGER)]  # nothing was reserved
     reserve(tmp_path)
     assert book.lasts("cxy", spending(), 100) == 3
     assert book.lasts("mno", spending(), 100) == 4  # no case in common
-    with pytest.raises(Refused, match=r"privacy budget spent: with this round epsilon is 2\.0000, the target 1 "):
+    with pytest.raises(BudgetRefused, match=r"privacy budget spent: with this round epsilon is 2\.0000, the target 1 "):
         book.lasts("abc", spending(target=1.0), 5)
     assert book.lasts("abc", spending(target=1.0), 0) == 0  # no training is asked for
     files(tmp_path)[0].unlink()
-    with pytest.raises(Refused, match=r"'ledger.jsonl' of its ledger is gone"):
+    with pytest.raises(BudgetRefused, match=r"'ledger.jsonl' of its ledger is gone"):
         book.lasts("abc", spending(), 5)
 
 
@@ -124,12 +124,12 @@ def test_a_refused_round_names_only_what_helps(
 
     for _ in range(past):
         ask(1.0, 4)
-    with pytest.raises(Refused, match="what helps: a larger 'epsilon' in the site's own file") as refused:
+    with pytest.raises(BudgetRefused, match="what helps: a larger 'epsilon' in the site's own file") as refused:
         ask(1.0, steps)
     assert [name for name in changed if name in str(refused.value)] == others
     for name, (noise, fewer) in changed.items():
         if name not in others:
-            with pytest.raises(Refused):
+            with pytest.raises(BudgetRefused):
                 ask(noise, fewer)
     ask(*changed[others[0]]) if others else ask(1.0, steps, target=100.0)
 
@@ -140,7 +140,7 @@ def test_what_lasts_can_be_asked_without_making_a_ledger(tmp_path: Path) -> None
     assert [*tmp_path.iterdir()] == []
     reserve(tmp_path)
     files(tmp_path)[0].unlink()
-    with pytest.raises(Refused, match=r"'ledger.jsonl' of its ledger is gone"):
+    with pytest.raises(BudgetRefused, match=r"'ledger.jsonl' of its ledger is gone"):
         book.lasts("abc", spending(), 1, begins=False)
 
 
@@ -210,7 +210,7 @@ def test_a_ledger_that_is_not_as_it_was_written_is_refused(tmp_path: Path, harm:
     for _ in range(3):
         reserve(tmp_path)
     harm(*files(tmp_path))
-    with pytest.raises(Refused, match=why) as refused:
+    with pytest.raises(BudgetRefused, match=why) as refused:
         reserve(tmp_path)
     assert "nothing is trained" in refused.value.public
     assert refused.value.skipped
@@ -222,7 +222,7 @@ def test_an_older_copy_of_the_file_is_noticed_and_one_of_both_is_not(tmp_path: P
     old, old_head = book.read_bytes(), head.read_bytes()
     reserve(tmp_path)
     book.write_bytes(old)
-    with pytest.raises(Refused, match="an older one"):
+    with pytest.raises(BudgetRefused, match="an older one"):
         reserve(tmp_path)
     head.write_bytes(old_head)
     assert reserve(tmp_path) == 2.0  # the page says so: nothing at the site can tell
@@ -246,14 +246,14 @@ def test_an_older_copy_of_both_files_is_noticed_if_a_server_shows_a_later_line(t
     here.lasts("abc", spending(), 0)
     for here.shown in (hashes[1], "", 5, ["x"], "0" * 64):
         for ask in (lambda: here.lasts("abc", spending(), 0), lambda: here.reserve("abc", spending(), OF)):
-            with pytest.raises(Refused, match="lacks the line that the server last heard of: it is an older one"):
+            with pytest.raises(BudgetRefused, match="lacks the line that the server last heard of: it is an older one"):
                 ask()
     assert book.read_bytes() == old
     book.parent.rename(tmp_path / "away")
     head.unlink()
     here.shown = hashes[1]
     for ask in (lambda: here.lasts("abc", spending(), 0), lambda: here.reserve("abc", spending(), OF)):
-        with pytest.raises(Refused, match=r"'ledger\.jsonl' of its ledger is gone"):
+        with pytest.raises(BudgetRefused, match=r"'ledger\.jsonl' of its ledger is gone"):
             ask()
     here.shown = None
     assert here.reserve("abc", spending(), OF) == 1.0  # a server that shows nothing: as if there had been none
@@ -291,7 +291,7 @@ def test_a_full_disk_leaves_a_ledger_that_goes_on(tmp_path: Path, monkeypatch: p
     reserve(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "no space")))
-        with pytest.raises(Refused, match=r"its ledger .* cannot be read or written: no space"):
+        with pytest.raises(BudgetRefused, match=r"its ledger .* cannot be read or written: no space"):
             reserve(tmp_path)
     assert reserve(tmp_path) in (2.0, 3.0)  # the line may be on disk, and counts then
 
@@ -460,7 +460,7 @@ def test_a_book_composes_its_rounds_and_their_reports(tmp_path: Path, accountant
 def test_without_the_package_the_site_refuses_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
-    with pytest.raises(Refused, match=r"needs the package opacus: pip install 'fairflare\[dp\]'"):
+    with pytest.raises(BudgetRefused, match=r"needs the package opacus: pip install 'fairflare\[dp\]'"):
         reserve(tmp_path)
 
 
@@ -473,7 +473,7 @@ def test_a_file_of_the_ledger_that_cannot_be_read_or_written_is_named(which: int
     why = (
         r"site 'site-1': differential privacy: its ledger \(.privacy and .privacy_heads in its state root\) cannot be "
     )
-    with pytest.raises(Refused, match=why + r"read or written: Is a directory; let the site's user write both"):
+    with pytest.raises(BudgetRefused, match=why + r"read or written: Is a directory; let the site's user write both"):
         reserve(tmp_path)
 
 
@@ -483,6 +483,6 @@ def test_a_ledger_on_a_disk_that_is_read_only_is_named(tmp_path: Path, monkeypat
 
     reserve(tmp_path)
     monkeypatch.setattr(ledger, "write_whole", read_only)
-    with pytest.raises(Refused, match=r"its ledger .* cannot be read or written: Read-only file system") as found:
+    with pytest.raises(BudgetRefused, match=r"its ledger .* cannot be read or written: Read-only file system") as found:
         reserve(tmp_path)
     assert "secret name" not in found.value.public

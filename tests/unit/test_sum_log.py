@@ -20,8 +20,8 @@ from fairflare.core.states import layerwise_average
 from fairflare.privacy.sums.exposure import Limits, draw_groups, exposure
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Pairs, SiteKeys, SumRefused
-from fairflare.privacy.sums.masks import Addition, Question, SumSpoiled
-from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout
+from fairflare.privacy.sums.masks import Addition, SumAsked, SumSpoiled
+from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, SumLayout
 
 SITES = ("a", "b", "c", "d")
 LIKE = {"w": torch.zeros(2, 3), "b": torch.zeros(3)}
@@ -44,23 +44,23 @@ class Network:
         told = [key.hello(run) for key in keys.values()]
         self.pairs: dict[str, Pairs] = {site: key.agree(run, told) for site, key in keys.items()}
 
-    def sends(self, question: Question, site: str) -> torch.Tensor:
+    def sends(self, question: SumAsked, site: str) -> torch.Tensor:
         """Return what a site sends, asked by a message."""
-        read = Question.read(site, question.plain())
-        return self.logs[site].masked(read, self.pairs[site], Layout.of(LIKE), self.updates[site])[0]
+        read = SumAsked.read(site, question.plain())
+        return self.logs[site].masked(read, self.pairs[site], SumLayout.of(LIKE), self.updates[site])[0]
 
-    def opens(self, question: Question, site: str, present: Sequence[str] = ()) -> bytes:
+    def opens(self, question: SumAsked, site: str, present: Sequence[str] = ()) -> bytes:
         """Return the key of a site's own mask."""
         return self.logs[site].release(question, self.pairs[site], present or question.members)
 
-    def sum_of(self, question: Question) -> Mapping[str, torch.Tensor]:
+    def sum_of(self, question: SumAsked) -> Mapping[str, torch.Tensor]:
         """Return an opened sum."""
-        total = Addition(question, Layout.of(LIKE))
+        total = Addition(question, SumLayout.of(LIKE))
         for site in question.members:
             total.add(site, self.sends(question, site))
         return total.opened({site: self.opens(question, site) for site in question.members})
 
-    def mean(self, question: Question, name: str) -> torch.Tensor:
+    def mean(self, question: SumAsked, name: str) -> torch.Tensor:
         """Return the weighted mean of the updates in the clear."""
         return sum(question.table[s][0] * self.updates[s][name].double() for s in question.members)  # type: ignore
 
@@ -71,10 +71,10 @@ def net(tmp_path: Path) -> Network:
     return Network(tmp_path)
 
 
-def ask(weights: Sequence[float] = APART, label: str = "params", **changes: Any) -> Question:
+def ask(weights: Sequence[float] = APART, label: str = "params", **changes: Any) -> SumAsked:
     """Return a question of sites a, b, c, ... with one weight each."""
     table = {chr(97 + k): (weight,) for k, weight in enumerate(weights)}
-    return Question(**{**vars(Question(0, 0, "params", TRAINED, bytes(32), table)), "label": label, **changes})
+    return SumAsked(**{**vars(SumAsked(0, 0, "params", TRAINED, bytes(32), table)), "label": label, **changes})
 
 
 def lines(net: Network, site: str = "a") -> list[dict[str, Any]]:
@@ -121,7 +121,7 @@ def test_slices_of_another_model_are_refused(net: Network, slices: Any) -> None:
 
 def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
     owner = {"w": "first", "b": "last"}
-    layout = Layout.of(LIKE, owner)
+    layout = SumLayout.of(LIKE, owner)
     table = {site: (x, y) for site, x, y in zip(SITES, EVEN, APART, strict=True)}
     question = replace(ask(), table=table)
     total = Addition(question, layout)
@@ -137,7 +137,7 @@ def test_weights_by_layer_are_those_of_the_average(net: Network) -> None:
 
 def test_clipped_numbers_are_counted(net: Network) -> None:
     net.updates["a"]["w"] = torch.tensor([[1.0, -1.0, 0.0], [1.1, -7.0, 0.5]])
-    sent = net.logs["a"].masked(ask(), net.pairs["a"], Layout.of(LIKE), net.updates["a"])
+    sent = net.logs["a"].masked(ask(), net.pairs["a"], SumLayout.of(LIKE), net.updates["a"])
     assert (sent[1], sent[0].dtype, sent[0].shape) == (2, torch.int32, (9,))
 
 
@@ -184,7 +184,7 @@ def test_a_site_lost_before_the_release(tmp_path: Path, monkeypatch: pytest.Monk
     for site in "abc":
         with pytest.raises(SumRefused, match=r"attempt 1 is open already"):
             net.opens(old, site)
-    total = Addition(old, Layout.of(LIKE))
+    total = Addition(old, SumLayout.of(LIKE))
     for site, vector in zip(SITES, late, strict=True):
         total.add(site, vector)
     with pytest.raises(SumSpoiled):  # the own masks of the new attempt are others
@@ -269,7 +269,7 @@ def test_a_resumed_round(tmp_path: Path) -> None:
     with pytest.raises(SumRefused, match="its numbers are others than before"):
         net.sends(ask([0.4, 0.3, 0.3]), "a")
     other = SumLog("a", net.root / "a", "another experiment")
-    other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], Layout.of(LIKE), net.updates["a"])
+    other.masked(ask([0.3, 0.4, 0.3]), net.pairs["a"], SumLayout.of(LIKE), net.updates["a"])
     net.sum_of(ask([0.3, 0.4, 0.3], round=1, model=b"\x01" * 32))  # a newer model
 
 
@@ -381,7 +381,7 @@ def dealt(net: Network, parts: Sequence[Mapping[str, float]]) -> None:
     net.logs = {site: SumLog(site, net.root / site, "e", parts=parts) for site in net.sites}
 
 
-def of_group(site: str, parts: Sequence[Mapping[str, float]] = PARTS, **changes: Any) -> Question:
+def of_group(site: str, parts: Sequence[Mapping[str, float]] = PARTS, **changes: Any) -> SumAsked:
     """Return the question for the sum of a site's group."""
     part = next(part for part in parts if site in part)
     return replace(ask(), table={name: (weight,) for name, weight in part.items()}, **{"round": 1, **changes})
@@ -436,7 +436,7 @@ def test_the_sum_of_a_group_after_a_lost_round(tmp_path: Path) -> None:
         (PARTS, replace(of_group("a"), label="class_gradients", ring=BUFFERS), "by class are not summed in groups"),
     ],
 )
-def test_groups_that_a_lying_server_asks_for(parts: Any, question: Question, why: str, tmp_path: Path) -> None:
+def test_groups_that_a_lying_server_asks_for(parts: Any, question: SumAsked, why: str, tmp_path: Path) -> None:
     net = Network(tmp_path, SIX)
     net.sum_of(ask([1 / 6] * 6))
     dealt(net, parts)

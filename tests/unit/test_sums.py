@@ -26,8 +26,8 @@ from fairflare.privacy.sums import keys as keys_module
 from fairflare.privacy.sums import masks as masks_module
 from fairflare.privacy.sums.exposure import Limits, check_table, exposure, softened
 from fairflare.privacy.sums.keys import MAGIC, Kit, Pairs, SiteKeys, SumRefused, derived, fields
-from fairflare.privacy.sums.masks import Addition, Masks, Question, SumSpoiled, digest, masks_of, own_key, packed
-from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Layout, Ring, kinds, same_integers
+from fairflare.privacy.sums.masks import Addition, Masks, SumAsked, SumSpoiled, digest, masks_of, own_key, packed
+from fairflare.privacy.sums.ring import BUFFERS, TRAINED, Ring, SumLayout, kinds, same_integers
 
 VECTOR = json.loads((Path(__file__).parent / "sums_vector.json").read_text())
 SUM = VECTOR["sum"]
@@ -43,18 +43,18 @@ def agreed(sites: Sequence[str] = SITES) -> dict[str, Pairs]:
     return {site: Pairs(site, RUN, bytes(32), keys[site], os.urandom(32), len(sites)) for site in sites}
 
 
-def question(weights: Mapping[str, Sequence[float]], label: str = "params", ring: Ring = TRAINED) -> Question:
+def question(weights: Mapping[str, Sequence[float]], label: str = "params", ring: Ring = TRAINED) -> SumAsked:
     """Return a question of round 2 with a table of weights."""
-    return Question(2, 0, label, ring, bytes(32), {site: tuple(row) for site, row in weights.items()})
+    return SumAsked(2, 0, label, ring, bytes(32), {site: tuple(row) for site, row in weights.items()})
 
 
-def thirds(label: str = "params", ring: Ring = TRAINED) -> Question:
+def thirds(label: str = "params", ring: Ring = TRAINED) -> SumAsked:
     """Return a question of three sites with the weights .5, .3 and .2."""
     return question({"a": (0.5,), "b": (0.3,), "c": (0.2,)}, label, ring)
 
 
 def vectors(
-    asked: Mapping[str, Question], pairs: Mapping[str, Pairs], numbers: Mapping[str, np.ndarray]
+    asked: Mapping[str, SumAsked], pairs: Mapping[str, Pairs], numbers: Mapping[str, np.ndarray]
 ) -> dict[str, torch.Tensor]:
     """Return what each site sends of one flat tensor."""
     found = {}
@@ -66,11 +66,11 @@ def vectors(
 
 
 def opened(
-    asked: Mapping[str, Question], pairs: Mapping[str, Pairs], numbers: Mapping[str, np.ndarray], **wrong: bytes
+    asked: Mapping[str, SumAsked], pairs: Mapping[str, Pairs], numbers: Mapping[str, np.ndarray], **wrong: bytes
 ) -> torch.Tensor:
     """Return the opened sum of what sites send of one flat tensor; ``wrong``: other keys of own masks."""
     q, count = next(iter(asked.values())), len(next(iter(numbers.values())))
-    total = Addition(q, Layout.of({"w": torch.zeros(count)}))
+    total = Addition(q, SumLayout.of({"w": torch.zeros(count)}))
     for site, vector in vectors(asked, pairs, numbers).items():
         total.add(site, vector)
     return total.opened({site: own_key(asked[site], pairs[site]) for site in asked} | wrong)["w"]
@@ -114,12 +114,12 @@ def stream(key: bytes) -> str:
 def test_masks_and_sum_of_the_vector(pairs_of_the_vector: dict[str, Pairs], monkeypatch: pytest.MonkeyPatch) -> None:
     weights = {name: struct.unpack("<d", bytes.fromhex(site["weight"])) for name, site in SUM["sites"].items()}
     ring = Ring(VECTOR["ring_bits"], VECTOR["fraction_bits"], VECTOR["bound"])
-    q = Question(VECTOR["round"], SUM["attempt"], VECTOR["label"], ring, bytes.fromhex(VECTOR["model"]), weights)
+    q = SumAsked(VECTOR["round"], SUM["attempt"], VECTOR["label"], ring, bytes.fromhex(VECTOR["model"]), weights)
     assert q.members == SUM["members"]
     assert packed(q.table).hex() == SUM["weight_table"]
     assert q.context().hex() == SUM["context"]
-    assert Question.read("hospital-a", q.plain()) == q
-    total = Addition(q, Layout.of({"w": torch.zeros(4)}))
+    assert SumAsked.read("hospital-a", q.plain()) == q
+    total = Addition(q, SumLayout.of({"w": torch.zeros(4)}))
     added = [0] * 4
     for name, site in SUM["sites"].items():
         update = np.array(VECTOR["updates"][name])
@@ -226,7 +226,7 @@ def test_which_tensors_are_summed_in_which_ring() -> None:
 
 def test_layers_have_weights_of_their_own() -> None:
     like = {"z": torch.zeros(2, 2), "a": torch.zeros(3), "m": torch.zeros(())}
-    layout = Layout.of(like, {"z": "first", "a": "second", "m": "first"})
+    layout = SumLayout.of(like, {"z": "first", "a": "second", "m": "first"})
     assert layout.layers == ("first", "second")
     assert list(layout.shapes.items()) == [("a", (3,)), ("m", ()), ("z", (2, 2))]
     assert (layout.columns, layout.numbers) == ({"a": 1, "m": 0, "z": 0}, 8)
@@ -274,7 +274,7 @@ def test_another_roster_or_another_own_mask_cancels_nothing() -> None:
 
 
 def test_the_server_names_a_site_with_a_wrong_vector() -> None:
-    total = Addition(thirds(), Layout.of({"w": torch.zeros(4)}))
+    total = Addition(thirds(), SumLayout.of({"w": torch.zeros(4)}))
     with pytest.raises(
         ValueError, match=r"site 'a': field 'params' must be torch.int32 \(4,\), got torch.float32 \(4,\); take filters"
     ):
@@ -298,7 +298,7 @@ def test_one_number_outside_refuses_the_sum(block: int, monkeypatch: pytest.Monk
     monkeypatch.setattr("fairflare.privacy.sums.masks.BLOCK", block)
     q, key = question(dict.fromkeys(SITES, (1 / 3,)), ring=Ring(32, 4, 1.0)), bytes(32)
     for number, good in ((17, True), (-17, True), (18, False), (-18, False), (-(2**31), False)):
-        total = Addition(q, Layout.of({"w": torch.zeros(2)}))
+        total = Addition(q, SumLayout.of({"w": torch.zeros(2)}))
         numbers = np.array([number, 0], np.int32).view(np.uint32)
         Masks([key] * 3, []).put_on(numbers)
         for site, part in zip(SITES, (numbers, numbers - numbers, numbers - numbers), strict=True):
@@ -336,7 +336,7 @@ def test_odd_questions_are_refused_by_name(name: str, odd: Any, gone: str) -> No
     plain = thirds().plain()
     changed = odd if name == "all" else {k: v for k, v in {**plain, name: odd}.items() if name != "gone" or k != gone}
     try:
-        found = Question.read("a", changed)
+        found = SumAsked.read("a", changed)
     except SumRefused as refused:
         told = str(refused)
     else:
@@ -407,7 +407,7 @@ def test_slices_that_tell_too_much_are_refused(own: dict[str, float], more: dict
 )
 def test_slices_that_cannot_be_read_are_refused(slices: Any) -> None:
     with pytest.raises(SumRefused, match="the server's question cannot be read"):
-        Question.read("a", {**thirds().plain(), "slices": slices})
+        SumAsked.read("a", {**thirds().plain(), "slices": slices})
 
 
 def test_a_table_may_be_off_by_rounding_alone() -> None:

@@ -21,7 +21,7 @@ from fairflare.core.aggregation.spectral import singular_vectors
 from fairflare.core.aggregation.tensor_mean import (
     HELD,
     MEAN,
-    NotFinite,
+    MeanNotFinite,
     RobustMiddle,
     WeightedMean,
     all_finite,
@@ -247,7 +247,7 @@ def _average(
     def mean(name: str, wide: bool = False) -> torch.Tensor:
         try:
             return _mean_of(name, opened, weights_of, floor, how, wide)
-        except NotFinite:  # only now look for the site, since testing the mean is cheaper than testing every site
+        except MeanNotFinite:  # only now look for the site, since testing the mean is cheaper than testing every site
             for site, state in opened.items():
                 check_finite(state[name], f"site {site!r}: tensor {name!r}")
             raise

@@ -77,7 +77,7 @@ NO_IMAGE_CLASSES = {  # SOP classes of files without an image, each with its key
 
 
 @dataclass(frozen=True)
-class Picture:
+class DicomHeader:
     """Represent the header of one DICOM file.
 
     Attributes:
@@ -131,7 +131,7 @@ class Picture:
 # ------------------------------------------------------------------------------------------------ headers
 
 
-def headers(path: Path) -> tuple[Picture, ...]:
+def headers(path: Path) -> tuple[DicomHeader, ...]:
     """Return the header of a DICOM file, or the headers of a series.
 
     The headers of a series are in the order of its slices, from the feet, the right or the front.
@@ -150,7 +150,7 @@ def headers(path: Path) -> tuple[Picture, ...]:
     return tuple(heads[k] for k in stack_of(heads).order) if len(heads) > 1 else tuple(heads)
 
 
-def _series_header(file: Path) -> Picture:
+def _series_header(file: Path) -> DicomHeader:
     with _name_file(file):
         return _header(file, file.stat().st_mtime_ns)
 
@@ -166,7 +166,7 @@ def _name_file(file: Path) -> Iterator[None]:
         raise ValueError(f"its file '{file.name}' cannot be read: {error}") from error
 
 
-def stack_of(pictures: Sequence[Picture]) -> Stack:
+def stack_of(pictures: Sequence[DicomHeader]) -> Stack:
     """Return the order and position in the body of the frames of one file, or of the files of a series.
 
     Raises:
@@ -188,7 +188,7 @@ def _same_pixels(*paths: Path) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _header(path: Path, stamp: int) -> Picture:
+def _header(path: Path, stamp: int) -> DicomHeader:
     import pydicom
 
     check_stop()
@@ -224,7 +224,7 @@ def _header(path: Path, stamp: int) -> Picture:
     return _picture(path, head, kind, syntax)
 
 
-def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
+def _picture(path: Path, head: Any, kind: str, syntax: str) -> DicomHeader:
     frames = int(head.get("NumberOfFrames") or 1)
     colours = 3 if kind == PALETTE else int(head.get("SamplesPerPixel") or 1)
     groups = _frame_groups(head, frames)
@@ -242,7 +242,7 @@ def _picture(path: Path, head: Any, kind: str, syntax: str) -> Picture:
     stored = max(math.ceil(int(head.get("BitsAllocated") or 8) / 8), 2 if kind == PALETTE else 1)
     padding, ignored = padding_of(head)
     scaled = rescaled or table or padding is not None
-    return Picture(
+    return DicomHeader(
         path=path,
         rows=int(head.Rows),
         columns=int(head.Columns),
@@ -402,7 +402,7 @@ def _window(places: Sequence[Any]) -> Window | None:
 # ------------------------------------------------------------------------------------------------ pixels
 
 
-def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
+def decode(pictures: Sequence[DicomHeader], is_mask: bool) -> npt.NDArray[Any]:
     """Return the measured values: (rows, columns), then slices or frames as third axis, and three colours as last axis.
 
     Args:
@@ -431,7 +431,7 @@ def decode(pictures: Sequence[Picture], is_mask: bool) -> npt.NDArray[Any]:
     return whole
 
 
-def _pixels(picture: Picture, is_mask: bool) -> npt.NDArray[Any]:
+def _pixels(picture: DicomHeader, is_mask: bool) -> npt.NDArray[Any]:
     import pydicom
 
     with reading_as("DICOM file"):

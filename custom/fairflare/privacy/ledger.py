@@ -42,7 +42,7 @@ WAIT = 60.0  # seconds to wait for another process that holds the ledger
 Cost = tuple[float, float, int]  # noise multiplier, sampling rate, steps
 
 
-class Refused(SiteError):
+class BudgetRefused(SiteError):
     """Signal that a site refuses a task because of its privacy setting; the text is also sent to the server."""
 
     def __init__(self, site: str, why: str) -> None:
@@ -133,7 +133,7 @@ class Ledger:
             more: names of job, experiment and round.
 
         Raises:
-            Refused: the budget is spent; or the ledger is damaged, older than its head or gone.
+            BudgetRefused: the budget is spent; or the ledger is damaged, older than its head or gone.
             OSError: the disk is full or cannot be written.
         """
         with self._alone():
@@ -169,7 +169,7 @@ class Ledger:
             begins: whether a job is about to write its first line; else no folder is made where there is no ledger.
 
         Raises:
-            Refused: the budget does not last for one round; or the ledger cannot be trusted.
+            BudgetRefused: the budget does not last for one round; or the ledger cannot be trusted.
         """
         rough = max(ERROR, spending.target / 100)
         with self._alone(begins):
@@ -208,7 +208,7 @@ class Ledger:
                 words for words, cost in others.items()
                 if epsilon([*past, cost, *also], spending.delta, rough)[0] <= spending.target
             ]  # fmt: skip
-            raise Refused(
+            raise BudgetRefused(
                 self.site,
                 f"privacy budget {'spent' if past else 'too small for one round'}: with this round epsilon is "
                 f"{after:.4f}, the target {spending.target:g} (delta {spending.delta:.3g}); what helps: a larger "
@@ -227,12 +227,14 @@ class Ledger:
             ):
                 yield
         except Held as held:
-            raise Refused(self.site, f"its ledger is in use by {held}; end that process, then start again") from held
+            raise BudgetRefused(
+                self.site, f"its ledger is in use by {held}; end that process, then start again"
+            ) from held
         except ModuleNotFoundError as error:
-            raise Refused(self.site, NEEDED) from error
+            raise BudgetRefused(self.site, NEEDED) from error
         except OSError as error:
             why = f"its ledger ({BOOKS} and {HEADS} in its state root) cannot be read or written: {error.strerror}"
-            raise Refused(self.site, f"{why}; let the site's user write both, on a disk with room") from error
+            raise BudgetRefused(self.site, f"{why}; let the site's user write both, on a disk with room") from error
 
     # -- reading
 
@@ -240,7 +242,7 @@ class Ledger:
         """Return the lines of the ledger, each with its line end, after all of them are verified.
 
         Raises:
-            Refused: a line is not as it was written, or the ledger is gone, or older than its head or what is shown.
+            BudgetRefused: a line is not as written, or the ledger is gone, or older than its head or what is shown.
         """
         path = self.folder / LEDGER
         for needed in (path, self.folder / SECRET, self.folder / LISTS):
@@ -290,7 +292,7 @@ class Ledger:
         return {content[k : k + SIZE] for k in range(0, len(content), SIZE)}
 
     def _refuse(self, why: str) -> Any:
-        raise Refused(
+        raise BudgetRefused(
             self.site,
             f"{why}; what was spent is not known, so nothing is trained. Bring back the newest copy of {BOOKS} and "
             f"{HEADS} in its state root, or have its privacy officer decide on a new one",

@@ -31,9 +31,9 @@ from fairflare.methods.base.local_loop import Trained
 from fairflare.methods.base.reports import LENGTH, SUPPRESSED
 from fairflare.methods.base.site_run import SiteError, SiteRun
 from fairflare.methods.base.training import LocalTraining
-from fairflare.privacy.ledger import Cost, Ledger, Refused, Spending
+from fairflare.privacy.ledger import BudgetRefused, Cost, Ledger, Spending
 from fairflare.privacy.reports import LOSS_BOUND, losses_at, measure_units, noisy_mean, one_release
-from fairflare.privacy.training import PrivateLoop, Units
+from fairflare.privacy.training import PrivateLoop, PrivateUnits
 
 log = logging.getLogger(__name__)
 
@@ -177,21 +177,21 @@ class Private:
         """Refuse a run whose cost in privacy cannot be counted, or whose first round the budget does not last for.
 
         Raises:
-            Refused: training, task, a setting or the network does not allow it, the budget is spent, or the ledger
-                cannot be trusted.
+            BudgetRefused: training, task, a setting or the network does not allow it, the budget is spent, or the
+                ledger cannot be trusted.
         """
         spending = self._planned(training, run, model)
         cases, left = run.data.identities("training"), run.num_rounds - run.current_round
         self._lasts = self.ledger.lasts(cases, spending, left)
-        self._noise = (self.own.reports or 0.0) / (len(Units.of(run.data, "test").members) or math.inf)
+        self._noise = (self.own.reports or 0.0) / (len(PrivateUnits.of(run.data, "test").members) or math.inf)
 
     def check_budget(self, data: SiteData) -> None:
         """Refuse data with which every job's training would be refused, before there is a job; write nothing.
 
         Raises:
-            Refused: delta, a ledger that cannot be trusted, or a budget that lasts for no step; or opacus is missing.
+            BudgetRefused: delta, a ledger not to be trusted, or a budget that lasts for no step; or opacus is missing.
         """
-        units = Units.of(data)
+        units = PrivateUnits.of(data)
         step = self._spending(TASK_TRAIN, units, (self.own.noise, 1 / len(units.members), 1), self.own.clip)
         self.ledger.lasts(data.identities("training"), step, 1, begins=False)
 
@@ -199,7 +199,7 @@ class Private:
         """Reserve a round in the ledger, then train it.
 
         Raises:
-            Refused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
+            BudgetRefused: the cost cannot be counted, the budget is spent, or the ledger cannot be trusted.
         """
         settings = self.own
         spending = self._planned(training, run, model)
@@ -207,14 +207,14 @@ class Private:
         self._after[request.current_round] = after
         log.info("site %s: round %d: epsilon %.4f of %g", self.site, request.current_round, after, settings.epsilon)
         return PrivateLoop(training, run, model, settings.noise, settings.clip, settings.images).train(
-            Units.of(run.data)
+            PrivateUnits.of(run.data)
         )
 
     def _planned(self, training: Any, run: SiteRun, model: torch.nn.Module) -> Spending:
         """Return what a round of training will spend; refuse what cannot be counted, naming the setting and remedy."""
         for problem in refusals(self._facts(training, run, model), [PRIVATE]):
-            raise Refused(self.site, problem)
-        units, settings = Units.of(run.data), self.own
+            raise BudgetRefused(self.site, problem)
+        units, settings = PrivateUnits.of(run.data), self.own
         rate, steps = units.plan(training)
         self._asked = training.released(run) if settings.reports and hasattr(training, "released") else {}
         also = ((settings.reports or 0.0, 1.0, len(self._asked)),) if self._asked else ()
@@ -224,7 +224,7 @@ class Private:
 
     def report(self, run: SiteRun, model: torch.nn.Module, received: Mapping[str, torch.Tensor]) -> dict[str, float]:
         """Return the noisy report of a trained round: mean losses, or differences between two mean losses."""
-        units, released = Units.of(run.data), {}
+        units, released = PrivateUnits.of(run.data), {}
         for name, distances in self._asked.items():
             values, *base = (losses_at(run, units, model, received, distance) for distance in distances)
             rise = [there - here for there, here in zip(values, *base, strict=True)] if base else values
@@ -241,11 +241,11 @@ class Private:
         if self.own.reports is None or not means or not run.data.num_samples(split):
             return metrics
         shown = min(means, key=lambda metric: metric.name != run.task.primary_metric)
-        units = Units.of(run.data, split)
+        units = PrivateUnits.of(run.data, split)
         try:
             spending = self._spending(TASK_VALIDATE, units, (self.own.reports, 1.0, 1), 1 / len(units.members))
             self.ledger.reserve(run.data.identities(split), spending, self._names)
-        except Refused as error:
+        except BudgetRefused as error:
             log.warning("site %s: metrics on %r stay at home: %s", self.site, split, error)
             return metrics
         each = measure_units(run, units, split, partial(run.task.evaluate, model, device=run.device), metrics)
@@ -258,12 +258,12 @@ class Private:
         return noisy
 
     def _spending(
-        self, kind: str, units: Units, cost: Cost, sensitivity: float, also: tuple[Cost, ...] = ()
+        self, kind: str, units: PrivateUnits, cost: Cost, sensitivity: float, also: tuple[Cost, ...] = ()
     ) -> Spending:
         many, delta = len(units.members), self._delta(units)
         return Spending(kind, units.kind, many, *cost, sensitivity, self.own.epsilon, delta, also)
 
-    def _delta(self, units: Units) -> float:
+    def _delta(self, units: PrivateUnits) -> float:
         many = len(units.members)
         if self.own.delta is None:
             return min(1e-5, 0.1 / many)
@@ -272,7 +272,7 @@ class Private:
                 f"delta must lie between 0 and 1/{many} (one over its {many} {units.kind}s), got {self.own.delta:g}; "
                 "correct it in its own file"
             )
-            raise Refused(self.site, why)
+            raise BudgetRefused(self.site, why)
         return self.own.delta
 
     def _facts(self, training: Any, run: SiteRun, model: torch.nn.Module) -> dict[str, Any]:
@@ -292,19 +292,19 @@ class Private:
     def begin(self, request: SiteTask) -> None:
         """Begin a task of the server; refuse one whose answer the privacy ledger does not count.
 
-        Raises: Refused: the task asks about the site's images, and is no training.
+        Raises: BudgetRefused: the task asks about the site's images, and is no training.
         """
         self._names = {"job": request.run, "experiment": request.experiment, "round": request.current_round}
         lines = request.directives.get(LAST_LINE)
         self.ledger.shown = lines.get(self.site) if isinstance(lines, Mapping) else None
         if (name := request.name) in (*FURTHER, TASK_PLAN):
-            raise Refused(
+            raise BudgetRefused(
                 self.site,
                 f"answers to the task {name!r} are not counted in its privacy ledger; choose a method and settings "
                 "that do not ask for them",
             )
 
-    def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: Units | None) -> SiteReply:
+    def told(self, request: SiteTask, reply: SiteReply, metrics: list[str], units: PrivateUnits | None) -> SiteReply:
         """Return a site's reply without the values that are neither counted in the ledger nor public.
 
         Args:
@@ -332,7 +332,7 @@ class Private:
             stats[EPSILON] = self._after[request.current_round]
         return replace(reply, metrics=numbers, report=report, stats=stats)
 
-    def facts(self, units: Units, counts: bool) -> dict[str, Any]:
+    def facts(self, units: PrivateUnits, counts: bool) -> dict[str, Any]:
         """Return the guarantee of differential privacy, for the results.
 
         The first fact has the unit, the mechanism and what is covered. The second has target, delta, the number of

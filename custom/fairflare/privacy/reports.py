@@ -12,7 +12,7 @@ import torch
 from fairflare.base.task import evaluating
 from fairflare.methods.base.site_run import SiteRun
 from fairflare.privacy.secret import SecretDraws
-from fairflare.privacy.training import Units
+from fairflare.privacy.training import PrivateUnits
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -50,7 +50,7 @@ def one_release(z: float, delta: float) -> float:
     return 0.0 if beyond(0.0) <= 0 else float(brentq(beyond, 0.0, most))
 
 
-def measure_units(run: SiteRun, units: Units, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
+def measure_units(run: SiteRun, units: PrivateUnits, split: str, measure: Callable[[Any], T], unread: T) -> list[T]:
     """Return what ``measure`` computes from each unit's (a patient's, say) batches; ``unread`` if one is unreadable."""
     measured = []
     for numbers in units.members:
@@ -63,7 +63,7 @@ def measure_units(run: SiteRun, units: Units, split: str, measure: Callable[[Any
 
 
 def losses_at(
-    run: SiteRun, units: Units, model: torch.nn.Module, received: Mapping[str, torch.Tensor], distance: float
+    run: SiteRun, units: PrivateUnits, model: torch.nn.Module, received: Mapping[str, torch.Tensor], distance: float
 ) -> list[float]:
     """Return each unit's mean loss at a distance from the received model, in the direction opposite to the update.
 

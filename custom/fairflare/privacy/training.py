@@ -27,7 +27,7 @@ MOMENTS = "private_optimizer"  # moments of noised gradients; those of a trainin
 
 
 @dataclass(frozen=True)
-class Units:
+class PrivateUnits:
     """Hold the units of a training list (patients, volumes or images), which the privacy guarantee protects.
 
     Attributes:
@@ -39,7 +39,7 @@ class Units:
     members: Sequence[Sequence[int]]
 
     @classmethod
-    def of(cls, data: SiteData, split: str = "training") -> Units:
+    def of(cls, data: SiteData, split: str = "training") -> PrivateUnits:
         """Return the units of a training list that privacy protects: patients wherever the data name them."""
         cases = data.cases(split) or [("image", str(k)) for k in range(data.num_samples(split))]
         members = gathered((case, number) for number, case in enumerate(cases))
@@ -76,7 +76,7 @@ class PrivateLoop:
     images: int = 1
     draws: Callable[[], SecretDraws] = SecretDraws
 
-    def train(self, units: Units) -> Trained:
+    def train(self, units: PrivateUnits) -> Trained:
         """Train for the round's fixed number of steps, and restore every tensor that is not trained.
 
         Raises:
@@ -109,7 +109,7 @@ class PrivateLoop:
     def _set_gradients(
         self,
         trained: Sequence[torch.nn.Parameter],
-        units: Units,
+        units: PrivateUnits,
         chance: float,
         drawn: Sequence[int],
         draws: SecretDraws,

@@ -15,7 +15,7 @@ from fairflare.base.checks import true_texts
 from fairflare.base.task import metric_name
 from fairflare.core.statistics.footing import ADJUSTED, OWN, SHARED, Footing
 from fairflare.core.statistics.inequality import (
-    Compared,
+    SitesCompared,
     errors_test,
     mean_interval,
     mean_of_shares_interval,
@@ -151,13 +151,15 @@ class Site:
         return statistics.fmean(known) if known and len(known) == len(classes) else None
 
 
-def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tuple[str, list[Site], Compared] | None:
+def _tested(
+    sites: Sequence[Site], low: float, high: float, higher: bool
+) -> tuple[str, list[Site], SitesCompared] | None:
     """Return the test that most sites can take part in, these sites and its result; ``None`` if fewer than two can."""
     enough = [s for s in sites if (s.said.get("test_cases") or 0) >= FEW]
     within = [s for s in enough if s.single and s.right and s.metric in (*SHARES, MEAN_RECALL)]
     dealt = [s for s in enough if s.said.get("case_scores") is not None]
     errors = [s for s in enough if (s.said.get("standard_error") or 0) > 0]
-    ways: list[tuple[str, list[Site], Callable[[list[Site]], Compared]]] = [
+    ways: list[tuple[str, list[Site], Callable[[list[Site]], SitesCompared]]] = [
         (WITHIN, within, lambda of: _within_classes(of, higher)),
         (CASES, dealt, lambda of: _of_cases(of, low, high, higher)),
         (ERRORS, errors, lambda of: errors_test(
@@ -169,7 +171,7 @@ def _tested(sites: Sequence[Site], low: float, high: float, higher: bool) -> tup
     return (name, tested, test(tested)) if len(tested) > 1 else None
 
 
-def _within_classes(sites: Sequence[Site], higher: bool) -> Compared:
+def _within_classes(sites: Sequence[Site], higher: bool) -> SitesCompared:
     names = sorted({name for site in sites for name in site.support})
     right, total = (
         np.array([[of.get(name, 0) for name in names] for of in counts], np.int64)
@@ -179,7 +181,7 @@ def _within_classes(sites: Sequence[Site], higher: bool) -> Compared:
     return permutation_test(right, total, shares / shares.sum(1, keepdims=True), higher_is_better=higher)
 
 
-def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> Compared:
+def _of_cases(sites: Sequence[Site], low: float, high: float, higher: bool) -> SitesCompared:
     counts = np.array([site.said["case_scores"] for site in sites], np.int64)
     total = counts.sum(1, keepdims=True)
     if sites[0].metric in SHARES and all(site.scores_of_shares for site in sites):  # the last bin has the right cases

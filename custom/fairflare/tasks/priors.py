@@ -34,7 +34,7 @@ MOCO_PREFIX = "encoder_q."
 FINGERPRINT_LENGTH = 16  # hexadecimal digits: 64 bits
 
 
-class PriorNetwork(nn.Module):
+class FrozenPrior(nn.Module):
     """Encode images by a frozen encoder, which always stays in evaluation mode and has no gradients.
 
     Args:
@@ -54,7 +54,7 @@ class PriorNetwork(nn.Module):
         self.eval()
         self.fingerprint = fingerprint(encoder.state_dict(), f"{name}/{image_size}")
 
-    def train(self, mode: bool = True) -> PriorNetwork:
+    def train(self, mode: bool = True) -> FrozenPrior:
         """Ignore the wanted mode: the prior network stays in evaluation mode."""
         return super().train(False)
 
@@ -87,7 +87,7 @@ def fingerprint(state: Mapping[str, torch.Tensor], extra: str = "") -> str:
 
 def load_prior(
     network: str = "embedded", checkpoint: str | Path | None = None, image_size: int | None = None
-) -> PriorNetwork:
+) -> FrozenPrior:
     """Return a prior network with the weights of a checkpoint; nothing is downloaded, and no code in it is executed.
 
     Args:
@@ -97,7 +97,7 @@ def load_prior(
         checkpoint: path of a plain state dict, alone or under ``state_dict``, with torchvision's, MONAI's or timm's
             names. MoCo's layout ``module.encoder_q.*`` is understood; MoCo's key encoder, queue and head are left out.
             ``None`` stands for the packaged weights, for ``"embedded"`` only.
-        image_size: see :class:`PriorNetwork`; a ResNet-50 trained on 224x224 images finds little in 48x48.
+        image_size: see :class:`FrozenPrior`; a ResNet-50 trained on 224x224 images finds little in 48x48.
 
     Raises:
         ValueError: the network needs a checkpoint and none is given; or the checkpoint is missing, damaged, pickled or
@@ -127,7 +127,7 @@ def load_prior(
         f"checkpoint {path} does not fit the prior network {network!r}",
         f". Choose the prior_network that the file is of; for MoCo's layout the keys start with 'module.{MOCO_PREFIX}'",
     )
-    return PriorNetwork(encoder, network, width, image_size)
+    return FrozenPrior(encoder, network, width, image_size)
 
 
 def build_encoder(network: str) -> tuple[nn.Module, int]:

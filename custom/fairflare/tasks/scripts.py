@@ -276,7 +276,7 @@ class LoopTask(Task):
         return self.prior or priors.load_prior(network, checkpoint, image_size)
 
 
-class OwnPrior(priors.PriorNetwork):
+class OwnPrior(priors.FrozenPrior):
     """Encode images with a script's frozen encoder, which gets the images as the script prepares them.
 
     Raises:

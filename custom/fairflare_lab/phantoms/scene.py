@@ -21,7 +21,7 @@ SEEN = {"light": 1.0, "dark": 0.75}  # contrast of a spot on skin of each tone
 SEED = 20260  # random seed of the classes, the same for every phantom
 
 
-class Look(NamedTuple):
+class SpotLook(NamedTuple):
     """Store the usual look of a class: colour of the spot, lobes of its outline, cells of its texture, dots."""
 
     colour: npt.NDArray[np.float64]  # colour of the spot, (3,) in [0, 1]
@@ -34,10 +34,10 @@ class Look(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def look_of(label: int) -> Look:
+def look_of(label: int) -> SpotLook:
     """Return the usual look of a spot of class number ``label``, from 0."""
     rng = np.random.default_rng([SEED, label])
-    return Look(
+    return SpotLook(
         colour=rng.uniform(0.1, 0.75, 3),
         lobes=int(rng.integers(2, 7)),
         ragged=float(rng.uniform(0.0, 0.3)),

@@ -17,7 +17,7 @@ _all: ContextVar[bool] = ContextVar("fairflare_all_records", default=False)
 
 @contextmanager
 def all_records() -> Iterator[None]:
-    """Let :class:`Shown` give all training images inside the context, for computations that end in a model update."""
+    """Let :class:`ShownRecords` give all training images inside the context, for what ends in a model update."""
     token = _all.set(True)
     try:
         yield
@@ -53,7 +53,7 @@ class Floor:
         return [] if hidden is None or not self.holds(split) else [k for k in classes if k not in hidden]
 
 
-class Shown(Proxy):
+class ShownRecords(Proxy):
     """Give a site's data without the records of classes that have too few cases (see :meth:`SiteData.enough`).
 
     Every measurement is then computed from the remaining records alone, for any model and any method. Only inside of
@@ -118,7 +118,7 @@ def cases_of_classes(cases: Sequence[Hashable], labels: Sequence[int], classes: 
 
 
 def may_leave(of_classes: Collection[int] | None, hidden: Collection[int] | None) -> bool:
-    """Return whether a metric that was measured on the data of :class:`Shown` may leave the site.
+    """Return whether a metric that was measured on the data of :class:`ShownRecords` may leave the site.
 
     Args:
         of_classes: numbers of the metric's classes; ``None`` if not declared, empty if every image counts in it.

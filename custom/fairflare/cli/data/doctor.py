@@ -42,7 +42,7 @@ COLOURS = {"ok": "green", "warning": "yellow", "problem": "red"}
 
 
 @dataclass(frozen=True)
-class Finding:
+class KitFinding:
     """Describe the outcome of one check of ``fairflare doctor``.
 
     Args:
@@ -87,7 +87,7 @@ def doctor(
     raise typer.Exit(1 if any(finding.state == "problem" for finding in findings) else NEEDS_CODE * needs_code)
 
 
-def examine(kit: Path | None = None) -> Iterator[Finding]:
+def examine(kit: Path | None = None) -> Iterator[KitFinding]:
     """Yield the finding of each check, one after the other: packages, imports, device, disk space, start-up kit."""
     yield from dict.fromkeys(packages())  # two extras may need one package
     yield from imports()
@@ -97,7 +97,7 @@ def examine(kit: Path | None = None) -> Iterator[Finding]:
         yield from start_up_kit(kit)
 
 
-def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
+def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[KitFinding]:
     """Yield findings on whether a MONAI bundle can be trained where code is forbidden, and what data it needs.
 
     Args:
@@ -116,16 +116,16 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
     parts = BundleParts(bundle)
     for problem in (problems := list(parts.problems(optimizer="optimizer" not in settings))):
         code = isinstance(first_cause(problem), Refused)  # else it fails even where code may run
-        yield Finding("not sealed", "warning" if code else "problem", str(problem))
+        yield KitFinding("not sealed", "warning" if code else "problem", str(problem))
     if problems:
         no = (
             f"no: {len(problems)} part(s) cannot be made without code rights; those that are wrong not with them either"
         )
-        yield Finding("sealed", "warning", no)
+        yield KitFinding("sealed", "warning", no)
     else:
         yield _tried(MonaiBundleTask(**{**settings, **sealed_settings(folder, configs)}))
     if user_code := bundle.own_code():
-        yield Finding("own code", "warning", f"brings Python of its own: keys {', '.join(user_code)}")
+        yield KitFinding("own code", "warning", f"brings Python of its own: keys {', '.join(user_code)}")
     declared = bundle.get("_meta_#network_data_format#inputs")
     wanted = json.dumps(declared) if declared else "configs/metadata.json does not say"
     label = "a label's file"
@@ -133,10 +133,10 @@ def sealing(folder: Path, settings: Mapping[str, Any]) -> Iterator[Finding]:
         if takes_class_numbers(parts.kept("train_preprocessing"), settings.get("label_key", "label")):
             label = "a class's number as its label"
     case = f"an image (a file, or a list of files, a channel each) and {label} a case"
-    yield Finding("data it wants", "ok", f"{case}; {wanted:.600}")
+    yield KitFinding("data it wants", "ok", f"{case}; {wanted:.600}")
 
 
-def _tried(task: MonaiBundleTask) -> Finding:
+def _tried(task: MonaiBundleTask) -> KitFinding:
     """Return the finding on whether a sealed bundle, all of whose parts can be made, trains from a datalist."""
     from fairflare.data.datalist import DataError
     from fairflare.tasks.bundles.trial import train_once
@@ -144,20 +144,20 @@ def _tried(task: MonaiBundleTask) -> Finding:
     try:
         images = train_once(task)
     except (BundleError, DataError) as error:
-        return Finding("sealed", "problem", f"no: its parts can be made, but {error}; images of its own kind may do")
-    return Finding(
+        return KitFinding("sealed", "problem", f"no: its parts can be made, but {error}; images of its own kind may do")
+    return KitFinding(
         "sealed", "ok", f"yes: it trains at sites that permit no code (export --preinstalled); tried on {images}"
     )
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[KitFinding]:
     """Yield findings on the versions of Python and of the packages that FairFlare needs."""
     from packaging.requirements import Requirement
 
     number = ".".join(map(str, sys.version_info[:3]))
     fits = (3, 10) <= sys.version_info[:2] <= (3, 14)
-    yield Finding("python", "ok" if fits else "problem", number if fits else f"{number}; 3.10 to 3.14 are supported")
-    yield Finding("fairflare", "ok", version("fairflare"))
+    yield KitFinding("python", "ok" if fits else "problem", number if fits else f"{number}; 3.10 to 3.14 are supported")
+    yield KitFinding("fairflare", "ok", version("fairflare"))
     for text in requires("fairflare") or []:
         wanted = Requirement(text)
         extra = next((name for name in EXTRAS if wanted.marker and wanted.marker.evaluate({"extra": name})), None)
@@ -168,15 +168,15 @@ def packages() -> Iterator[Finding]:
         except PackageNotFoundError:
             lacks = f"not installed; {Requirement(text.partition(';')[0])} is needed"
             more = f" for {EXTRAS[extra]}: pip install 'fairflare[{extra}]'" if extra else ""
-            yield Finding(wanted.name, "warning" if extra else "problem", lacks + more)
+            yield KitFinding(wanted.name, "warning" if extra else "problem", lacks + more)
             continue
         fits = wanted.specifier.contains(installed, prereleases=True)
-        yield Finding(
+        yield KitFinding(
             wanted.name, "ok" if fits else "problem", installed if fits else f"{installed}; {wanted} is needed"
         )
 
 
-def imports() -> Iterator[Finding]:
+def imports() -> Iterator[KitFinding]:
     """Yield a problem for each package that runs import, and that is installed but cannot be imported here."""
     of_run = ("fairflare.tasks.batches", "fairflare.flare.controller", "fairflare.flare.executor")
     for name in (*of_run, *IMPORTED):  # the modules of a run import PyTorch, MONAI and FLARE
@@ -184,30 +184,32 @@ def imports() -> Iterator[Finding]:
             import_module(name)
         except Exception as error:  # a package may raise any error
             if not (isinstance(error, ModuleNotFoundError) and error.name == name):  # its version says what is missing
-                yield Finding(name, "problem", f"cannot be imported here: {describe_error(error)}")
+                yield KitFinding(name, "problem", f"cannot be imported here: {describe_error(error)}")
 
 
-def device() -> Finding:
+def device() -> KitFinding:
     """Return a finding on the GPU, with the number of CPU cores where there is no GPU."""
     import torch
 
     if torch.cuda.is_available():
         cards = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        return Finding("GPU", "ok", ", ".join(f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in cards))
-    return Finding("GPU", "warning", f"none that PyTorch can use; training runs on {cores()} CPU core(s)")
+        return KitFinding(
+            "GPU", "ok", ", ".join(f"{card.name} ({card.total_memory / 2**30:.0f} GiB)" for card in cards)
+        )
+    return KitFinding("GPU", "warning", f"none that PyTorch can use; training runs on {cores()} CPU core(s)")
 
 
-def room(folder: Path) -> Finding:
+def room(folder: Path) -> KitFinding:
     """Return a finding on the free space of a folder's disk, with a warning at 5 GiB or less."""
     gib = shutil.disk_usage(folder).free / 2**30
-    return Finding("disk", "ok" if gib > 5 else "warning", f"{gib:.1f} GiB free")
+    return KitFinding("disk", "ok" if gib > 5 else "warning", f"{gib:.1f} GiB free")
 
 
-def start_up_kit(kit: Path) -> Iterator[Finding]:
+def start_up_kit(kit: Path) -> Iterator[KitFinding]:
     """Yield findings on a start-up kit's allow list, rights, log streaming, signed jobs and certificates."""
     local, startup = kit / "local", kit / "startup"
     if (file := _file_read_by_flare(local, "resources.json")) is None:
-        yield Finding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
+        yield KitFinding("kit", "problem", f"{kit} has no local/resources.json; give the folder of a start-up kit")
         return
     try:
         resources = json.loads(file.read_text(encoding="utf-8"))
@@ -215,7 +217,7 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         yield from _rights(local)
         site = (startup / "fed_client.json").is_file()
         if site and resources.get("allow_log_streaming", True):
-            yield Finding(
+            yield KitFinding(
                 "log streaming", "warning",
                 f"the site's job logs go to the server, texts of exceptions with them ({file.name}); {LAY}",
             )  # fmt: skip
@@ -223,9 +225,11 @@ def start_up_kit(kit: Path) -> Iterator[Finding]:
         yield from _decoded(kit)
         started = startup / ("fed_client.json" if site else "fed_server.json")
         if started.is_file() and json.loads(started.read_text(encoding="utf-8")).get("require_signed_jobs") is False:
-            yield Finding("signed jobs", "warning", f"jobs without a signature run; take the key out of {started.name}")
+            yield KitFinding(
+                "signed jobs", "warning", f"jobs without a signature run; take the key out of {started.name}"
+            )
     except (ValueError, AttributeError, KeyError) as error:
-        yield Finding("allow list", "problem", f"{file}: {error}")
+        yield KitFinding("allow list", "problem", f"{file}: {error}")
     for certificate in sorted([*startup.glob("*.crt"), *startup.glob("rootCA.pem")]):
         yield _expiry(certificate)
 
@@ -235,18 +239,18 @@ def _file_read_by_flare(local: Path, name: str) -> Path | None:
     return next((path for path in (local / name, local / f"{name}.default") if path.is_file()), None)
 
 
-def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[Finding]:
+def _kept(resources: Mapping[str, Any], local: Path, key: str) -> Iterator[KitFinding]:
     """Yield a warning if files that must outlive a job would be lost with the job's container."""
     launchers = {"docker_launcher", "k8s_launcher"} & {part.get("id") for part in resources.get("components", [])}
     settings = local / "fairflare.json"
     if launchers and not (settings.is_file() and key in json.loads(settings.read_text(encoding="utf-8"))):
-        yield Finding(
+        yield KitFinding(
             key, "warning",
             f"what stays between jobs is lost with each job's container: set {key} in local/fairflare.json to a mount",
         )  # fmt: skip
 
 
-def _decoded(kit: Path) -> Iterator[Finding]:
+def _decoded(kit: Path) -> Iterator[KitFinding]:
     """Yield a finding on decoded and prepared volumes that a site keeps on its disk, if there are any."""
     from fairflare.data.decoded import UNUSED_DAYS
     from fairflare.federation.site.site_file import DECODED, DECODED_PLACE, SITE_FILE, read_site_file
@@ -258,10 +262,10 @@ def _decoded(kit: Path) -> Iterator[Finding]:
         if files := [*folder.rglob("*.npy")]:
             size = sum(file.stat().st_size for file in files) / 1e9
             text = f"{len(files)} of patients, {size:.1f} GB, in {folder}: remove it with the site's data, or volumes "
-            yield Finding("decoded volumes", "ok", f"{text}that left the data stay for up to {UNUSED_DAYS} days")
+            yield KitFinding("decoded volumes", "ok", f"{text}that left the data stay for up to {UNUSED_DAYS} days")
 
 
-def _rights(local: Path) -> Iterator[Finding]:
+def _rights(local: Path) -> Iterator[KitFinding]:
     """Yield a finding on the rights of users to bring code with a job or to open a shell."""
     if (file := _file_read_by_flare(local, "authorization.json")) is None:
         return
@@ -273,10 +277,10 @@ def _rights(local: Path) -> Iterator[Finding]:
         if (rights if isinstance(rights, str) else rights.get(right, "none")) != "none"
     ]
     text = f"{', '.join(wide)} ({file.name}); {LAY}" if wide else "nobody may bring code or use a shell"
-    yield Finding("rights", "warning" if wide else "ok", text)
+    yield KitFinding("rights", "warning" if wide else "ok", text)
 
 
-def _allow_list(entries: list[str]) -> Finding:
+def _allow_list(entries: list[str]) -> KitFinding:
     """Return a finding on the allow list: it should allow the classes of jobs without custom code, and no other."""
     from fairflare.provision import job_classes
 
@@ -287,23 +291,23 @@ def _allow_list(entries: list[str]) -> Finding:
     wide = [entry for entry in entries if entry == "*" or (entry.partition(".")[0] == PREFIX and entry not in wanted)]
     if wide:
         text = f"{wide[0]!r} lets a job call any function of the package with its own arguments; {remedy} instead"
-        return Finding(what, "warning", text)
+        return KitFinding(what, "warning", text)
     if missing:
         few = f" ({', '.join(missing[:8])}{', ...' * (len(missing) > 8)})"
         text = f"{len(missing)} of {len(wanted)} classes are missing{few}: jobs with them are refused"
-        return Finding(what, "problem" if missing == wanted else "warning", f"{text}; {remedy}")
-    return Finding(what, "ok", "what jobs without custom code name is allowed")
+        return KitFinding(what, "problem" if missing == wanted else "warning", f"{text}; {remedy}")
+    return KitFinding(what, "ok", "what jobs without custom code name is allowed")
 
 
-def _expiry(path: Path) -> Finding:
+def _expiry(path: Path) -> KitFinding:
     from cryptography import x509
 
     what = f"certificate {path.name}"
     try:
         ends = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
     except ValueError as error:
-        return Finding(what, "problem", str(error))
+        return KitFinding(what, "problem", str(error))
     days = (ends - datetime.now(timezone.utc)).days
     state: State = "problem" if days < 0 else "warning" if days < 30 else "ok"
     remedy = "" if state == "ok" else "; renew it: docs/security.md (provisioning again alone keeps the old one)"
-    return Finding(what, state, f"valid until {ends:%Y-%m-%d}{remedy}")
+    return KitFinding(what, state, f"valid until {ends:%Y-%m-%d}{remedy}")

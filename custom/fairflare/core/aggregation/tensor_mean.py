@@ -38,7 +38,7 @@ class Aggregate:
 MEAN = Aggregate()
 
 
-class NotFinite(ValueError):
+class MeanNotFinite(ValueError):
     """Report that an average is not finite, because a tensor is not or the weights sum to slightly more than 1."""
 
 
@@ -67,7 +67,7 @@ class RobustMiddle:
             middle = self._middle(torch.stack([part.double() for part in parts]), weights)
             block.copy_(middle.clamp_(min=0.0) if floor and self.name.rpartition(".")[2] == "running_var" else middle)
         if not all_finite(result):
-            raise NotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
+            raise MeanNotFinite(f"the {self.how.kind} of tensor {self.name!r} does not fit {self.dtype}")
         return result.reshape(self.like.shape)
 
     def _middle(self, values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -157,7 +157,7 @@ class WeightedMean:
                 self._add(total, parts, scratch)
                 block.copy_(total.clamp_(min=0.0) if floor else total)
         if not all_finite(mean):
-            raise NotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
+            raise MeanNotFinite(f"the average of tensor {self.name!r} does not fit {self.dtype}")
         return mean.reshape(self.like.shape)
 
 

@@ -112,7 +112,7 @@ def _values_of_logits(logits: Numbers, low: float, high: float) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Compared:
+class SitesCompared:
     """Store how sites compare with equal sites that differ by chance alone; arrays are in the order of the sites.
 
     Attributes:
@@ -135,7 +135,7 @@ class Compared:
 
 def permutation_test(
     right: Counts, total: Counts, weights: Numbers, *, higher_is_better: bool = True, draws: int = DRAWS
-) -> Compared:
+) -> SitesCompared:
     r"""Compare the sites' shares with those after random deals of each class's cases, with unchanged numbers per site.
 
     The value of site s is :math:`v_s = \sum_c w_{sc} \bar x_{sc}`, where :math:`\bar x_{sc}` is the share of its cases
@@ -175,7 +175,7 @@ def permutation_test(
 
 def scores_test(
     counts: Counts, scores: Sequence[float], *, higher_is_better: bool = True, draws: int = DRAWS
-) -> Compared:
+) -> SitesCompared:
     r"""Compare the sites' mean scores with those after random deals of all cases, each in its own standard errors.
 
     Sites may have equal means and unequal scatter; then the deals alone would call a site with few, scattered cases
@@ -235,7 +235,7 @@ def _dealt(sizes: Counts, bins: Counts, points: Numbers, draws: int) -> Numbers:
 def errors_test(
     values: Sequence[float], errors: Sequence[float], cases: Sequence[int], *,
     low: float = -math.inf, high: float = math.inf, higher_is_better: bool = True, draws: int = DRAWS,
-) -> Compared:  # fmt: skip
+) -> SitesCompared:  # fmt: skip
     r"""Compare sites by their standard errors, for metrics that are not made of single cases (AUC).
 
     The statistic is Cochran's :math:`Q = \sum_s (v_s - \bar v)^2 / e_s^2` around the mean weighted by
@@ -276,7 +276,7 @@ def errors_test(
 
 def _compare_with_errors(
     sites: tuple[Numbers, Numbers], chance: tuple[Numbers, Numbers], ends: tuple[float, float] | None, higher: bool
-) -> Compared:
+) -> SitesCompared:
     """Compare the sites' values and standard errors with those that were drawn; both are logits if ``ends`` are given.
 
     ``ends``: ends of the metric's range. The error of a site's distance to the weighted mean is smaller than that of
@@ -303,7 +303,7 @@ def _variance_of_mean(errors: Numbers) -> Numbers:
 def _compared(
     values: Numbers, expected: Numbers, within: Numbers, errors: Numbers,
     chance: tuple[Numbers, Numbers, Numbers, Numbers], higher: bool, back: Callable[[Numbers], Numbers] = np.asarray,
-) -> Compared:  # fmt: skip
+) -> SitesCompared:  # fmt: skip
     """Compare the sites' values with values that were drawn by chance.
 
     Both are given as values, expected values, variances for the sum of squares, and standard errors for single sites.
@@ -316,7 +316,9 @@ def _compared(
     p_value = (1 + int((sums >= inequality * (1 - _TIE) - _TIE).sum())) / (draws + 1)
     p_sites = [(1 + int((largest >= distance * (1 - _TIE) - _TIE).sum())) / (draws + 1) for distance in single]
     behind = (back(chance[1]) - dealt) * (1 if higher else -1)
-    return Compared(p_value, back(expected), np.array(p_sites), float(dealt.std(1).mean()), float(behind.max(1).mean()))
+    return SitesCompared(
+        p_value, back(expected), np.array(p_sites), float(dealt.std(1).mean()), float(behind.max(1).mean())
+    )
 
 
 def _statistics(values: Numbers, expected: Numbers, within: Numbers, errors: Numbers) -> tuple[Numbers, Numbers]:

@@ -20,7 +20,7 @@ from fairflare.base.disk.files import system_error
 from fairflare.base.settings import field_names
 from fairflare.data.datalist import SPLITS
 from fairflare.data.preparers import dealing, preparers
-from fairflare.data.preparers.options import Command, Preparer, option, values_of
+from fairflare.data.preparers.options import Preparer, PreparerCommand, option, values_of
 from fairflare.data.preparers.writing import MANIFEST, SITE_FILE
 
 INTERRUPTED = 130
@@ -54,7 +54,7 @@ def make_app(prog: str = PROG) -> typer.Typer:
         help="Makes folders with a datalist for every site of public data sets or your own files (docs/datasets.md).",
     )  # fmt: skip
     for preparer in preparers().values():
-        app.command(preparer.name, cls=Command, help=preparer.text)(command_of(preparer, prog))
+        app.command(preparer.name, cls=PreparerCommand, help=preparer.text)(command_of(preparer, prog))
     return app
 
 

@@ -240,7 +240,7 @@ def split_name(text: str, row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class Answers:
+class CellMeanings:
     """Define the meaning of cells that are neither 1 nor 0 in a table of findings.
 
     Attributes:

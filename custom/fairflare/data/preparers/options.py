@@ -63,7 +63,7 @@ class Preparer:
     dealing: Dealing | None = None
 
 
-class Command(TyperCommand):
+class PreparerCommand(TyperCommand):
     """Accept lists on the command line both as ``--classes A B`` and as ``--classes A --classes B``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

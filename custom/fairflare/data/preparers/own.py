@@ -19,7 +19,7 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
-    Answers,
+    CellMeanings,
     Groups,
     attributes_of,
     classes_of,
@@ -43,7 +43,7 @@ def write_own(
     what: str = "image", plane: str | None = None, *, attributes: Mapping[str, str] | None = None,
     classes: Sequence[str] | None = None, group: Groups = None, leave_out: bool | None = None,
     mask_values: Mapping[str, int | str] | None = None, mask_drawn_on: DrawnOn | None = None,
-    answers: Answers | None = None,
+    answers: CellMeanings | None = None,
 ) -> dict[str, Path]:  # fmt: skip
     """Check all images and masks of a user's source, and write those that can be used.
 
@@ -150,7 +150,7 @@ def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
 
 
 def _labels(
-    cases: Sequence[Item], classes: Sequence[str] | None, what: str, answers: Answers | None
+    cases: Sequence[Item], classes: Sequence[str] | None, what: str, answers: CellMeanings | None
 ) -> tuple[list[str] | None, list[Any]]:
     """Return the names of the classes (None for masks), and the class, the findings, or the mask of each image.
 
@@ -159,7 +159,7 @@ def _labels(
             given although the images have masks.
     """
     if any(isinstance(case.mask, dict) for case in cases):
-        return list(classes or ()), [case.mask and (answers or Answers()).labels(case) for case in cases]
+        return list(classes or ()), [case.mask and (answers or CellMeanings()).labels(case) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if problem := first_of({
         f"some {what}s have masks and some have classes; prepare them one by one":

@@ -11,7 +11,7 @@ from fairflare.data.datalist import DataError
 from fairflare.data.geometry import DrawnOn
 from fairflare.data.preparers.contents import contents
 from fairflare.data.preparers.dealing import Dealing
-from fairflare.data.preparers.listed import Answers, Blank, Groups, Uncertain
+from fairflare.data.preparers.listed import Blank, CellMeanings, Groups, Uncertain
 from fairflare.data.preparers.looking import look_at_picture
 from fairflare.data.preparers.options import of_function
 from fairflare.data.preparers.own import write_own
@@ -49,7 +49,7 @@ def prepare_images(
             after a colon are the inner edges of bins; an attribute without edges is a category.
         classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
             that occur, numbers by size, names by the alphabet.
-        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.Answers`. A table has
+        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.CellMeanings`. A table has
             findings if it lacks the column ``label`` and has a column for each name in ``classes``.
         leave_out: skip images that cannot be used, or of which no finding is known, and report them.
         group: regular expression whose first group is the patient, searched in the path of an image below the source.
@@ -70,7 +70,7 @@ def prepare_images(
         tree = listed(source, csv, columns or {}, "label", attributes, classes, pictures=True)
     return write_own(
         {"": tree}, look_at_picture, out_dir, dealing or Dealing(), writing, attributes=attributes, classes=classes,
-        group=group, leave_out=leave_out, answers=Answers(uncertain, blank),
+        group=group, leave_out=leave_out, answers=CellMeanings(uncertain, blank),
     )  # fmt: skip
 
 
@@ -185,7 +185,7 @@ def prepare_folders(
     return write_own(
         trees, partial(look_at_picture, drawn_on=mask_drawn_on), out_dir, Dealing(), writing, attributes=attributes,
         classes=classes, group=group, leave_out=leave_out, mask_values=mask_values, mask_drawn_on=mask_drawn_on,
-        answers=Answers(uncertain, blank),
+        answers=CellMeanings(uncertain, blank),
     )  # fmt: skip
 
 

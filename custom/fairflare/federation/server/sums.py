@@ -48,14 +48,14 @@ from fairflare.privacy.sums.masks import (
     MEANS,
     NORMS,
     Addition,
-    Question,
+    SumAsked,
     SumSpoiled,
     Table,
     additions_for,
     digest,
     opened_by,
 )
-from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Layout, Ring, kinds
+from fairflare.privacy.sums.ring import BUFFERS, SUMS, TRAINED, Ring, SumLayout, kinds
 from fairflare.reporting.documents import LeftOut, RoundRecord, Warned
 
 MOST_OF_HELLO = 2**14  # bytes of one part of a hello
@@ -331,7 +331,7 @@ class SecureSums:
             need(members == _sites(before), SumLost(f"round {self.record.current_round}: {why}"))
             weighing = replace(weighing, **before)
         given = (weighing.sites or {}, weighing.buffers or weighing.sites or {})
-        asked, even = list[tuple[Question, Layout]](), (set[str](), set[str]())
+        asked, even = list[tuple[SumAsked, SumLayout]](), (set[str](), set[str]())
         parts = zip(labels, (self.kinds.params, self.kinds.buffers), (TRAINED, BUFFERS), given, even, strict=True)
         for label, names, ring, of_sites, of_part in parts:
             if names:
@@ -363,9 +363,9 @@ class SecureSums:
 
     def _question(
         self, label: str, ring: Ring, like: State, by_layer: LayerWeights, members: Sequence[str], even: set[str]
-    ) -> tuple[Question, Layout]:
+    ) -> tuple[SumAsked, SumLayout]:
         """Return the question for a mean, and its layout; add to ``even`` the layers that must have equal weights."""
-        layout = Layout.of(like, None if by_layer.keys() == {""} else layers_of(like))
+        layout = SumLayout.of(like, None if by_layer.keys() == {""} else layers_of(like))
         table = {site: tuple(float(by_layer[layer][site]) for layer in layout.layers) for site in members}
         in_parts = bool(self.kept["parts"]) and label != GROUPS  # a group's weights are fixed, and so one sum is enough
         opened = [{site: (1 / len(members),) for site in members}] * (self._anchor is not None and not in_parts)
@@ -374,10 +374,10 @@ class SecureSums:
         least = FEWEST + (label in FIRST_OF_TWO or self._anchor is not None)
         slices = self._slices(layout, table, least) if ring == TRAINED else ""
         label = MEANS[label] if in_parts else label
-        return Question(self.record.current_round, self.attempt, label, ring, self.model, table, slices), layout
+        return SumAsked(self.record.current_round, self.attempt, label, ring, self.model, table, slices), layout
 
-    def _slices(self, layout: Layout, table: Table, least: int) -> str:
-        """Return what :attr:`Question.slices` says, for slices (of a structure, a channel) that not all members own."""
+    def _slices(self, layout: SumLayout, table: Table, least: int) -> str:
+        """Return what :attr:`SumAsked.slices` says, for slices (structures, channels) that not all members own."""
         slices = [
             (name, slices.axis, [
                 self._owners_weights({site: row[layout.columns[name]] for site, row in table.items()}, lacking, least)
@@ -428,7 +428,7 @@ class SecureSums:
         }
         return replace(weighing, layers={**weighing.layers, **dict.fromkeys(layers, even)}, record=record)
 
-    def _opened(self, asked: Sequence[tuple[Question, Layout]], members: list[str]) -> list[State]:
+    def _opened(self, asked: Sequence[tuple[SumAsked, SumLayout]], members: list[str]) -> list[State]:
         """Ask all members for masked vectors, then for the keys of their own masks, and return the opened sums.
 
         A sum that a group of sites has opened in this round is not asked for again.
@@ -558,7 +558,7 @@ def _sites(weights: Mapping[str, Any]) -> list[str]:
     return sorted(weights["sites"] or next(iter((weights["layers"] or {}).values())))
 
 
-def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: Question, layout: Layout) -> State:
+def _join_groups(done: Mapping[tuple[str, ...], Mapping[str, State]], question: SumAsked, layout: SumLayout) -> State:
     """Return the mean over all sites from the opened sums of one or several groups of sites."""
     sums = [tensors[question.label] for tensors in done.values()]
     shares = [np.array([question.table[site] for site in part]).sum(0) for part in done]  # by group and layer

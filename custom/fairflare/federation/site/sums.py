@@ -31,8 +31,8 @@ from fairflare.methods.base.training import SiteRun, SiteStore
 from fairflare.privacy.sums.exposure import Limits
 from fairflare.privacy.sums.journal import SumLog
 from fairflare.privacy.sums.keys import Kit, Pairs, SiteKeys, SumRefused, need
-from fairflare.privacy.sums.masks import BY_PART, CLASS_GRADIENTS, COUNTS, GROUPS, NORMS, Question, digest
-from fairflare.privacy.sums.ring import Layout, kinds, same_integers
+from fairflare.privacy.sums.masks import BY_PART, CLASS_GRADIENTS, COUNTS, GROUPS, NORMS, SumAsked, digest
+from fairflare.privacy.sums.ring import SumLayout, kinds, same_integers
 
 if TYPE_CHECKING:
     from fairflare.federation.site.worker import SiteWorker
@@ -191,7 +191,7 @@ def mask(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         })  # fmt: skip
         need(not problem, SumRefused(worker.site, f"sum {question.label!r} of round {number}: {problem}"))
         # Each part has its own weight: a common one would open the numbers of a class that only one site has.
-        layout = Layout.of(update := stored[question.vectors], layers_of(update) if part or len(row) > 1 else None)
+        layout = SumLayout.of(update := stored[question.vectors], layers_of(update) if part or len(row) > 1 else None)
         vectors[question.label], clipped = log.masked(question, pairs, layout, update)
         saturated += clipped
     return SiteReply(STATUS_OK, update=vectors, report={SATURATED: saturated})
@@ -219,7 +219,7 @@ def _keys(worker: SiteWorker) -> SiteKeys:
     return SiteKeys(worker.site, worker.state.folder, kit)
 
 
-def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Question, Pairs]]:
+def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, SumAsked, Pairs]]:
     limits = Limits(
         _own(worker, "secure_max_weight", Limits().max_weight, Most),
         _own(worker, "secure_max_exposure", Limits().max_exposure, Most),
@@ -229,7 +229,7 @@ def _asked(worker: SiteWorker, request: SiteTask) -> Iterator[tuple[SumLog, Ques
     need(not parts or _secure(worker) != OF_ALL, SumRefused(worker.site, why))
     log = SumLog(worker.site, worker.state.folder, request.experiment or request.run, limits, parts)
     pairs = _keys(worker).pairs(request.sums.get(RUN))
-    questions = [Question.read(worker.site, plain) for plain in _listed(worker, request, QUESTIONS, Mapping)]
+    questions = [SumAsked.read(worker.site, plain) for plain in _listed(worker, request, QUESTIONS, Mapping)]
     for question in (
         question_of_part for question_of_part in questions if not parts or worker.site in question_of_part.table
     ):

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from fairflare.base.aspect import SUMS
-from fairflare.base.cases.floor import Floor, Shown
+from fairflare.base.cases.floor import Floor, ShownRecords
 from fairflare.base.machine.computing import NoSuchForm
 from fairflare.base.machine.memory_reuse import reused_memory
 from fairflare.base.own_errors import describe_error, lacking_package
@@ -63,11 +63,11 @@ from fairflare.methods.base.home import LOCAL_MODEL, OwnModel
 from fairflare.methods.base.reports import MAX_TEXT
 from fairflare.methods.base.training import LocalTraining, SiteError, SiteRun, SiteStore
 from fairflare.methods.parts.group_sums import ByPeople
-from fairflare.privacy.ledger import Refused
+from fairflare.privacy.ledger import BudgetRefused
 from fairflare.privacy.policy import Private
 from fairflare.privacy.sums.journal import HEAD, LOG
 from fairflare.privacy.sums.keys import KEY, SumRefused
-from fairflare.privacy.training import Units
+from fairflare.privacy.training import PrivateUnits
 
 log = logging.getLogger(__name__)
 #: Methods of a site's data whose first argument is the name of a list (split).
@@ -170,7 +170,7 @@ class SiteWorker:
         """Return the part of an answer that is sent: with differential privacy only counted or public values."""
         if self.private is None or request.name in SUMS.tasks:
             return reply
-        units = Units.of(self._data) if self._data is not None else None
+        units = PrivateUnits.of(self._data) if self._data is not None else None
         metrics = [metric.name for metric in self.task.declared_metrics()]
         return self.private.told(request, reply, metrics, units)
 
@@ -198,7 +198,7 @@ class SiteWorker:
             why = f"site {self.site!r}: {e} has no deterministic form on its device; set deterministic to false"
             return refusal(self.site, request.name, SiteError(why))
         except Exception as e:
-            if self.private is not None and isinstance(e, (Refused, SumRefused)):  # their texts reveal no image
+            if self.private is not None and isinstance(e, (BudgetRefused, SumRefused)):  # their texts reveal no image
                 self.private.public.add(e.public)
             return refusal(self.site, request.name, e, tells_all=self.tells_all)
         reply.stats["seconds"] = round(time.monotonic() - started, 3)
@@ -218,7 +218,7 @@ class SiteWorker:
         floor = self._floor(request)
         # Under differential privacy nothing is measured, and the number of images is public, whatever the images show.
         whole = floor <= 1 or self.private is not None
-        data: Any = self._data if whole else self._views.get(floor) or Shown(self._data, floor)
+        data: Any = self._data if whole else self._views.get(floor) or ShownRecords(self._data, floor)
         self._views[floor] = data
         data = Patchwise(data) if request.directives.get(PATCHWISE) else data
         return StoppableData(TestedOn(data, SPLIT_GLOBAL) if SPLIT_GLOBAL in request.measure else data)

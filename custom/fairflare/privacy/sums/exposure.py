@@ -11,7 +11,7 @@ import numpy as np
 
 from fairflare.base.checks import first_of
 from fairflare.privacy.sums.keys import FEWEST, MAGIC, Pairs, SumRefused, fields
-from fairflare.privacy.sums.masks import BY_PART, COUNTS, FIRST_OF_TWO, GROUPS, Question, Table
+from fairflare.privacy.sums.masks import BY_PART, COUNTS, FIRST_OF_TWO, GROUPS, SumAsked, Table
 from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
 MOST_SITES = 100  # each site generates a stream of masks for each other site
@@ -105,7 +105,7 @@ def draw_groups(experiment: str, weights: Mapping[str, float]) -> list[dict[str,
 
 
 def check_table(
-    site: str, question: Question, limits: Limits, pairs: Pairs, opened: Sequence[Table] = (), whole: int = 0
+    site: str, question: SumAsked, limits: Limits, pairs: Pairs, opened: Sequence[Table] = (), whole: int = 0
 ) -> None:
     """Refuse a secure sum whose members or weights would reveal too much of one site.
 
@@ -139,7 +139,7 @@ def check_table(
         raise SumRefused(site, f"sum {question.label!r} of round {question.round}: {problem}")
 
 
-def _shown(question: Question, limits: Limits, opened: Sequence[Table], least: int) -> str:
+def _shown(question: SumAsked, limits: Limits, opened: Sequence[Table], least: int) -> str:
     """Return why weights would show too much of a site's numbers, and what to do; an empty text if they do not."""
     for softened in (weights for weights in question.own_weights if weights):
         # Whoever is not named adds nothing to the slice: what a sum shows of it is a matter of the others alone.

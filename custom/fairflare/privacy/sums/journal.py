@@ -17,8 +17,8 @@ from fairflare.base.checks import first_of
 from fairflare.base.disk.files import append, write_whole
 from fairflare.privacy.sums.exposure import Limits, check_table, draw_groups, exposure
 from fairflare.privacy.sums.keys import Pairs, SumRefused, need
-from fairflare.privacy.sums.masks import BY_PART, GROUPS, NORMS, Question, masks_of, own_key
-from fairflare.privacy.sums.ring import Layout
+from fairflare.privacy.sums.masks import BY_PART, GROUPS, NORMS, SumAsked, masks_of, own_key
+from fairflare.privacy.sums.ring import SumLayout
 
 #: The log, and beside it the size and SHA-256 that it had after its last line.
 LOG, HEAD = "sums.log", "sums.head"
@@ -49,7 +49,7 @@ class SumLog:
         self.parts = [dict(part) for part in parts]
 
     def masked(
-        self, question: Question, pairs: Pairs, layout: Layout, update: Mapping[str, torch.Tensor]
+        self, question: SumAsked, pairs: Pairs, layout: SumLayout, update: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, int]:
         """Return the site's masked numbers, and how many of them were clipped; a repeated request gets the same bits.
 
@@ -97,7 +97,7 @@ class SumLog:
             })  # fmt: skip
         return torch.from_numpy(sent.view(f"<i{ring.bits // 8}")), saturated
 
-    def release(self, question: Question, pairs: Pairs, present: Iterable[str]) -> bytes:
+    def release(self, question: SumAsked, pairs: Pairs, present: Iterable[str]) -> bytes:
         """Return the key of the site's own mask, after the log on disk says that the site gives it away.
 
         Args:
@@ -120,7 +120,7 @@ class SumLog:
 
     # ------------------------------------------------------------------------------------------------ rules
 
-    def _check(self, question: Question, pairs: Pairs) -> list[Line]:
+    def _check(self, question: SumAsked, pairs: Pairs) -> list[Line]:
         """Refuse a question that does not fit what was sent and opened before.
 
         Returns:
@@ -165,7 +165,7 @@ class SumLog:
         check_table(self.site, question, self.limits, pairs, rows, sum(map(len, self.parts)))
         return before
 
-    def _check_parts(self, question: Question, lines: Iterable[Line]) -> None:
+    def _check_parts(self, question: SumAsked, lines: Iterable[Line]) -> None:
         """Refuse a sum of some of the sites, unless they are this site's group of the only draw in the experiment.
 
         Updates of neighbouring rounds are nearly equal: from sums over two partitions of the sites, or with other
@@ -209,11 +209,11 @@ class SumLog:
         })  # fmt: skip
         self._need(not problem, question, problem)
 
-    def _asked(self, line: Line, question: Question, pairs: Pairs) -> bool:
+    def _asked(self, line: Line, question: SumAsked, pairs: Pairs) -> bool:
         """Return whether a line of the log is about exactly this question, in this run."""
         return bool((line["run"], line["context"]) == (pairs.run.hex(), question.context().hex()))
 
-    def _need(self, good: object, question: Question, why: str) -> None:
+    def _need(self, good: object, question: SumAsked, why: str) -> None:
         need(good, SumRefused(self.site, f"sum {question.label!r} of round {question.round}: {why}"))
 
     # ------------------------------------------------------------------------------------------------ disk

@@ -18,7 +18,7 @@ from fairflare.base.settings import Fraction
 from fairflare.core.states import Made, State
 from fairflare.exchange.sent_tensors import fingerprint
 from fairflare.privacy.sums.keys import MAGIC, SIZE, Pairs, SumRefused, derived, fields, need
-from fairflare.privacy.sums.ring import BLOCK, Layout, Ring, Words
+from fairflare.privacy.sums.ring import BLOCK, Ring, SumLayout, Words
 
 Table = Mapping[str, tuple[float, ...]]  # weights by site, in each layer that has its own
 
@@ -40,7 +40,7 @@ class SumSpoiled(ValueError):
 
 
 @dataclass(frozen=True)
-class Question:
+class SumAsked:
     """Describe the sum that the server asks for; masks cancel only if all sites were asked for the same sum.
 
     Attributes:
@@ -108,7 +108,7 @@ class Question:
         return {**vars(self), "ring": list(astuple(self.ring)), "table": table}
 
     @classmethod
-    def read(cls, site: str, plain: Any) -> Question:
+    def read(cls, site: str, plain: Any) -> SumAsked:
         """Return the sum that the server's message asks a site for.
 
         Raises:
@@ -133,7 +133,7 @@ class Question:
         slices = [self.slices.encode()] if self.slices else []
         return hashlib.sha256(fields(MAGIC, b"sum", *asked, *ring, self.model, packed(self.table), *slices)).digest()
 
-    def weighed(self, site: str, layout: Layout, update: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def weighed(self, site: str, layout: SumLayout, update: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         """Return a site's numbers, to be multiplied by the layers' weights, such that slices get their own weights."""
         weighed = dict(update)
         for name, axis, by_slice in self.partial:
@@ -182,12 +182,12 @@ class Masks:
             sign(block, np.frombuffer(stream.update(_ZEROS[: block.nbytes]), block.dtype), out=block)
 
 
-def own_key(question: Question, pairs: Pairs) -> bytes:
+def own_key(question: SumAsked, pairs: Pairs) -> bytes:
     """Return the key of a site's own mask for a sum; the site gives it away when all members' vectors have arrived."""
     return derived(pairs.own, question.context(), b"own")
 
 
-def masks_of(question: Question, pairs: Pairs) -> Masks:
+def masks_of(question: SumAsked, pairs: Pairs) -> Masks:
     """Return a site's masks for a sum: its own, and one for each other member; those of members cancel in the sum."""
     context = question.context()
     keys = {name: derived(pairs.keys[name], context, b"mask") for name in question.members if name != pairs.site}
@@ -203,7 +203,7 @@ class Addition:
         layout: how the tensors follow each other in the vector.
     """
 
-    def __init__(self, question: Question, layout: Layout) -> None:
+    def __init__(self, question: SumAsked, layout: SumLayout) -> None:
         self.question, self.layout = question, layout
         self.missing = set(question.table)
         self._total: Words = np.zeros(layout.numbers, question.ring.words)
@@ -259,7 +259,7 @@ class Addition:
         return Made(shapes, make)
 
 
-def additions_for(asked: Sequence[tuple[Question, Layout]], part: Mapping[str, float] | None) -> dict[str, Addition]:
+def additions_for(asked: Sequence[tuple[SumAsked, SumLayout]], part: Mapping[str, float] | None) -> dict[str, Addition]:
     """Return an addition for each question; ``part``: weights of a group's sites, in place of the question's table."""
     return {
         question.label: Addition(question if part is None else replace(question, table={

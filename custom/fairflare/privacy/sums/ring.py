@@ -79,7 +79,7 @@ TRAINED, BUFFERS, SUMS = Ring.fitting(32, 1.0), Ring.fitting(64, 2.0**20), Ring.
 
 
 @dataclass(frozen=True)
-class Layout:
+class SumLayout:
     """Describe the order of tensors in one flat vector: sorted by name, each flattened.
 
     Attributes:
@@ -93,7 +93,7 @@ class Layout:
     layers: tuple[str, ...]
 
     @classmethod
-    def of(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> Layout:
+    def of(cls, like: Mapping[str, torch.Tensor], owner: Mapping[str, str] | None = None) -> SumLayout:
         """Return a layout of a model's tensors; ``owner`` names each one's layer, if layers have own weights."""
         owners = {name: owner[name] if owner is not None else "" for name in sorted(like)}
         layers = tuple(sorted(set(owners.values())))

@@ -458,6 +458,7 @@ def test_statistics_count_the_pixels_of_every_channel(tmp_path: Path) -> None:
     assert {name: of.counts["channels"] for name, of in document.sites.items()} == {"A": 2, "B": 2, "C": 1}
     said = "The sites' cases have different numbers of images (channels): 2 at A, B; 1 at C."
     assert said in document.sentences
+    assert "channels" not in document.pooled.counts  # a sum of them would mean nothing
     del sites["C"]
     assert not [s for s in statistics_here(sites, ImageStatistics(min_cases=1)).sentences if "channels" in s]
 

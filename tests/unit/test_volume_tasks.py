@@ -97,6 +97,12 @@ def test_a_network_learns_from_a_patch(network: Any) -> None:
     assert torch.isfinite(loss)
 
 
+@pytest.mark.parametrize(("norm", "schedule"), [("instance", "constant"), ("layer", "poly")])
+def test_the_rate_falls_with_the_norm_of_all_channels(norm: str, schedule: str) -> None:
+    plan = make_plan("fed_avg", task="volume_segmentation", settings={"norm": norm})
+    assert (plan.training.schedule, plan.training.learning_rate) == (schedule, 0.003)
+
+
 def test_only_the_norm_of_all_channels_tells_two_tissues_apart() -> None:
     apart = {}
     for norm in ("instance", "layer"):

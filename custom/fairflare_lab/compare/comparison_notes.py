@@ -23,7 +23,7 @@ from fairflare.reporting.findings import (
     ordered,
     site_findings,
 )
-from fairflare.reporting.groups import EQUITY, attributes_of, gap_label, gap_sentences
+from fairflare.reporting.groups import EQUITY, gap_label
 from fairflare.reporting.layout import MISSING, ROUNDING, counted, interval, listed, number, printable, spread
 from fairflare.reporting.no_effect import EQUAL, SHORT, nothing_learnt, undetected_parts
 from fairflare.reporting.notes import (
@@ -225,14 +225,10 @@ def _people(rows: Mapping[str, Sequence[Results]], reference: str) -> Iterator[F
             f"with {key[0]}"
             for key, ends in intervals.items() if ends[0] > 0
         ]  # fmt: skip
-        asked = [run for runs in rows.values() for run in runs if attribute in attributes_of(run)]
-        alone = sum(gap_sentences(run, attribute)[0] for run in asked)
-        single = f"; of single runs, {alone} of {len(asked)} have one, over all sites or at one"
         text = first_of({
             f"The groups of {attribute} differ, with 95 % intervals over cases and seeds that exclude 0: "
             f"{listed(beyond, '; ')}.": beyond,
-            f"No gap between groups of {attribute} has an interval over cases and seeds that excludes 0"
-            f"{single if alone else ', so that all may be chance'}.": any(
+            f"No gap between groups of {attribute} has an interval over cases and seeds that excludes 0.": any(
                 math.isfinite(low) for low, _ in intervals.values()
             ),
         })  # fmt: skip

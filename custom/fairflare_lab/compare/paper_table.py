@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fairflare.base.checks import gathered, true_texts
 from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import MISSING, Spread, Table, printed
 from fairflare.reporting.values import by_site_of, label_of
@@ -36,17 +37,21 @@ def paper_table(
         ValueError: no run is complete.
     """
     complete = complete_runs(runs)
-    by_label = {label: [run for run in complete if label_of(run) == label] for label in map(label_of, complete)}
+    by_label = gathered((label_of(run), run) for run in complete)
     last = all(run.last_rounds for run in complete)
     table: dict[str, list[str]] = {"method": list(by_label)}
     notes, absent = [], []
     personal: dict[str, None] = {}
     for column in columns:
         wanted = column["metric"] if isinstance(column["metric"], list) else [column["metric"]]
-        has = (
-            name for name in wanted if any(math.isfinite(v) for run in complete for v in by_site_of(run, name).values())
+        metric = next(
+            (
+                name
+                for name in wanted
+                if any(math.isfinite(v) for run in complete for v in by_site_of(run, name).values())
+            ),
+            None,
         )
-        metric = next(has, None)
         if metric is None:
             absent.append(f"{column['title']} ({' or '.join(wanted)})")
             table[column["title"]] = [MISSING] * len(by_label)
@@ -55,23 +60,21 @@ def paper_table(
             notes.append(f"{column['title']}: {metric}, as no run has {wanted[0]}.")
         pooled = last and column.get("last", False)
         rows = [row_of(label, of_row, metric, pooled) for label, of_row in by_label.items()]
-        over = column["of"]
-        for name in dict.fromkeys(site for row in rows for site in row.values[0]) if over == "site" else [""]:
-            cells = [_cell(row.at(name) if over == "site" else row.over(over)) for row in rows]
+        for name in dict.fromkeys(site for row in rows for site in row.values[0]) if column["of"] == "site" else [""]:
+            cells = [_cell(row.at(name) if name else row.over(column["of"])) for row in rows]
             table[column["title"].replace("{site}", name)] = cells
             if metric.startswith("global/"):
                 personal |= {label: None for label, cell in zip(by_label, cells, strict=True) if cell == MISSING}
     pooled = last and any(column.get("last") for column in columns)
     models = "models of the last rounds that were tested" if pooled else "last model"
-    warnings = {
+    warnings = true_texts({
         f"{MISSING}: no figure of the global test, which is of the common model (if there is one): "
         f"{', '.join(personal)}.": personal,
         f"ABSENT, as no run measured it: {', '.join(absent)}.": absent,
-    }
+    })  # fmt: skip
     about = f"{title}, in percent, of the {models}: mean ± population standard deviation over them and the runs."
-    notes = [about, *notes, *(text for text, holds in warnings.items() if holds)]
-    lines = list(zip(*table.values(), strict=True))
-    return printed([Table("paper_table", title, list(table), lines)], notes, style, width)
+    cells_of_rows = list(zip(*table.values(), strict=True))
+    return printed([Table("paper_table", title, list(table), cells_of_rows)], [about, *notes, *warnings], style, width)
 
 
 def _cell(spread: Spread) -> str:

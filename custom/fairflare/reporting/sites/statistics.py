@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel, Field
 
 from fairflare.base.cases.census import question, unexplained
-from fairflare.base.checks import gathered
+from fairflare.base.checks import gathered, true_texts
 from fairflare.base.disk.files import write_whole
 from fairflare.base.plugins import tell_listeners
 from fairflare.core.statistics.site_figures import (
@@ -297,7 +297,7 @@ def _sentences(document: StatsDocument) -> list[str]:
         if of.suppressed and site not in hidden
     ]
     channels = gathered((max(1, of.counts.get("channels", 0)), site) for site, of in document.sites.items())
-    notes = {
+    notes = true_texts({
         "The sites' cases have different numbers of images (channels): "
         f"{'; '.join(f'{count} at {listed(sites)}' for count, sites in channels.items())}.": len(channels) > 1,
         f"The mixes of classes are not compared: the file of {listed(partly)} says that only some are annotated there; "
@@ -310,8 +310,8 @@ def _sentences(document: StatsDocument) -> list[str]:
         f"SUPPRESSED: {listed(hidden)} has fewer cases than its min_cases, or none; it is in no figure.": hidden,
         "SUPPRESSED, as fewer than min_cases cases have it (or would be told by a difference): "
         f"{'; '.join(part)}.": part,
-    }
-    return [*answers, *(text for text, holds in notes.items() if holds)]
+    })  # fmt: skip
+    return [*answers, *notes]
 
 
 def _about_intensity(document: StatsDocument, site: str, distance: float) -> str:

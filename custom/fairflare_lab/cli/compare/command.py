@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from fairflare.cli.run.here import stopped_by_signals
 from fairflare.cli.run.words import say_what_is_shared, say_what_lacks, say_what_was_left, say_whose_setting
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
 from fairflare.federation.plan.run_settings import RUN, TRAINING
-from fairflare_lab.cli.compare.tables import command_line, report
+from fairflare_lab.cli.compare.tables import report
 from fairflare_lab.papers.presets import beginning_so, table_of
 
 if TYPE_CHECKING:
@@ -292,7 +293,7 @@ def _go(runner: Runner) -> None:
 
     with user_errors():
         missing = [progress.run.name for progress in runner.all if progress.state != DONE]
-        note_session(runner.folder, command_line(), runner.local, missing)
+        note_session(runner.folder, ["fairflare", *sys.argv[1:]], runner.local, missing)
     say_what_was_left()
     console.print(plan_in_words(runner), highlight=False, markup=False, soft_wrap=True)
     with stopped_by_signals(errors) as stop:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,6 @@ if TYPE_CHECKING:
     from fairflare_lab.cli.compare.runs import Runner
     from fairflare_lab.compare.comparison import Comparison
     from fairflare_lab.papers.presets import PaperTable
-
-
-def command_line() -> list[str]:
-    """Return the command line as the user typed it, as a list of words."""
-    return ["fairflare", *sys.argv[1:]]
 
 
 def report(

@@ -13,8 +13,10 @@ import yaml
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
+from fairflare.federation.server.planning import PLAN
 from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe, ScriptRecipe, StatsRecipe
+from fairflare.tasks.volumes.plan_file import read_plan
 from tests.bundles import METADATA, train_config, write_volumes
 from tests.tiny import run_document
 
@@ -126,6 +128,11 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
         given = ["evaluate", str(places["run"]), "--last", "--sites", ",".join(SITES), "--job", str(out), *options]
         assert (made := CliRunner().invoke(app, given)).exit_code == 0, made.output
         return out / "evaluate"
+    if what == "plan":
+        asked = ["--set", "num_classes=2", "--set", "min_cases=1"]
+        made = CliRunner().invoke(app, ["plan", "--sites", ",".join(SITES), "--job", str(out), *asked])
+        assert made.exit_code == 0, made.output
+        return out / "plan"
     short: dict[str, Any] = {"sites": SITES, "num_rounds": 1, "min_sites": 3}
     carried = {"packaging": packaging} if packaging in ("bundle", "preinstalled") else {}
     if what == "stats":
@@ -151,13 +158,14 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
         "evaluate",
         "evaluate, bundle",
         "stats",
+        "plan",
         "script",
         "script, process",
     ],
 )
 def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[str, Any], tmp_path: Path) -> None:
     """Submit each kind of job with ``nvflare job submit``, which parses files of a job, and see it complete."""
-    data = kind.startswith(("MONAI", "stats"))
+    data = kind.startswith(("MONAI", "stats", "plan"))
     for site in SITES:
         poc.edit_local(site, "fairflare.json", lambda c, own=places["own"][site]: c.update(own if data else {}))
     try:
@@ -170,6 +178,10 @@ def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[
     if kind.startswith("stats"):
         document = json.loads((workspace / "fairflare" / "stats.json").read_text())
         assert sorted(document["sites"]) == SITES
+        return
+    if kind == "plan":
+        planned = read_plan(json.loads((workspace / "fairflare" / PLAN).read_text()))
+        assert planned.full.batch_size >= 2
         return
     (found,) = workspace.rglob("results.json")
     results = run_document(found)

@@ -14,7 +14,9 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from fairflare.cli.commands import app
 from fairflare.core.plans.counts import Case, foreground, intensities
 from fairflare.core.plans.document import plan_of
 from fairflare.exchange.messages import STATUS_OK, Message, SiteReply, SiteTask, encode_reply
@@ -138,6 +140,21 @@ def test_a_plan_that_was_killed_is_made_again_whole(data: Any, tmp_path: Path, a
     assert child.exitcode == -signal.SIGKILL
     assert not [*tmp_path.rglob(PLAN)]
     same(planned(tmp_path, local), pooled(cases))
+
+
+def test_the_job_of_a_plan_asks_for_counts_and_carries_no_code(tmp_path: Path) -> None:
+    asked = ["--set", "min_cases=3", "--set", "plan_memory=11", "--set", "num_classes=2"]
+    made = CliRunner().invoke(app, ["plan", "--sites", "a,b,c", "--job", str(tmp_path), *asked])
+    assert made.exit_code == 0, made.output
+    job = tmp_path / "plan"
+    assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": ["server", "a", "b", "c"]}
+    assert [path.name for path in (job / "app").iterdir()] == ["config"]
+    (executor,) = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())["executors"]
+    assert executor["tasks"] == ["check", "plan"]
+    (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
+    settings = workflow["args"]
+    assert (settings["min_cases"], settings["plan_memory"]) == (3, 11)
+    assert settings["task"]["args"]["num_classes"] == 2
 
 
 def test_a_site_of_too_few_cases_takes_no_part_and_is_named(data: Any, tmp_path: Path) -> None:

@@ -220,3 +220,9 @@ WRONG: list[tuple[tuple[Any, ...], Any, str]] = [
 def test_a_wrong_plan_is_refused_by_its_entry(path: tuple[Any, ...], value: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         read_plan(changed(*path, to=value))
+
+
+def test_the_smallest_and_largest_values_count_at_the_ends() -> None:
+    case = Case((0.0002, 0.001, 25.0), (1, 2, 5000), 1.0)
+    assert case.steps("spacing") == [1, 1, 20_000]
+    assert case.steps("size") == [1, 2, 4096]

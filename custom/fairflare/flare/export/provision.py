@@ -196,7 +196,7 @@ def job_classes() -> list[str]:
     from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
     from fairflare.flare.aggregator import FairAggregator
     from fairflare.flare.controller import RoundsController
-    from fairflare.flare.evaluation import EvaluationController
+    from fairflare.flare.evaluation import EvaluationController, PlanController
     from fairflare.flare.executor import SiteExecutor
     from fairflare.flare.persistor import RunModels
     from fairflare.flare.statistics import ImageStatistics, SiteStatistics, StatisticsPage
@@ -209,7 +209,8 @@ def job_classes() -> list[str]:
     packaged = [load_task_class(file).__mro__[1] for file in TASKS_BY_KIND.values()]
     open_: list[type] = [
         RoundsController, SiteExecutor, RunModels, TensorBoard, FairAggregator, ScriptTask, LocalTraining,
-        MonaiBundleTask, ImageStatistics, SiteStatistics, StatisticsPage, EvaluationController, *packaged,
+        MonaiBundleTask, ImageStatistics, SiteStatistics, StatisticsPage, EvaluationController, PlanController,
+        *packaged,
     ]  # fmt: skip
     for method in all_methods().values():
         open_ += [method.rule, method.training]

@@ -31,6 +31,7 @@ from fairflare.methods.base.catalog import get_method
 from fairflare.methods.base.reports import ReportError
 from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.fed_avg import FedAvg
+from fairflare.provision import job_classes
 
 from ..unit.test_plan_rules import of_cases
 
@@ -155,6 +156,8 @@ def test_the_job_of_a_plan_asks_for_counts_and_carries_no_code(tmp_path: Path) -
     settings = workflow["args"]
     assert (settings["min_cases"], settings["plan_memory"]) == (3, 11)
     assert settings["task"]["args"]["num_classes"] == 2
+    named = re.findall(r'"path": "([\w.]+)"', "".join(file.read_text() for file in job.rglob("*.json")))
+    assert {*named} <= {*job_classes()}  # what sites without code rights take
 
 
 def test_a_site_of_too_few_cases_takes_no_part_and_is_named(data: Any, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def cropped(whole: Whole) -> Whole:
     box = tuple(slice(int(along[0]), int(along[-1]) + 1) if len(along) else slice(0, None) for along in ends)
     start, affine = [along.start for along in box], whole.affine
     lies = None if affine is None else affine + np.pad((affine[:, :3] @ start)[:, None], ((0, 0), (3, 0)))
-    return Whole(whole.image[(slice(None), *box)], None if whole.mask is None else whole.mask[box], lies)
+    return Whole(whole.image[:, box[0], box[1], box[2]], None if whole.mask is None else whole.mask[box], lies)
 
 
 def fingerprints(data: Any, split: str, of_ct: Collection[int]) -> list[tuple[Hashable, Case, Histograms]]:

@@ -387,6 +387,14 @@ def of_group(site: str, parts: Sequence[Mapping[str, float]] = PARTS, **changes:
     return replace(ask(), table={name: (weight,) for name, weight in part.items()}, **{"round": 1, **changes})
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_groups_weights_are_those_of_its_sites_alone_to_the_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    counts = {f"site-{k}": int(rng.integers(20, 4000)) for k in range(6 + seed % 5)}
+    for part in draw_groups("e", {site: count / sum(counts.values()) for site, count in counts.items()}):
+        assert part == {site: counts[site] / sum(counts[one] for one in part) for site in part}
+
+
 def test_the_draw_is_that_of_the_names() -> None:
     """Hold the draw to one made by hand: sorted by SHA-256 of length-prefixed texts, dealt like cards."""
 

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fairflare.privacy.sums.ring import BUFFERS, SLACK, SUMS, TRAINED, Floats
 
 MOST_SITES = 100  # each site generates a stream of masks for each other site
 TURNS = 200  # with six sites there are ten ways to make two groups
+MOST_IMAGES = 10**7  # of all sites; the digits of a share tell the two numbers that it is made of up to there
 SAME = 1e-12  # relative size below which a direction of weights adds nothing to the others
 RINGS = {"params": TRAINED, GROUPS: SUMS, COUNTS: SUMS}  # ring of the vectors of this name; all others have BUFFERS
 
@@ -90,13 +92,15 @@ def draw_groups(experiment: str, weights: Mapping[str, float]) -> list[dict[str,
     Returns:
         At least two groups, or none if no turn gives such groups.
     """
+    # Shares of numbers of images become those of the group to the last bit, as in a sum of the group's sites alone.
+    exact = {site: Fraction(weight).limit_denominator(MOST_IMAGES) for site, weight in weights.items()}
     for count, turn in itertools.product(range(len(weights) // FEWEST, 1, -1), range(TURNS)):
         order = sorted(
             (hashlib.sha256(fields(MAGIC, b"group", experiment.encode(), b"%d" % turn, site.encode())).digest(), site)
             for site in weights
         )
         dealt = sorted(sorted(site for _, site in order[first::count]) for first in range(count))
-        parts = [{s: weights[s] / (sum(weights[one] for one in part) or 1.0) for s in part} for part in dealt]
+        parts = [{s: float(exact[s] / (sum(exact[one] for one in part) or 1)) for s in part} for part in dealt]
         shown = [exposure([{site: (weight,) for site, weight in part.items()}]).max() for part in parts]
         largest = [max(part.values()) for part in parts]
         if min(largest) > 0 and max(largest) <= Limits().max_weight and max(shown) <= Limits().max_exposure:

@@ -118,7 +118,7 @@ def test_pages_templates_and_examples_import_by_the_door() -> None:
     (block,) = (node for node in tree.body if isinstance(node, ast.If))
     inner = {alias.name for one in block.body if isinstance(one, ast.ImportFrom) for alias in one.names}
     package = ROOT / "custom" / "fairflare"
-    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "examples").iterdir()]
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "docs" / "examples").glob("*.*")]
     files += [*(ROOT / "jobs").rglob("*.py"), *(package / "tasks" / "templates").glob("*.py")]
     files += [file for file in (package / "examples").rglob("*") if file.suffix in (".py", ".md")]
     wrong = [

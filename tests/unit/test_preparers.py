@@ -220,6 +220,8 @@ def test_white_cell_targets(tmp_path: Path, target: str, structures: list[int]) 
     assert torch.equal(targets, expected)
     prepare_white_cells(tmp_path / "s", tmp_path / "both", target="both")
     assert "mask_values" not in (tmp_path / "both/fairflare.json").read_text()
+    tasks = [json.loads((tmp_path / folder / "manifest.json").read_text())["task"] for folder in ("out", "both")]
+    assert tasks == [{}, {"num_classes": 2}]
     with pytest.raises(ValueError, match="target must be one of 'cell', 'nucleus', 'both', got 'cells'; did you mean"):
         prepare_white_cells(tmp_path / "s", tmp_path / "x", target="cells")
 

@@ -126,6 +126,7 @@ def public_set(
         if targets:
             values = targets[choice("target", given.pop("target"), targets)]
             settings = {} if values is None else {"mask_values": dict(values)}
+            notes = notes if values is None else replace(notes, task={})  # the form's task is for masks as they are
         all_items = read(source, writing.get("seed", 0), bool(dealing and dealing.folds), **given)
         if dealing is None and published is None and isinstance(all_items, Mapping):
             return write_sites(

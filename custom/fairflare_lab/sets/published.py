@@ -196,7 +196,7 @@ SETS = (
             arrays, prefix="wbc_", sites=WHITE_CELLS, keys=("masks", "ids"), items=partial(tiles, values=(0, 1, 2))
         ),
         options=(option("target", Literal[tuple(WHITE_CELL_TARGETS)], "What is segmented.", "cell"),),
-        targets=WHITE_CELL_TARGETS,
+        form=Form(task={"num_classes": 2}), targets=WHITE_CELL_TARGETS,
     ),
     public_set(
         "cell-types", "white blood cells by type, three laboratories",

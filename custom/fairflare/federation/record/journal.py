@@ -263,7 +263,7 @@ class Journal:
         cells += [
             Cell(metric, site, model, VALIDATION, value=value)
             for model, results in ((LAST, last), (BEST, of_best)) if results is not None
-            for site, of_site in results.validation.items() for metric, value in of_site.items()
+            for site, of_site in sorted(results.validation.items()) for metric, value in of_site.items()
         ]  # fmt: skip
         clinical, vectors = clinical_of(last.said(CLINICAL))
         of_all, lists = last.of_all or ([], None)

@@ -153,7 +153,8 @@ def left_out(shape: Shape, cases: int, seeds: int) -> World:
                     unit="patients", units=cases,
                 )))  # fmt: skip
         (row,) = unseen_of(pairs).rows
-        return {"adapted beyond noise"} if row.sure["gain"].p < 0.05 else set()
+        gain = row.sure["gain"]
+        return {"adapted beyond noise"} if gain.low > 0 or gain.high < 0 else set()
 
     return one
 

@@ -102,7 +102,8 @@ def test_published_job_runs_to_the_end(poc, job):
     assert (workspace / "FL_global_model.pt").exists()
     assert "worst site" in (workspace / "log.txt").read_text()
     page = (workspace / "fairflare" / "report.html").read_text(encoding="utf-8")
-    assert "The run completed after 2 rounds." in page
+    assert "<td>completed</td>" in page
+    assert "Rounds</dt><dd>2</dd>" in page
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def test_cross_site_evaluation_has_the_numbers_of_our_own_test(tmp_path):
     (local / "fairflare.json").write_text(json.dumps({"sites": {"site-1": {"submit_model": True}, "site-2": {}}}))
     run = recipe.run(SimEnv(num_clients=2, workspace_root=str(tmp_path)))
     document = results.of(run)
-    assert document["status"] == "completed"
+    assert document.status == "completed"
     assert "site-2" in results.table(document)
     folder = Path(run.get_result()) / "server" / "simulate_job"
     found = json.loads((folder / "cross_site_val" / "cross_val_results.json").read_text())
@@ -108,7 +108,7 @@ def test_the_first_example_of_the_recipes_page(tmp_path, monkeypatch, capfd):
     code = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)[0]
     names: dict = {"__name__": "__main__"}
     exec(compile(code, "recipes.md", "exec"), names)
-    assert names["document"]["status"] == "completed"
+    assert names["document"].status == "completed"
     assert {c.site for c in names["document"].cells if c.split == "test"} == {"site-1", "site-2"}
     assert "site-2 " in capfd.readouterr().out
     assert (tmp_path / "runs" / "fed_ism" / "server" / "simulate_job" / "best_FL_global_model.pt").is_file()

@@ -100,7 +100,8 @@ def run_simulator(
         (workspace / "local").mkdir(parents=True, exist_ok=True)
         if local is not None:
             (workspace / "local" / "fairflare.json").write_text(json.dumps(local))
-        command = [str(Path(sys.executable).with_name("nvflare")), "simulator", str(job), "-w", str(workspace)]
+        # As the command `nvflare`, which an environment on top of another one does not have.
+        command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace)]
         if threads is not None:
             command += ["-t", str(threads)]
         code, log = run_group(command, timeout=timeout, cwd=root, env=given, unless=LOST)

@@ -34,8 +34,8 @@ class ModulesOfLater:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """Return a spec of a delayed package's module; importing it imports the package first."""
         delayed = type(sys.modules.get(name.rpartition(".")[0])) is Later
-        own = PathFinder.find_spec(name, path) if delayed else None
-        return own and ModuleSpec(name, self, loader_state=own)  # type: ignore[arg-type]
+        spec = PathFinder.find_spec(name, path) if delayed else None
+        return spec and ModuleSpec(name, self, loader_state=spec)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Import the package, and return its module, which that import may have loaded already."""

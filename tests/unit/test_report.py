@@ -159,9 +159,12 @@ def test_sections_and_files_of_a_large_comparison(big):
     links = {str(a["href"]) for tag, a in read.tags if tag == "a" and not str(a["href"]).startswith("#")}
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()} - {"index.html"}
     assert links == files
-    for path in (out / "figures").iterdir():
-        assert ET.parse(path).getroot().tag.endswith("svg")
-    assert read.words.count("SYNTHETIC") > 10, "banner, notes, figures"
+    pictures = [ET.parse(path).getroot() for path in (out / "figures").iterdir()]
+    for picture in pictures:
+        assert picture.tag.endswith("svg")
+        assert "SYNTHETIC" in "".join(picture.itertext())
+    assert read.words.count("SYNTHETIC") >= len(pictures) + 3, "banner, data, notes, figures"
+    assert read.words.count("SYNTHETIC") > 10
 
 
 @pytest.mark.long

@@ -152,8 +152,8 @@ def _ends_within(gap: float, without: Sequence[float], groups: Mapping[str, Sums
     if len(without) < FOLDS or len(cases) < 2 or not min(cases) >= FEW:
         return math.nan, math.nan
     error = (1 - LEVEL) / math.comb(len(cases), 2)
-    half = float(stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - error / 2) * np.std(rescale_folds(without), ddof=1))
-    return max(0.0, gap - half), min(1.0, gap + half)
+    reach = float(stdtrit(degrees_of_folds(FOLDS, min(cases)), 1 - error / 2) * np.std(rescale_folds(without), ddof=1))
+    return max(0.0, gap - reach), min(1.0, gap + reach)
 
 
 def attributes_of(results: Results) -> list[str]:

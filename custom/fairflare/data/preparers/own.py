@@ -181,13 +181,13 @@ def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     """
     sites = gathered((case.site, (case, look)) for case, look in good).values()
     ct = [sum(_is_ct(case, look) for case, look in own) > len(own) / 2 for own in sites]
-    found: dict[str, Any] = {"intensity": "window", "window": [40, 400], "norm": "layer"} if all(ct) else {}
+    proposed: dict[str, Any] = {"intensity": "window", "window": [40, 400], "norm": "layer"} if all(ct) else {}
     axes = [[look.axes for _, look in own if look.axes] for own in sites]
     if not all(len(lying) > len(own) / 2 for lying, own in zip(axes, sites, strict=True)):
-        return found
+        return proposed
     median = np.median([np.median(own, axis=0) for own in axes], axis=0)
     if not any(voxel * LEAST < COVERED < voxel * count for voxel, count in median):
-        return found
+        return proposed
     least = COVERED / PATCH
     spacing = [
         voxel if voxel >= least
@@ -196,7 +196,7 @@ def suited_patches(good: Iterable[tuple[Item, Look]]) -> dict[str, Any]:
     ]  # fmt: skip
     lengths = [voxel * count / new for (voxel, count), new in zip(median.tolist(), spacing, strict=True)]
     patch = [min(PATCH, max(LEAST, 16 * math.ceil(length / 16))) for length in lengths]
-    return {**found, "spacing": [round(voxel, 4) for voxel in spacing], "patch_size": patch}
+    return {**proposed, "spacing": [round(voxel, 4) for voxel in spacing], "patch_size": patch}
 
 
 def _is_ct(case: Item, look: Look) -> bool:

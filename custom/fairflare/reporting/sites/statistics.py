@@ -245,8 +245,8 @@ def _mixes(sites: Mapping[str, Figures], site: str) -> tuple[dict[int, int], dic
 def _distances(sites: Mapping[str, Figures], site: str) -> Distances:
     dense = sites[site].dense(), others_of(sites, site).dense()
     both = wasserstein(*dense, AXES[INTENSITY].width), jensen_shannon(*_mixes(sites, site))
-    found = [None if math.isnan(value) else value for value in both]
-    return Distances(intensity_wasserstein=found[0], classes_jensen_shannon=found[1])
+    distances = [None if math.isnan(value) else value for value in both]
+    return Distances(intensity_wasserstein=distances[0], classes_jensen_shannon=distances[1])
 
 
 # ------------------------------------------------------------------------------------------------ in words

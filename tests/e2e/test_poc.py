@@ -18,6 +18,7 @@ from fairflare.federation.transports.local import run_local
 from fairflare.recipes import FairRecipe, ScriptRecipe, StatsRecipe
 from fairflare.tasks.volumes.plan_file import read_plan
 from tests.bundles import METADATA, train_config, write_volumes
+from tests.federation.test_channels import volumes
 from tests.tiny import run_document
 
 from .conftest import ROOT, TINY
@@ -26,6 +27,7 @@ from .poc_tools import SERVER, PocSystem, poc_system, processes, wait_for
 pytestmark = [pytest.mark.e2e, pytest.mark.walk, pytest.mark.xdist_group("poc")]  # they share one POC
 
 SITES = ["site-1", "site-2", "site-3"]
+CHANNELS = ["T2w", "ADC"]  # site-3 lacks the second
 # The held task counts trainings by their epochs, so a round has one.
 HELD: dict[str, Any] = {
     "min_sites": 2,
@@ -108,9 +110,11 @@ def test_published_job_runs_to_the_end(poc, job):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Write volumes for each site, a MONAI bundle of YAML files with some that FLARE could not parse, and a run."""
+    """Write volumes for each site, a MONAI bundle with YAML files that FLARE could not parse, and a run."""
     root = tmp_path_factory.mktemp("places")
     own = {site: write_volumes(root / site, seed=seed, counts=(2, 1, 1)) for seed, site in enumerate(SITES)}
+    pairs = {site: volumes(root / site[-1], CHANNELS) for site in SITES[:2]}
+    pairs["site-3"] = volumes(root / "3", CHANNELS[:1], channels=CHANNELS[:1])
     bundle = root / "bundle"
     (bundle / "configs").mkdir(parents=True)
     (bundle / "configs" / "train.yaml").write_text(yaml.safe_dump(train_config(), sort_keys=False))
@@ -118,7 +122,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (bundle / "folds.json").write_text("[[1, 2], [3]]")  # of the author's own: a list, which FLARE's parser refuses
     settings = {**TINY, "local_epochs": 1}
     run_local(FairRecipe("fed_avg", sites=SITES, num_rounds=1, settings=settings).plan, root / "run")
-    return {"own": own, "bundle": bundle, "run": root / "run"}
+    return {"own": own, "channels": pairs, "bundle": bundle, "run": root / "run"}
 
 
 def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
@@ -142,6 +146,9 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
         script = ROOT / "docs" / "examples" / "hello_flare_fair.py"
         own_process = {"launch_external_process": True, "command": sys.executable} if packaging == "process" else {}
         recipe = ScriptRecipe("fed_avg", train_script=script, model="Net", **short, **own_process)
+    elif what == "channels":
+        settings = {"channels": CHANNELS, "features": [4, 4, 8, 8, 8, 4], "patches": 1, "local_epochs": 1}
+        recipe = FairRecipe("fed_avg", task="volume_segmentation", settings=settings, **short)
     elif what == "MONAI bundle":
         recipe = FairRecipe("fed_avg", monai_bundle=places["bundle"], **short, **carried)
     else:
@@ -160,21 +167,24 @@ def job_of(kind: str, places: dict[str, Any], out: Path) -> Path:
         "evaluate, bundle",
         "stats",
         "plan",
+        "channels",
         "script",
         "script, process",
     ],
 )
 def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[str, Any], tmp_path: Path) -> None:
     """Submit each kind of job with ``nvflare job submit``, which parses files of a job, and see it complete."""
-    data = kind.startswith(("MONAI", "stats", "plan"))
-    for site in SITES:
-        poc.edit_local(site, "fairflare.json", lambda c, own=places["own"][site]: c.update(own if data else {}))
+    data = places["channels" if kind == "channels" else "own"]
+    if kind.startswith(("MONAI", "stats", "plan", "channels")):
+        for site in SITES:
+            poc.edit_local(site, "fairflare.json", lambda c, block=data[site]: c.update(block))
     try:
         job_id = poc.submit(job_of(kind, places, tmp_path / "jobs"))
         assert "FINISHED:COMPLETED" in poc.wait(job_id, 300)
     finally:
         for site in SITES:
-            poc.edit_local(site, "fairflare.json", lambda c: c.pop("data_root", None))
+            for key in ("data_root", "channels"):
+                poc.edit_local(site, "fairflare.json", lambda c, key=key: c.pop(key, None))
     workspace = poc.download(job_id)
     if kind.startswith("stats"):
         document = json.loads((workspace / "fairflare" / "stats.json").read_text())
@@ -187,6 +197,8 @@ def test_every_kind_of_job_is_submitted(kind: str, poc: PocSystem, places: dict[
     (found,) = workspace.rglob("results.json")
     results = run_document(found)
     assert (results["status"], sorted(results["test"])) == ("completed", SITES)
+    if kind == "channels":
+        assert results["info"]["channels"] == {"T2w": SITES, "ADC": SITES[:2]}
 
 
 def test_site_killed_in_the_middle_of_train(poc, job, tmp_path):

@@ -430,9 +430,12 @@ def test_the_command(tmp_path, quick_pictures, monkeypatch):
     assert own.exists(), "what no report writes is not touched"
     assert runner.invoke(app, ["report", str(folder), "-m", "auc", "--out", str(tmp_path / "b")]).exit_code == 2
     assert runner.invoke(app, ["report", str(folder), "--reference", "a", "--out", str(tmp_path / "b")]).exit_code == 2
-    missing = runner.invoke(app, ["report", str(tmp_path / "nowhere")])
-    assert missing.exit_code == 2
-    assert "no results.json there" in missing.output
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(b"\x89PNG")  # a file is no run, whatever is in it
+    for place in ("nowhere", "pictures"):
+        missing = runner.invoke(app, ["report", str(tmp_path / place)])
+        assert missing.exit_code == 2
+        assert "no results.json there" in missing.output
     assert not (tmp_path / "b").exists()
     monkeypatch.setattr(Path, "write_bytes", full_disk)
     full = runner.invoke(app, ["report", str(folder), "--out", str(tmp_path / "c")])

@@ -21,13 +21,15 @@ from fairflare.cli.model.adapt import adapt
 from fairflare.cli.model.evaluate import evaluate
 from fairflare.cli.model.plan import plan
 from fairflare.cli.model.predict import predict
-from fairflare.cli.options import Command
+from fairflare.cli.options import Command, spell_methods
 from fairflare.cli.run.command import export, run
 from fairflare.cli.screen import console, say
 from fairflare.cli.show import show
 
 #: How commands that users of other tools type are spelled here.
-SPELLED = {"version": "--version", "-v": "--version", "train": "run", "methods": "list", "test": "evaluate"}
+SPELLED = {
+    "version": "--version", "-v": "--version", "train": "run", "methods": "list", "test": "evaluate", "help": "--help",
+}  # fmt: skip
 
 
 class Commands(TyperGroup):
@@ -35,7 +37,9 @@ class Commands(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and (meant := SPELLED.get(args[0])):
-            ctx.fail(f"No such command: {args[0]}. Meant is probably: fairflare {shlex.join([meant, *args[1:]])}")
+            words = [meant, *spell_methods(args[1:])]
+            line = shlex.join(reversed(words) if meant == "--help" else words)
+            ctx.fail(f"No such command: {args[0]}. Meant is probably: fairflare {line}")
         return super().parse_args(ctx, args)
 
 

@@ -198,11 +198,13 @@ class Command(TyperCommand):
         try:
             return super().parse_args(ctx, given)
         except USAGE_ERROR as error:
-            more = ""
+            more, words = "", spell_methods(words)
             if hasattr(error, "possibilities"):  # the option is unknown
                 more = _spelled(ctx.info_name, words, error.option_name, [flag for p in self.params for flag in p.opts])
             elif "extra argument" in error.message:
                 more = _meant(ctx.info_name, words)
+            elif not error.message:  # an argument or an option is missing
+                more = error.param.help or ""
             error.message += more
             error.possibilities = [] if more else getattr(error, "possibilities", [])
             raise
@@ -214,6 +216,19 @@ def _print_all(ctx: Any, parameter: Any, given: bool) -> None:
         ctx.meta[HELP_ALL] = True
         typer.echo(ctx.get_help())
         ctx.exit()
+
+
+def spell_methods(words: Sequence[str]) -> list[str]:
+    """Return a command line's words, with methods by the names that commands take; values of options stay."""
+    from fairflare.methods.base.catalog import find_titled
+
+    same = {word: find_titled(word.partition(":")[0]) for word in words}
+    return [
+        word.replace(word.partition(":")[0], same[word][0].name, 1)
+        if before[:1] != "-" and len(same[word]) == 1
+        else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
 
 
 def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str]) -> str:
@@ -241,7 +256,8 @@ def _spelled(command: str, words: Sequence[str], wrong: str, has: Sequence[str])
             if other or form[0] == " " or {form.partition(" ")[0], *(names if form == "{}" else ())} & {*has}:
                 if "{}" in form and not value and rest and not rest[0].startswith("-"):
                     value = rest.pop(0)
-                form = form.replace("{}", shlex.quote(value) if value else "VALUE")
+                quoted = shlex.join(spell_methods(value.split(",")) if "methods" in names else [value])
+                form = form.replace("{}", quoted if value else "VALUE")
                 if form[0] == " ":
                     return f".{form}"
                 place = front if has[0] in names else len(line)  # a command's first argument comes first
@@ -264,9 +280,8 @@ def _meant(command: str, words: Sequence[str]) -> str:
             return f". --set wants KEY=VALUE: --set {word}={after}"
         if option == "--paper" and word not in experiments():
             return f". Papers that --paper knows by name: {', '.join(experiments())}."
-    if command in FOR_SEVERAL and (
-        command != "run" or sum(word.partition(":")[0] in all_methods() for word in words) > 1
-    ):
+    least = {"run": 2, "list": 1}.get(command, 0)
+    if command in FOR_SEVERAL and sum(word.partition(":")[0] in all_methods() for word in words) >= least:
         line = shlex.join(word for word in words if word != "--in-process")
         return f". Meant is probably: fairflare {FOR_SEVERAL[command]} {line}"
     return ""

@@ -287,8 +287,12 @@ def find_results(path: Path) -> Path:
     if (file := results_in(path)) is None:
         places = (place for parent in (path / "runs", path) if parent.is_dir() for place in sorted(parent.iterdir()))
         runs = [str(place) for place in places if place.is_dir() and results_in(place)]
-        held = f"; it holds {counted(len(runs), 'run')}: {listed(runs)}" if runs else ""
-        raise ValueError(f"no results.json in {path}{held}")
+        held = (
+            f"it holds {counted(len(runs), 'run')}: {listed(runs)}"
+            if runs
+            else "give a run's folder, as runs/METHOD-seed0"
+        )
+        raise ValueError(f"no results.json in {path}; {held}")
     return file
 
 

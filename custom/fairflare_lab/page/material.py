@@ -100,7 +100,11 @@ def find_runs(folder: Path) -> dict[Path, Path]:
         ValueError: the folder has no ``results.json``.
     """
     for places in ([folder], (folder / "runs").glob("*"), folder.glob("*")):
-        if found := {place: results for place in sorted(places) if (results := results_in(place)) is not None}:
+        if found := {
+            place: results
+            for place in sorted(places)
+            if (place == folder or place.is_dir()) and (results := results_in(place)) is not None
+        }:
             return found
     raise ValueError(f"{folder}: no results.json there, of a run, of a FLARE download or of a comparison (runs/*)")
 

@@ -15,6 +15,7 @@ from fairflare.data.datalist import SPLITS
 from fairflare.reporting.layout import listed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+PREPARE = "; `fairflare prepare` writes it for folders of images (docs/datasets.md)"
 Chosen: TypeAlias = int | Sequence[str] | None  # "default": the option was not given
 
 
@@ -132,7 +133,7 @@ def read_object(file: Path, what: str = "", wanted: str = "a JSON object") -> di
         # UTF-8 or UTF-16, with or without a byte-order mark.
         content = json.loads(file.read_bytes(), object_pairs_hook=keys_once)
     except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what}{file} {unreadable(error)}") from error
+        raise ValueError(f"{what}{file} {unreadable(error)}{PREPARE}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{what}{file} must hold {wanted}")
     return content
@@ -151,7 +152,9 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
         if file is None:
             folders = sorted(child for child in path.iterdir() if (child / "datalist.json").is_file())
             if not folders:
-                raise ValueError(f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json")
+                raise ValueError(
+                    f"{path} has no fairflare.json, no datalist.json, and no folder with a datalist.json{PREPARE}"
+                )
             return {name: {"data_root": str(path.absolute() / name)} for name in site_names([f.name for f in folders])}
         path = file
     content = read_object(path, wanted="a JSON object: a site file (docs/data.md) or a datalist")

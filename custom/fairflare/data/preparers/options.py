@@ -101,7 +101,9 @@ def sites_of(values: Sequence[str] | None) -> dict[str, tuple[Path, Path]]:
     """
     sites = [value.split(TOGETHER) for value in values or ()]
     if wrong := [words for words in sites if len(words) != 3]:
-        raise ValueError(f"--site takes NAME and two paths, got {' '.join(wrong[0])}")
+        raise ValueError(
+            f"--site takes NAME and two paths, got {' '.join(wrong[0])}; they hold images and their labels"
+        )
     given = {name: (Path(images), Path(masks)) for name, images, masks in sites}
     if len(given) != len(sites):
         raise ValueError(f"--site names a site twice: {', '.join(name for name, _, _ in sites)}")

@@ -281,13 +281,17 @@ def get_method(name: str) -> Method:
                 f"{name!r} is a form of the method {method!r}: take {method} --set form={form}, or, as a row of "
                 f"compare, {method}:form={form}"
             )
-        titled = [m for m in methods.values() if _plain(name) in (_plain(m.name), _plain(m.title))]
-        titled = titled or [m for m in methods.values() if _plain(m.title).startswith(_plain(name) or "-")]
+        titled = find_titled(name) or [m for m in methods.values() if _plain(m.title).startswith(_plain(name) or "-")]
         all_of_them = f"`fairflare list` has all {len(methods)}"
         differ = [f"{m.name!r}{f' ({m.summary})' * (len(titled) > 1)}" for m in titled]
         meant = f"; did you mean {' or '.join(differ)}? {all_of_them}"
         raise ValueError(f"unknown method {name!r}{meant if titled else unknown(name, methods, all_of_them)}")
     return methods[name]
+
+
+def find_titled(name: str) -> list[Method]:
+    """Return the methods that have this name or title; capitals and signs make no difference (``FedAvg``)."""
+    return [method for method in all_methods().values() if _plain(name) in (_plain(method.name), _plain(method.title))]
 
 
 def owner_of(form: str) -> tuple[str, str] | None:

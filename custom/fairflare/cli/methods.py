@@ -64,7 +64,7 @@ def _print_methods() -> None:
         console.print(Padding(table, (0, 0, 1, 0)))
     console.print(
         "* asks every site twice a round. Works with: S: secure sums (SS: two a round), D: differential privacy\n"
-        "Settings: fairflare describe JOB. Costs: fairflare list --markdown",
+        "Settings: fairflare describe METHOD. Costs: fairflare list --markdown",
         *(f"{status}: {what}" for status, what in STATUS.items()), sep="\n", markup=False, highlight=False,
     )  # fmt: skip
 

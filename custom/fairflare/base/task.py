@@ -57,6 +57,8 @@ class Task(ABC):
     of_ct: tuple[int, ...] = ()
     #: How the task learns from images without labels: ``"teacher"`` or ``"fixmatch"``; empty if it cannot.
     consistency: ClassVar[str] = ""
+    #: Whether structures exclude each other: outputs are a softmax of the background, which comes first, and of them.
+    exclusive: ClassVar[bool] = False
 
     @property
     def classes(self) -> int | None:

@@ -25,7 +25,8 @@ from fairflare.base.own_errors import describe_error
 from fairflare.core.plans.document import FULL, READER, resampling
 from fairflare.prediction.masks import labels_of
 from fairflare.prediction.predictor import Predictor
-from fairflare.tasks.networks import Classifier, encoder_definition
+from fairflare.tasks.adapters import merge_adapters
+from fairflare.tasks.networks import Classifier, defined, encoder_definition, mismatch
 from fairflare.tasks.shared.classes import ClassTask
 from fairflare.tasks.volumes.nnunet import NnUNetTask
 from fairflare.tasks.volumes.plain_unet import PlainUNet
@@ -41,7 +42,7 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
     """Write a model into a new folder, and return the files in it.
 
     Args:
-        predictor: the model with its task, on the CPU.
+        predictor: the model with its task, on the CPU; adapters of its network are added to the layers beside them.
         kind: a key of :data:`KINDS`.
         out: the folder, which must not exist.
 
@@ -50,6 +51,12 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
             something else than ``predict``; then nothing is left behind.
     """
     write, words, path = KINDS[choice("--as", kind, KINDS)], in_words(predictor), predictor.model.path
+    task, network = predictor.task, predictor.network.eval()
+    if kind in ("bundle", "nnunet") and task.of_user("build_model", "build_unet", "outputs", "probabilities"):
+        raise ValueError(
+            f"{path}: the task builds its network, or reads its outputs, by code of its own, which no {kind} can hold; "
+            "write the model as torchscript or onnx"
+        )
     if out.exists():
         raise ValueError(f"{out} exists, and an export replaces nothing; give another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -60,10 +67,10 @@ def export(predictor: Predictor, kind: str, out: Path) -> list[Path]:
         folder = Path(place) / out.name
         try:
             with torch.no_grad():
-                networks: list[Any] = [predictor.network.eval(), *write(predictor, folder, words, images)]
-                expected, *read_back = (
-                    predictor.task.probabilities(predictor.task.outputs(n, inputs)) for n in networks
-                )
+                expected = task.probabilities(task.outputs(network, inputs))
+                merge_adapters(network)
+                networks: list[Any] = write(predictor, folder, words, images)
+                read_back = [task.probabilities(task.outputs(one, inputs)) for one in networks]
         except Exception as error:  # what a network's own code, PyTorch, MONAI or ONNX raise
             extra = '; pip install "fairflare[export]"' * isinstance(error, ImportError)
             raise ValueError(f"{path} cannot be written as {kind}: {describe_error(error)}{extra}") from error
@@ -78,16 +85,21 @@ def in_words(predictor: Predictor) -> dict[str, Any]:
     """Return what a network expects and gives, as far as its file does not say it."""
     task: Any = predictor.task
     placed = ("orientation", "spacing", "resize")
-    softmax, windows = isinstance(task, ClassTask) and task.findings is None, isinstance(task, VolumeSegmentationTask)
+    softmax, windows = (
+        task.exclusive or (isinstance(task, ClassTask) and task.findings is None),
+        isinstance(task, VolumeSegmentationTask),
+    )
     return {
         "made_by": f"fairflare {__version__}: {predictor.model.in_words()}", "use": "research only",
         "input": {
             "shape": ["any number", task.in_channels, *task.image_size], "channels": list(task.channels or ()),
             "values": task.intensities,
         },
+        "notes": predictor.notes, "own_code": list(predictor.model.record.get("own_code") or []),
         "preprocessing": {name: str(getattr(task, name)) for name in placed if getattr(task, name, None) is not None},
         "output": {
-            "names": predictor.names, "activation": "softmax" if softmax else "sigmoid",
+            "names": ["background"] * task.exclusive + predictor.names,
+            "activation": "softmax" if softmax else "sigmoid",
             "windows": {"overlap": task.overlap, "weights": "gaussian"} if windows else None,
         },
     }  # fmt: skip
@@ -130,8 +142,11 @@ def _bundle(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     from fairflare.tasks.bundles.sealed import shipped_classes
 
     (definition, state, steps), (_, channels, *size) = _of_monai(predictor), words["input"]["shape"]
+    if problems := mismatch(defined(definition).state_dict(), state):
+        raise ValueError(f"its network is not MONAI's alone ({problems}); write it as torchscript or onnx")
     window = {"_target_": "SlidingWindowInferer", "roi_size": size, "sw_batch_size": 1, "mode": "gaussian"}
-    windows, named = words["output"]["windows"], {str(k): name for k, name in enumerate(words["output"]["names"])}
+    windows, named = words["output"]["windows"], dict(enumerate(words["output"]["names"]))
+    masks = predictor.kind == "segmentation"
     file = _write(folder / "configs" / "inference.json", {
         "bundle_root": ".", "device": "$torch.device('cpu')", "network_def": definition,
         "network": "$@network_def.to(@device)",
@@ -143,12 +158,21 @@ def _bundle(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
         "load": "$@network.load_state_dict(torch.load(@bundle_root + '/models/model.pt', weights_only=True))",
     })  # fmt: skip
     _write(folder / "configs" / "metadata.json", {
-        "version": "1.0.0", "task": words["made_by"], "intended_use": words["use"],
+        "version": "1.0.0", "task": f"{predictor.kind}: {', '.join(words['output']['names'])}",
+        "description": f"{words['made_by']}; input.json says how images become inputs", "intended_use": words["use"],
+        "authors": "the sites of the federation", "copyright": "of the sites of the federation",
         "monai_version": version("monai"), "pytorch_version": version("torch"), "numpy_version": version("numpy"),
-        "network_data_format": {
-            "inputs": {"image": {"type": "image", "num_channels": channels, "spatial_shape": size, "dtype": "float32"}},
+        "required_packages_version": {}, "network_data_format": {
+            "inputs": {"image": {
+                "type": "image", "format": "magnitude", "modality": "n/a", "num_channels": channels,
+                "spatial_shape": size, "dtype": "float32", "value_range": [0, 1],
+                "is_patch_data": windows is not None,
+                "channel_def": dict(enumerate(words["input"]["channels"] or ["image"] * channels)),
+            }},
             "outputs": {"pred": {
-                "type": "probabilities", "num_channels": len(named), "dtype": "float32", "channel_def": named,
+                "type": "image" if masks else "probabilities", "format": "classes", "modality": "n/a",
+                "num_channels": len(named), "spatial_shape": size * masks, "dtype": "float32", "value_range": [0, 1],
+                "is_patch_data": windows is not None, "channel_def": named,
             }},
         },
     })  # fmt: skip
@@ -203,8 +227,9 @@ def _of_monai(predictor: Predictor) -> tuple[Words, dict[str, torch.Tensor], lis
 def _nnunet(predictor: Predictor, folder: Path, words: Words, images: torch.Tensor) -> list[Network]:
     """Write the folder that nnU-Net's predictor reads, without mirroring, as ``predict`` does not mirror.
 
-    Structures that exclude each other are written as labels: beside a background output of 0 the largest output is that
-    of the structure which ``predict`` takes. Structures inside others are written as regions.
+    Structures that exclude each other are written as labels: beside the background's output, which is 0 unless the
+    model has one (``output=softmax``), the largest output is that of the structure which ``predict`` takes. Structures
+    inside others are written as regions.
     """
     task = predictor.task
     if not isinstance(task, NnUNetTask):
@@ -214,11 +239,12 @@ def _nnunet(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
         labels == {k + 1: [k] for k in range(number)},
         {inside[-1]: label for label, inside in labels.items()},
     )
-    if len(last) < max(number, len(labels)):
+    if len(last) < max(number, len(labels)) or (task.exclusive and not exclusive):
         raise ValueError(
-            f"nnU-Net draws one structure over the other, which labels={task.structures} does not allow; write the "
-            "model as torchscript or onnx"
+            "nnU-Net draws one structure over the other, and numbers those that exclude each other 1, 2, ..., which "
+            f"labels={task.structures} does not allow; write the model as torchscript or onnx"
         )
+    added = exclusive and not task.exclusive  # an output of the background
     further = [max(labels) + 1] * all(len(one) == 1 for one in task.structures)  # one region must have two labels
     plans = {
         **given, "image_reader_writer": READER,
@@ -238,7 +264,7 @@ def _nnunet(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     }  # fmt: skip
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in predictor.network.state_dict().items():
-        rows = torch.cat([0 * tensor[:1], tensor]) if exclusive and ".seg_layers." in name else tensor
+        rows = torch.cat([0 * tensor[:1], tensor]) if added and ".seg_layers." in name else tensor
         for alias in {name, name.replace(".conv.", ".all_modules.0.").replace(".norm.", ".all_modules.1.")}:
             weights |= {alias: rows} | ({f"decoder.{alias}": rows} if name.startswith("encoder.") else {})
     _write(folder / "dataset.json", dataset)
@@ -253,7 +279,7 @@ def _nnunet(predictor: Predictor, folder: Path, words: Words, images: torch.Tens
     network = PlainUNet(task.in_channels, number + exclusive, **written.full.network).eval()
     read = torch.load(file, weights_only=True)["network_weights"]
     network.load_state_dict({name: read[name] for name in network.state_dict()})
-    return [lambda inputs: (heads := network(inputs))[:, int(exclusive) :] - exclusive * heads[:, :1]]
+    return [lambda inputs: (heads := network(inputs))[:, int(added) :] - added * heads[:, :1]]
 
 
 #: What writes a model of each kind, and returns the networks that are read back.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Regular expressions for parameter names of FairFlare's own networks: encoders, heads, attention projections, MLPs.
 ENCODER = r"^(encoder|swinViT|convInit|down_|conv_0)"
-HEADS = r"^(head|neck|projector|final_conv|conv_final|out)\."
+HEADS = r"^(head|neck|projector|final_conv|conv_final|out|decoder\.seg_layers)\."
 ATTENTION = r"(^|\.)attn\.(qkv|out_proj|proj)$"
 PERCEPTRONS = r"(^|\.)(mlp\.(linear|fc)\d|conv\d)$"
 
@@ -187,6 +187,16 @@ class RandomInputs(Adapters):
         from fairflare.core.features.input_norm import put_before
 
         return put_before(model)
+
+
+def merge_adapters(model: nn.Module) -> nn.Module:
+    """Add all low-rank adapters of a network to the layers beside which they are, and return the network."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "base_layer") and hasattr(module, "merge"):
+            module.merge()
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, module.base_layer)
+    return model
 
 
 @settings

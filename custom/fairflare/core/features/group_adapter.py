@@ -70,6 +70,12 @@ class GroupAdapter(nn.Module):
         )
         return outputs
 
+    def merge(self) -> None:
+        """Add the adapter of an image of unknown group to the layer's weights."""
+        weight, mean = self.base_layer.get_parameter("weight"), torch.stack(tuple(self.values)).mean(0)
+        change = (self.fair_B.weight.flatten(1) * mean) @ self.fair_A.weight.flatten(1)
+        weight.data += self.scale * change.view_as(weight)
+
     def _values(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the singular values for each image, (images, r), or the same for all images, (1, r)."""
         table = torch.stack(tuple(self.values))

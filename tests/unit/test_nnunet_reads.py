@@ -29,13 +29,15 @@ predictor.predict_from_files_sequential([[name] for name in sys.argv[3:]], sys.a
 
 
 # nnU-Net rounds outputs to 16 bits, where two outputs of a network that was not trained are often alike.
-@pytest.mark.parametrize(("structures", "least"), [(1, 0.999), (2, 0.99)])
-def test_masks_are_those_of_predict(structures: int, least: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("structures", "output", "least"), [(1, "sigmoid", 0.999), (2, "sigmoid", 0.99), (2, "softmax", 0.999)]
+)
+def test_masks_are_those_of_predict(structures: int, output: str, least: float, tmp_path: Path) -> None:
     rng, made = np.random.default_rng(0), copy.deepcopy(plan())
     spacing = made["configurations"]["3d_fullres"]["spacing"]
     network = made["configurations"]["3d_fullres"]["architecture"]["arch_kwargs"]
     network["features_per_stage"] = [4] * len(network["strides"])
-    own = predictor(NnUNetTask(plan=made, num_classes=structures))
+    own = predictor(NnUNetTask(plan=made, num_classes=structures, output=output))
     export(own, "nnunet", tmp_path / "model")
     (tmp_path / "masks").mkdir()
     files = []
@@ -51,7 +53,7 @@ def test_masks_are_those_of_predict(structures: int, least: float, tmp_path: Pat
     subprocess.run([*map(str, command)], check=True, env={**os.environ, **places}, timeout=500)
     for file in files:
         (found,) = own(file)
-        labels_here = label_map(found.probabilities, labels_of(own.task), 0.5).numpy().swapaxes(0, 1)
+        labels_here = label_map(own.task.decide(found.probabilities), labels_of(own.task), 0.5).numpy().swapaxes(0, 1)
         read = np.asarray(nibabel.load(tmp_path / "masks" / file.name.replace("_0000", "")).dataobj)
         assert len(np.unique(read)) > 1
         assert (read == labels_here).mean() >= least

@@ -194,15 +194,16 @@ class ImageTask(Intensities, Fitted, Task):
     def annotating(self, numbers: tuple[int, ...] | None) -> Any:
         """Return the task for a site that annotates only some structures or classes (``None`` if all, or not known).
 
-        Raises: ValueError: the task has a loss or metrics of its own, which would take a structure that is not
-            annotated for one that is absent.
+        Raises: ValueError: the task has exclusive outputs, or a loss or metrics of its own, which would take a
+            structure that is not annotated for one that is absent.
         """
         if numbers is None or len(numbers) == len(self.structures):
             return self
-        if self.of_user("loss", "sample_losses", "evaluate"):
+        if self.exclusive or self.of_user("loss", "sample_losses", "evaluate"):
             raise ValueError(
-                f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has its own loss or "
-                "metrics, which may take those that are not annotated for absent ones; leave the site out"
+                f"{KEYS[self.class_labels]} does not name all, and task ({type(self).__name__}) has "
+                f"{'output=softmax' if self.exclusive else 'its own loss or metrics'}, which may take those that are "
+                "not annotated for absent ones; leave the site out"
             )
         narrowed = copy.copy(self)
         vars(narrowed)["annotated"] = numbers
@@ -348,10 +349,11 @@ class ImageTask(Intensities, Fitted, Task):
             )
             raise DataError(text, text)
         places = () if self.class_labels else inputs.shape[2:]
-        needed = (len(inputs), self.classes if self.class_labels else self.num_classes, *places)
+        number = self.classes if self.class_labels else (self.num_classes or 0) + self.exclusive
+        needed = (len(inputs), number, *places)
         shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else f"a {type(outputs).__name__}"
         if shape != needed and not self.of_user("loss"):  # a user's own loss may need outputs of another form
-            text = f"{named} gives {shape}, and {needed} is needed for num_classes={needed[1]}"
+            text = f"{named} gives {shape}, and {needed} is needed for num_classes={(number or 0) - self.exclusive}"
             raise DataError(text, text)
 
     @abstractmethod

@@ -293,6 +293,8 @@ def _threshold(predictor: Predictor, given: float | None, overlay: bool, probabi
         raise ValueError(f"{vain} is for segmentation; this model tells classes, whose probabilities {CSV_FILE} has")
     if given is not None and not 0 < given < 1:
         raise ValueError(f"--threshold must lie between 0 and 1, got {given:g}")
+    if given is not None and predictor.task.exclusive:
+        raise ValueError("--threshold: of this model's structures the most probable is marked (output=softmax)")
     return THRESHOLD if given is None else given
 
 
@@ -376,7 +378,7 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     numbers, planes, sure = [], [], []
     for prediction in predictor(image, wanted.more.get(image, ())):
         labels, probabilities = (
-            masks.label_map(prediction.probabilities, known, wanted.threshold),
+            masks.label_map(task.decide(prediction.probabilities), known, wanted.threshold),
             prediction.probabilities,
         )
         numbers.append(prediction.slice)

@@ -82,7 +82,7 @@ class Consistency:
     """
 
     def __init__(self, training: LocalTraining, run: SiteRun, model: torch.nn.Module) -> None:
-        self.half, self.run = training, run
+        self.half, self.run, self.probable = training, run, getattr(run.task, "probabilities", torch.sigmoid)
         self.alone, self.fixmatch = not has_labels(run.data), run.task.consistency == "fixmatch"
         self.weight = 1.0 if self.fixmatch else LARGEST * ramp(run.current_round, run.num_rounds)
         self.teacher: Any = None if self.fixmatch else deepcopy(model).train().requires_grad_(False)
@@ -115,7 +115,7 @@ class Consistency:
         if self.fixmatch:
             each = functional.cross_entropy(outputs, self.target, reduction="none")
             return torch.mean(each * self.counts) * self.weight
-        return torch.mean((outputs.sigmoid() - self.target).square()) * self.weight
+        return torch.mean((self.probable(outputs) - self.target).square()) * self.weight
 
     @torch.no_grad()
     def _draw(self, model: torch.nn.Module, inputs: torch.Tensor) -> None:
@@ -128,7 +128,7 @@ class Consistency:
             likely, self.target = outputs.softmax(1).max(1)
             self.view, self.counts = strong(noisy), (likely >= CERTAIN).to(outputs.dtype)
         else:
-            self.view, self.target, self.counts = inputs, outputs.sigmoid(), torch.ones(len(inputs))
+            self.view, self.target, self.counts = inputs, self.probable(outputs), torch.ones(len(inputs))
         self.seen, self.sure = self.seen + len(inputs), self.sure + int(self.counts.sum())
 
     @torch.no_grad()

@@ -234,8 +234,24 @@ class StructureTask(ImageTask):
         return outputs.masked_fill(targets < 0, -math.inf), targets.clamp(min=0)
 
     def probabilities(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the probability of each structure, (n, structures, ...) in [0, 1]."""
-        return outputs.sigmoid()
+        """Return the probability of each structure, (..., structures, places) in [0, 1]."""
+        axis = -1 - self.spatial_dims
+        return outputs.softmax(axis).narrow(axis, 1, self.num_classes) if self.exclusive else outputs.sigmoid()
+
+    def decide(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Return values, (..., structures, places), that are above the threshold where a structure is marked.
+
+        They are the probabilities. Where structures exclude each other, they are 1 for the most probable of structures
+        and background, and 0 for the others.
+        """
+        import torch
+
+        if not self.exclusive:
+            return probabilities
+        most, every = (
+            reduce(probabilities, -1 - self.spatial_dims, keepdim=True) for reduce in (torch.amax, torch.sum)
+        )
+        return ((probabilities == most) & (probabilities > 1 - every)).to(probabilities.dtype)
 
     def evaluate(self, model: torch.nn.Module, batches: Iterable[Batch], device: Device) -> dict[str, float]:
         """Evaluate the model by the Dice at threshold 0.5, the mean over structures and then over images.
@@ -300,7 +316,9 @@ class StructureTask(ImageTask):
                 by_structure = self.structure_losses(outputs, targets) if self.num_classes > 1 else targets[:0]
                 losses.append((float(self.loss(outputs, targets)), by_structure.tolist()))
                 counts.append(len(targets))
-                scores.add(self.probabilities(outputs) > THRESHOLD, targets, getattr(batch, "origins", None))
+                scores.add(
+                    self.decide(self.probabilities(outputs)) > THRESHOLD, targets, getattr(batch, "origins", None)
+                )
         checks.whole("the number of batches to evaluate on", len(counts))
         return scores, losses, counts
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -40,6 +40,8 @@ class NnUNetTask(VolumeSegmentationTask):
 
     Args:
         plan: a plan of `fairflare plan`, or nnU-Net's ``nnUNetPlans.json``: the file's path, or its content.
+        output: ``"sigmoid"``: each structure by itself, so that structures may lie inside each other, and sites may
+            annotate different ones; ``"softmax"``: of the background and structures, which exclude each other.
 
     Source:
         Isensee et al., Nature Methods 18 (2021), and nnU-Net 2.8; what differs: ``docs/nnunet.md``.
@@ -57,6 +59,7 @@ class NnUNetTask(VolumeSegmentationTask):
         patch_size: ClassVar[Any] = property(lambda self: self.planned.full.patch_size)
         spacing: ClassVar[Any] = property(lambda self: self.planned.full.spacing)
         orientation: ClassVar[Any] = property(lambda self: self.planned.axes)
+        exclusive: ClassVar[Any] = property(lambda self: self.output == "softmax")
 
     divisor: ClassVar[int] = 1
     scaled: ClassVar[bool] = False
@@ -66,6 +69,7 @@ class NnUNetTask(VolumeSegmentationTask):
     }
 
     plan: dict[str, Any] | str
+    output: Literal["sigmoid", "softmax"] = "sigmoid"
     foreground: Fraction = 1 / 3
     overlap: BelowOne = 0.5
 
@@ -80,6 +84,11 @@ class NnUNetTask(VolumeSegmentationTask):
         if channels != self.in_channels:
             raise ValueError(
                 f"plan is for {channels} channel(s), and the run has channels={list(self.channels or ())}; name as many"
+            )
+        if self.exclusive and len(set().union(*self.structures)) < sum(len({*one}) for one in self.structures):
+            raise ValueError(
+                f"output=softmax needs structures without a common label, got labels={self.structures}; name each "
+                "label once, or set output=sigmoid"
             )
 
     @cached_property
@@ -100,7 +109,7 @@ class NnUNetTask(VolumeSegmentationTask):
     def build_unet(self) -> torch.nn.Module:
         from fairflare.tasks.volumes.plain_unet import PlainUNet
 
-        return PlainUNet(self.in_channels, self.num_classes, **self.planned.full.network)
+        return PlainUNet(self.in_channels, self.num_classes + self.exclusive, **self.planned.full.network)
 
     def output_tensors(self) -> Sequence[str]:
         """Return the names of the tensors of all outputs, one layer for each resolution."""
@@ -201,7 +210,7 @@ class NnUNetTask(VolumeSegmentationTask):
     # ------------------------------------------------------------------------------------------------ the loss
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean of Dice loss and binary cross-entropy over the resolutions, each with half the weight.
+        """Return the mean of Dice loss and cross-entropy over the resolutions, each with half the weight.
 
         The Dice is that of the whole batch where the plan says so; the coarsest resolution does not count.
         """
@@ -222,19 +231,40 @@ class NnUNetTask(VolumeSegmentationTask):
         import torch
 
         entropies = [
-            cross_entropies(outputs[:, [k]], targets[:, [k]]).mean() for k in self.known(range(self.num_classes))
+            (
+                self._entropies(outputs, targets)
+                if self.exclusive
+                else cross_entropies(outputs[:, [k]], targets[:, [k]])
+            ).mean()
+            for k in self.known(range(self.num_classes))
         ]
         return self._dice_losses(outputs, targets, [2, 3, 4]).mean(0) + torch.stack(entropies)
 
     def _entropies(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return cross_entropies(self.chosen(outputs), self.chosen(targets))
+        entropies = entropies_of_classes if self.exclusive else cross_entropies
+        return entropies(self.chosen(outputs), self.chosen(targets))
 
     def _dice_losses(self, outputs: torch.Tensor, targets: torch.Tensor, dims: list[int]) -> torch.Tensor:
         """Return 1 - Dice of the annotated structures, summed over the given axes."""
-        outputs, targets = self.counted(outputs, targets)
-        found = outputs.sigmoid()
-        both = (found * targets).sum(dims)
-        return 1 - (2 * both + SMOOTH) / (found.sum(dims) + targets.sum(dims) + SMOOTH)
+        probable, targets = self.chosen(self.probabilities(outputs)), self.chosen(targets)
+        probable, targets = probable.masked_fill(targets < 0, 0), targets.clamp(min=0)
+        both = (probable * targets).sum(dims)
+        return 1 - (2 * both + SMOOTH) / (probable.sum(dims) + targets.sum(dims) + SMOOTH)
+
+
+def entropies_of_classes(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the cross-entropy of each sample, (n,), the mean over the voxels that count (targets >= 0).
+
+    Args:
+        outputs: (n, 1 + structures, x, y, z), of the background first.
+        targets: (n, structures, x, y, z).
+    """
+    from torch.nn.functional import cross_entropy, pad
+
+    # Beside a background of 0 the largest target is that of the structure; what does not count is -1 in all of them.
+    labels = pad(targets, (0, 0, 0, 0, 0, 0, 1, 0)).argmax(1).masked_fill(targets[:, 0] < 0, -1)
+    each = cross_entropy(outputs, labels, ignore_index=-1, reduction="none")
+    return each.flatten(1).sum(1) / (labels >= 0).flatten(1).sum(1).clamp(min=1)
 
 
 def resolutions(outputs: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[float, torch.Tensor, torch.Tensor]]:

@@ -362,7 +362,8 @@ class PhantomPatches(_Patches, PhantomVolumes):
     def made(self, volume: Any, whole: Whole) -> Arrays:
         from fairflare.tasks.transforms import Structured
 
-        labels = [[1, 2], [2]][: self.task.num_classes] if self.task.labels is None else self.task.structures
+        nested = self.task.labels is None and not self.task.exclusive
+        labels = [[1, 2], [2]][: self.task.num_classes] if nested else self.task.structures
         structured = Structured(labels, {0: 0, 1: 1, 2: 2}, self.site, "none", self.task.ignore)
         return self.prepared(whole, Sample(Path("phantom"), Path("phantom")), structured)
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fairflare.core.cells import SUPPRESSED, UNDEFINED, Cell, values_of
 from fairflare.reporting.results import read_document
 from tests.sections import as_before
+
+VALIDATED = "validation.split/"  # before the name of a metric that :func:`rows` puts on the validation split
 
 FUNDUS: dict[str, Any] = {
     "image_size": [33, 33], "features": [4, 4, 8, 8], "phantom": "fundus", "phantom_samples": 60, "phantom_test": 40,
@@ -40,3 +45,27 @@ def without_times(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: without_times(v) for k, v in value.items() if k not in clocks and not k.endswith("seconds")}
     return [without_times(v) for v in value] if isinstance(value, list) else value
+
+
+def rows(metrics: dict[str, Any], split: str = "test", *, withheld: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Return metrics as the cells that a site sends, those of a name ``validation.split/...`` of that split."""
+    cells = []
+    for name, value in metrics.items():
+        where, metric = split, name
+        if str(name).startswith(VALIDATED):
+            where, metric = "validation", name.removeprefix(VALIDATED)
+        undefined = isinstance(value, float) and math.isnan(value)
+        cells.append({"metric": metric, "split": where, **({"reason": UNDEFINED} if undefined else {"value": value})})
+    return [*cells, *({"metric": name, "split": split, "reason": SUPPRESSED} for name in withheld)]
+
+
+def metric_values(cells: Sequence[Any], split: str = "") -> dict[str, Any]:
+    """Return the metrics in cells, sent or to be sent, by name; ``split``: of that split alone."""
+    every = [Cell(**cell) if isinstance(cell, dict) else cell for cell in cells or ()]
+    return values_of(cell for cell in every if split in ("", cell.split))
+
+
+def withheld_names(cells: Sequence[Any]) -> list[str]:
+    """Return the names of the metrics that a site withholds, in the order in which it says so."""
+    every = [Cell(**cell) if isinstance(cell, dict) else cell for cell in cells]
+    return [cell.name for cell in every if cell.reason == SUPPRESSED]

@@ -17,6 +17,7 @@ from fairflare.federation.plan.bounds import Bounds
 from fairflare.methods.base.reports import Field
 from fairflare.methods.base.rule import Rule, TwoPhase, Weighing, anchor_fields
 from tests.methods.support import net_state as small_state
+from tests.tiny import rows
 
 SITES = ("a", "b", "c")
 
@@ -71,7 +72,7 @@ def train_message(
     return Message(
         params={name: state[name] - RECEIVED[name] for name in state},
         is_update=True,
-        metrics={"dice": 0.5},
+        metrics=rows({"dice": 0.5}, "validation"),
         meta=head,
         current_round=current_round,
     )

@@ -16,11 +16,10 @@ from fairflare.exchange.messages import TASK_CHECK, Message, address, says_nothi
 from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.server.rounds import Rounds
-from fairflare.federation.site.replies import VALIDATED
 from fairflare.methods.base.rule import Rule
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.tasks.base import Metric, SiteData, Task
-from tests.tiny import run_document
+from tests.tiny import VALIDATED, rows, run_document
 
 SITES = ["site-1", "site-2", "site-3"]
 SILENT = "-silent-"  # a site that never answers
@@ -61,14 +60,13 @@ def good(site: str, name: str, task: Message) -> Message:
     if name == "train":
         reply.params = {key: torch.full_like(value, 0.1 * k) for key, value in task.params.items()}
         reply.is_update = True
-        reply.metrics = {"dice": 0.1 * k}
+        reply.metrics = rows({"dice": 0.1 * k}, "validation")
         meta.update(num_samples=10 * k, num_steps=3)
     elif name == "anchor":
         meta["report"] = {"layers": ["0"], "cka": [1 - 0.1 * k], "dissimilarity": [0.1 * k]}
     else:
-        reply.metrics = {"dice": 0.2 * k}
-        if "validation" in task.meta["measure"]:
-            reply.metrics[VALIDATED + "dice"] = 0.1 * k
+        of_validation = {VALIDATED + "dice": 0.1 * k} if "validation" in task.meta["measure"] else {}
+        reply.metrics = rows({"dice": 0.2 * k, **of_validation})
     return reply
 
 

@@ -16,15 +16,17 @@ import torch
 from fairflare import __version__
 from fairflare.base.checks import MAX_SAMPLES, is_number, printable
 from fairflare.base.settings import settings
+from fairflare.base.task import LOSS, Metric
 from fairflare.exchange.messages import Message, num_bytes
 from fairflare.federation.collecting import received_state as incoming
 from fairflare.federation.collecting.collector import Collector, QuorumError
 from fairflare.federation.collecting.context import RunContext
-from fairflare.federation.site.replies import read_metrics, reasons
+from fairflare.federation.site.replies import OF_TEST, read_metrics, reasons
 from fairflare.methods.base.reports import Field, ReportError, read_report, shortened
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
+from tests.tiny import metric_values, rows
 
 from .examples import (
     LAYERS,
@@ -69,6 +71,7 @@ class Asking(Rule):
 def refusal(message: Message, rule: Rule | None = None, site: str = "b") -> str:
     """Return why a collector refuses an answer; no other error may be raised."""
     collector = begun(rule or Asking())
+    collector.metrics = KNOWN
     with pytest.raises(ReportError) as caught:
         collector.read_training(site, message)
     assert collector.accepted == []
@@ -296,6 +299,8 @@ def test_no_site_puts_the_blame_on_another(reason: str) -> None:
 # ------------------------------------------------------------------------------------------------ refusals: numbers
 
 HUGE = 10**400
+ROW = {"metric": "dice", "split": "validation", "value": 0.5}
+KNOWN = {"dice": Metric(name="dice", doc="x"), "loss": LOSS}
 
 
 @pytest.mark.parametrize(
@@ -371,12 +376,23 @@ ODD_NAMES = (
     [
         (None, "the answer carries no metric"),
         ({}, "the answer carries no metric"),
-        ([0.5], "metrics must be a dict of at most 1000, got a list"),
-        ("x", "metrics must be a dict of at most 1000, got 'x'"),
-        ({str(i): 0.5 for i in range(1001)}, "metrics must be a dict of at most 1000, got a dict"),
+        ([0.5], "metrics must be a list of at most 1000 cells, got a list"),
+        ("x", "metrics must be a list of at most 1000 cells, got 'x'"),
+        ({"dice": 0.5}, "metrics must be a list of at most 1000 cells, got a dict"),
+        (torch.ones(2), "metrics must be a list of at most 1000 cells, got a Tensor"),
+        (rows({str(i): 0.5 for i in range(1001)}, "validation"), "metrics must be a list of at most 1000 cells, got"),
+        ([{"metric": "dice", "value": 0.5}], "a metric is called None"),
+        (rows({"dice": 0.5}), "metric 'dice' was measured on 'test', which nobody asked for"),
+        (rows({"dice": 0.5}, "validation") * 2, "metric 'dice' comes twice"),
+        ([ROW | {"reason": "suppressed"}], "metric 'dice' must be a finite number or a reason, got 0.5"),
+        ([{**ROW, "value": None}], "metric 'dice' must be a finite number or a reason, got None"),
+        ([{**ROW, "value": None, "reason": "tired"}], "metric 'dice' has an unknown reason, 'tired'"),
+        ([{**ROW, "value": None, "reason": torch.ones(2)}], "metric 'dice' has an unknown reason, a Tensor"),
+        ([{**ROW, "value": math.nan}], "metric 'dice' must be a finite number, got nan"),
+        (rows({"dice": math.nan}, "validation"), r"the answer carries no metric that is finite \(not finite: dice\)"),
+        ([], "the answer carries no metric"),
         ({"dice": 1.5}, r"metric 'dice' must lie in \[0, 1\], got 1.5"),
         ({"dice": -1e-9}, r"metric 'dice' must lie in \[0, 1\], got -1e-09"),
-        ({"dice": math.nan}, "metric 'dice' must be a finite number, got nan"),
         ({"clean/loss": math.inf}, "metric 'clean/loss' must be a finite number, got inf"),
         ({"loss": HUGE}, "metric 'loss' must be a finite number, got an integer of over 40 digits"),
         ({"dice": "0.5"}, "metric 'dice' must be a finite number, got '0.5'"),
@@ -386,12 +402,14 @@ ODD_NAMES = (
         ({"a\nb": 0.5}, r"a metric is called 'a\\nb'"),
         ({"x" * 201: 0.5}, "a metric is called 'xxx"),
         *(({name: 0.5}, "a metric is called .*; a name has letters, digits") for name in ODD_NAMES),
-        ({f"{n:0199d}": 0.5 for n in range(202)}, "the names of its metrics have 40198 characters, more than 40000"),
+        ({f"{n:0199d}": 0.5 for n in range(202)}, "the names of its metrics have 42218 characters, more than 40000"),
     ],
 )
 def test_metrics(metrics: Any, wanted: str) -> None:
     message = train_message("b", rule=Asking())
-    message.metrics = metrics
+    message.metrics = (
+        rows(metrics, "validation") if isinstance(metrics, dict) and "1000 cells" not in wanted else metrics
+    )
     text = refusal(message)
     assert re.match(f"site 'b': {wanted}", text), text
     assert text.isprintable()
@@ -399,10 +417,12 @@ def test_metrics(metrics: Any, wanted: str) -> None:
 
 
 def test_metrics_in_range() -> None:
-    assert read_metrics("b", {"dice": 1, "clean/dice": 0, "loss": 40.0}) == {"dice": 1.0, "clean/dice": 0.0, "loss": 40}
-    assert read_metrics("b", None, needed=False) == {}
+    sent = rows({"dice": 1, "loss": 40.0}) + rows({"dice": 0}, "test_clean")
+    assert metric_values(read_metrics("b", sent, KNOWN, OF_TEST)) == {"dice": 1.0, "clean/dice": 0.0, "loss": 40}
+    assert read_metrics("b", None, KNOWN, OF_TEST, needed=False) == []
+    assert read_metrics("b", rows({"dice": math.nan}), KNOWN, OF_TEST, needed=False) == []
     with pytest.raises(ReportError):
-        read_metrics("b", {"dice": 2}, needed=False)
+        read_metrics("b", rows({"dice": 2}), KNOWN, OF_TEST, needed=False)
     assert is_number(3)
     assert not is_number(HUGE)
 

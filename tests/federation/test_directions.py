@@ -16,12 +16,13 @@ from fairflare.core.fairness import BEFORE_RECORDED, declared_as, higher_is_bett
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server.rounds import RoundFailed
-from fairflare.federation.site.replies import read_metrics, read_stats
+from fairflare.federation.site.replies import OF_TEST, read_metrics, read_stats
 from fairflare.federation.transports.local import run_local
 from fairflare.methods.base.reports import ReportError
 from fairflare.reporting.results import find_results, read_results
 from fairflare.reporting.table import direction_of, fairness_table
 from fairflare.tasks.scripts import LoopTask, ScriptTask
+from tests.tiny import metric_values, rows
 from tests.unit.report_runs import read
 
 from ..tiny import run_document
@@ -201,14 +202,15 @@ RANGES = {
 
 
 def test_the_server_goes_by_the_jobs_ranges() -> None:
-    assert read_metrics("A", {"hd95": 99.5, "dark/dice": 0.5}, None, RANGES) == {"hd95": 99.5, "dark/dice": 0.5}
+    read = read_metrics("A", rows({"hd95": 99.5}) + rows({"dice": 0.5}, "test_dark"), RANGES, OF_TEST)
+    assert metric_values(read) == {"hd95": 99.5, "dark/dice": 0.5}
     for metrics, words in (
         ({"dice": 1.5}, r"'dice' must lie in \[0, 1\], got 1.5"),
         ({"hd95": 100.5}, r"'hd95' must lie in \[0, 100\] mm, got 100.5"),
         ({"other": 0.5}, "'other' is not declared by the job's task"),
     ):
         with pytest.raises(ReportError, match=words):
-            read_metrics("A", metrics, None, RANGES)
+            read_metrics("A", rows(metrics), RANGES, OF_TEST)
     draws = {"stats": {"resampled": [12.5, math.nan]}}
     assert read_stats("A", draws, RANGES["hd95"])["resampled"][0] == 12.5
     with pytest.raises(ReportError, match="resampled"):

@@ -29,7 +29,7 @@ from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.methods.fed_mrl import FedMRL
 from fairflare.methods.parts.mu_policy import FixedMu
-from tests.tiny import run_document
+from tests.tiny import rows, run_document
 
 from .network import SILENT, SITES, Run, good
 from .test_checkpoint import flip, rewrite
@@ -280,7 +280,7 @@ def test_a_damaged_log_of_rounds_costs_these_and_is_said(tmp_path: Path) -> None
 def test_the_best_model_is_there_in_a_job_that_goes_on(tmp_path: Path) -> None:
     def falling(site: str, name: str, task: Message) -> Message:
         reply = good(site, name, task)
-        reply.metrics = {"dice": 0.9 - 0.2 * task.current_round}
+        reply.metrics = rows({"dice": 0.9 - 0.2 * task.current_round}, "validation" if name == "train" else "test")
         return reply
 
     whole = Run(tmp_path / "a", falling, num_rounds=3)()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairflare.base.task import LOSS, Metric
-from fairflare.exchange.messages import Message, SiteReply, encode_reply
+from fairflare.exchange.messages import Message
 from fairflare.federation.collecting import final_test
 from fairflare.federation.collecting.final_test import mean_of
 from fairflare.federation.collecting.transport import Listener
@@ -19,10 +19,10 @@ from fairflare.federation.plan.plan import make_plan
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.record.best_model import BestModel
 from fairflare.federation.server.rounds import RoundFailed
-from fairflare.federation.site.replies import VALIDATED
 from fairflare.methods.fed_ism import FedISM
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.reporting.table import fairness_table
+from tests.tiny import VALIDATED, rows
 from tests.unit.report_runs import read
 
 from .network import SILENT, SITES, Behaviour, Line, Run, good, misbehave, number
@@ -41,11 +41,10 @@ def undefined(*names: str) -> Behaviour:
     """Return the answer of a site whose metrics are not finite."""
 
     def answer(s: str, n: str, task: Message) -> Message:
-        measured = {**good(s, n, task).metrics, "loss": 1.0, **dict.fromkeys(names, math.nan)}
-        stats = {"seconds": 0.5, "train_loss": 1.0}
-        reply = encode_reply(SiteReply("ok", metrics=measured, stats=stats), task.current_round)
-        if n == "train":
-            reply.params, reply.is_update = good(s, n, task).params, True
+        reply, split = good(s, n, task), "validation" if n == "train" else "test"
+        undefined = rows({"loss": 1.0, **dict.fromkeys(names, math.nan)}, split)
+        places = [(row["metric"], row["split"]) for row in undefined]
+        reply.metrics = [row for row in reply.metrics if (row["metric"], row["split"]) not in places] + undefined
         return reply
 
     return answer
@@ -215,9 +214,10 @@ def of_model(validation: list[float], test: list[float]) -> Behaviour:
 
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply, made = good(s, n, task), made_by(task) + 1
-        reply.metrics = {"dice": (validation if n == "train" else test)[made] + 0.01 * number(s)}
-        if n == "validate" and "validation" in task.meta["measure"]:
-            reply.metrics[VALIDATED + "dice"] = validation[made] + 0.01 * number(s)
+        of_validation = rows({"dice": validation[made] + 0.01 * number(s)}, "validation")
+        asked = n == "train" or "validation" in task.meta["measure"]
+        of_test = rows({"dice": test[made] + 0.01 * number(s)}) if n == "validate" else []
+        reply.metrics = of_test + of_validation * asked
         return reply
 
     return behaviour
@@ -265,7 +265,7 @@ def test_sites_that_measure_no_validation_split(tmp_path: Path) -> None:
 
     def bare(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
-        reply.metrics = {"loss": 1.0} if n == "train" else {"dice": 0.2 * number(s)}
+        reply.metrics = rows({"loss": 1.0}, "validation") if n == "train" else rows({"dice": 0.2 * number(s)})
         return reply
 
     run = Run(tmp_path, bare, num_rounds=2)()
@@ -298,7 +298,7 @@ class Error(Line):
 def test_the_declared_direction_decides(tmp_path: Path) -> None:
     def behaviour(s: str, n: str, task: Message) -> Message:
         reply = of_model([0.1, 0.3, 0.6, 0.5], [0.0, 0.1, 0.2, 0.3])(s, n, task)
-        reply.metrics = {name.replace("dice", "calibration"): value for name, value in reply.metrics.items()}
+        reply.metrics = [{**row, "metric": row["metric"].replace("dice", "calibration")} for row in reply.metrics]
         return reply
 
     run = Run(tmp_path, behaviour, num_rounds=3, task=Error())()

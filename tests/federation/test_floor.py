@@ -25,11 +25,13 @@ from fairflare.base.cases.floor import Floor, cases_of_classes, hidden_rows, may
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
 from fairflare.core.agents.mu_rewards import label_entropy, observation, told_entropy
+from fairflare.core.cells import Cell
+from fairflare.core.cells import make_cells as cells_of
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_reply
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.site import norm_moments
 from fairflare.federation.site.gate import Gate
-from fairflare.federation.site.replies import STATS, read_metrics
+from fairflare.federation.site.replies import OF_TEST, STATS, read_metrics
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.flare.export.recipes import FairRecipe
@@ -43,7 +45,7 @@ from fairflare_lab.compare.comparison import compare
 from fairflare_lab.page.content import Table
 from fairflare_lab.page.material import read_material
 from fairflare_lab.page.outcome import results as results_section
-from tests.tiny import run_document
+from tests.tiny import metric_values, rows, run_document, withheld_names
 from tests.unit.report_runs import read as read_parts
 
 from .test_privacy import SITES, plan_of
@@ -129,7 +131,7 @@ def test_nothing_of_too_few_cases_is_in_any_byte(name: str, tmp_path: Path, repl
     run_local(plan, tmp_path, HOME)
     shown = {"site-1": 0, "site-2": 0}
     for site, task, measured, carried in replies:
-        secrets = list(numbers([measured.metrics, measured.report, measured.stats]))
+        secrets = list(numbers([metric_values(measured.metrics), measured.report, measured.stats]))
         leaked = found_in(secrets, carried)
         if site == "site-2":
             assert leaked == [], task
@@ -196,9 +198,9 @@ def test_nothing_of_a_class_with_too_few_cases_is_in_any_byte(name: str, tmp_pat
         if "resampled" in measured.stats:  # its draws are of the two other classes' images
             assert measured.stats["num_units"] == 11
             assert not any(b"stats/" + key in carried for key in (b"resampled", b"drawn_units", b"num_units"))
-        assert not any(name.endswith("recall_c2") for name in measured.metrics)
+        assert not any(cell.metric == "recall_c2" for cell in measured.metrics)
         if task in ("train", "validate"):
-            assert b"metrics/recall_c2" in carried
+            assert b"recall_c2" in carried
         if task == "train":
             assert measured.num_samples == 11
             secrets = [measured.stats["train_loss"], *measured.stats["epoch_losses"]]
@@ -394,7 +396,7 @@ def test_what_was_drawn_leaves_where_the_draws_do() -> None:
     for classes, kept in ((None, set()), (False, {*drawn})):
         task, own = Own(), data(validation=1)
         task.has_classes = classes  # type: ignore[misc]
-        reply = SiteReply("ok", metrics={"dice": 0.3}, num_samples=9, stats=dict(drawn))
+        reply = SiteReply("ok", metrics=cells_of({"dice": 0.3}, "test"), num_samples=9, stats=dict(drawn))
         Gate("a", task, own, LocalTraining(), classes=True, floor=Floor(own, 5)).keep_home(
             SiteTask("validate", {}, 0, 1, 0), reply
         )
@@ -403,17 +405,21 @@ def test_what_was_drawn_leaves_where_the_draws_do() -> None:
 
 def test_what_nobody_declared_stays_where_any_list_has_too_few() -> None:
     """Check fields of a rule, numbers beside them, and metrics of an unknown method or task."""
-    for cases, kept in (({}, []), ({"test_light": 1}, ["report/mine", "stats/mine"])):
+    for cases, stays in (({}, []), ({"test_light": 1}, ["report/mine", "stats/mine"])):
         reply = SiteReply(
-            "ok", metrics={"dice": 0.3, "of_a": 0.4, "odd": 0.5}, report={"mine": 1.25}, stats={"mine": 2}
+            "ok",
+            metrics=cells_of({"dice": 0.3, "of_a": 0.4, "odd": 0.5}, "validation"),
+            report={"mine": 1.25},
+            stats={"mine": 2},
         )
         own = data(**cases)
         Gate("a", Own(), own, LocalTraining(), classes=True, floor=Floor(own, 2)).keep_home(
             SiteTask("train", {}, 0, 1, 0), reply
         )
-        assert reply.metrics == {"dice": 0.3}
-        assert reply.stats["suppressed"] == ["metrics/odd", "metrics/of_a", *kept]
-        assert ("mine" in reply.report) == (not kept)
+        assert metric_values(reply.metrics) == {"dice": 0.3}
+        assert withheld_names(reply.metrics) == ["odd", "of_a"]
+        assert reply.stats.get("suppressed", []) == stays
+        assert ("mine" in reply.report) == (not stays)
 
 
 @pytest.mark.parametrize(
@@ -458,15 +464,15 @@ def test_a_suppressed_field_is_nan_where_that_means_something_and_a_refusal_wher
 
 
 def test_a_metric_that_came_is_not_suppressed() -> None:
-    assert read_metrics("s", {}, suppressed=["dice"]) == {}
-    with pytest.raises(ReportError, match="metric 'dice' came, and is said to stay there"):
-        read_metrics("s", {"dice": 0.5}, suppressed=["dice"])
+    assert withheld_names(read_metrics("s", rows({}, withheld=["dice"]), {}, OF_TEST)) == ["dice"]
+    with pytest.raises(ReportError, match="metric 'dice' comes twice"):
+        read_metrics("s", rows({"dice": 0.5}, withheld=["dice"]), {"dice": Metric(name="dice", doc="x")}, OF_TEST)
     with pytest.raises(ReportError, match="carries no metric"):
-        read_metrics("s", {}, ())
+        read_metrics("s", [], {}, OF_TEST)
 
 
 def test_stock_controllers_are_told_why() -> None:
-    reply = SiteReply("ok", metrics={}, stats={"suppressed": ["metrics/dice"]})
+    reply = SiteReply("ok", metrics=[Cell("dice", reason="suppressed")])
     with pytest.raises(NotServed, match="dice is suppressed: fewer cases than its min_cases"):
         metrics_of(reply, "dice")
 

@@ -18,14 +18,15 @@ from fairflare.base.cases.floor import Floor
 from fairflare.base.checks import MAX_REASON
 from fairflare.base.task import Metric, Task
 from fairflare.cli.commands import app
+from fairflare.core.cells import make_cells
 from fairflare.core.features.adapting import network_of
-from fairflare.exchange.messages import Message, SiteReply, SiteTask, encode_reply, encode_task
+from fairflare.exchange.messages import CELL, Message, SiteReply, SiteTask, encode_reply, encode_task
 from fairflare.federation.plan.plan import Plan, make_plan
 from fairflare.federation.privacy import ENVELOPE, TOLD, field_row, page
 from fairflare.federation.server.check import FIELDS
 from fairflare.federation.site import norm_moments
 from fairflare.federation.site.gate import METRICS_BY_CLASS, MIN_CASES, TRAINS_BELOW, Gate
-from fairflare.federation.site.replies import COUNTS, STATS, VALIDATED
+from fairflare.federation.site.replies import COUNTS, STATS
 from fairflare.federation.transports.local import LocalTransport, run_local
 from fairflare.methods.base.catalog import all_methods
 from fairflare.methods.base.reports import Field
@@ -150,7 +151,7 @@ def test_nothing_else_is_in_a_message() -> None:
 def test_nothing_is_added_on_the_way_through_flare() -> None:
     from fairflare.flare.messages.wire import META_KEY, NUM_STEPS, encode_model
 
-    reply = encode_reply(SiteReply("ok", metrics={"dice": 0.5}, num_steps=3), 0)
+    reply = encode_reply(SiteReply("ok", metrics=make_cells({"dice": 0.5}, "test"), num_steps=3), 0)
     assert encode_model(reply).meta == {META_KEY: reply.meta, NUM_STEPS: 3}
     assert f"`{NUM_STEPS}`" in page()
 
@@ -180,8 +181,8 @@ def check_declared(plan: Plan, name: str, sent: Message, reply: Message) -> None
     assert set(reply.params or ()) <= received
     assert sends_part or reply.params is None or set(reply.params) == received
     declared = {metric.name for metric in plan.task.declared_metrics()}
-    lists = ("clean/", "corrupted/", "common/", "light/", "dark/", VALIDATED) if name == "validate" else ()
-    assert {m.removeprefix(next((x for x in lists if m.startswith(x)), "")) for m in reply.metrics} <= declared
+    assert {row["metric"] for row in reply.metrics} <= declared
+    assert {name for row in reply.metrics for name in row} <= {*CELL}
     assert bool(reply.metrics) == (name not in ("anchor", "check", "norms"))
     assert (reply.meta["num_steps"] is None) == (name != "train")
     assert (reply.meta["num_samples"] is None) == (name in ("anchor", "check"))
@@ -287,21 +288,21 @@ Named.__abstractmethods__ = frozenset()
 
 
 @pytest.mark.parametrize(
-    ("measured", "left"),
+    ("names", "left"),
     [
         (("dice", "loss", "sharp", "of_a"), ("dice", "loss", "sharp")),
         (("dice", "undeclared"), ("dice",)),
-        (("dice", "light/dice", "light/sharp", "light/of_a"), ("dice", "light/dice", "light/sharp")),
-        (("dice", "of_light/sharp", "of_b/dice", "test/dice", "light/light/dice"), ("dice",)),
+        (("dice", "of_light/sharp", "of_b/dice", "test/dice", "light/dice", "light/light/dice"), ("dice",)),
     ],
 )
-def test_what_is_not_declared_stays_too(measured: tuple[str, ...], left: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("split", ["test", "test_light"])
+def test_what_is_not_declared_stays_too(names: tuple[str, ...], left: tuple[str, ...], split: str) -> None:
     """Check classes with any name, also one that ends like a metric that is sent."""
-    reply = SiteReply("ok", metrics=dict.fromkeys(measured, 0.5))
+    reply = SiteReply("ok", metrics=make_cells(dict.fromkeys(names, 0.5), split))
     data: Any = SimpleNamespace(test_splits=("test", "test_light"))
     gate = Gate("a", Named(), data, LocalTraining(), classes=False, floor=Floor(data, 1))
     gate.keep_home(SiteTask("validate", {}, 0, 1, 0), reply)
-    assert tuple(reply.metrics) == left
+    assert [(cell.split, cell.metric) for cell in reply.metrics] == [(split, name) for name in left]
     assert reply.stats == {"classes_at_home": True}
 
 

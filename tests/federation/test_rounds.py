@@ -28,11 +28,11 @@ from fairflare.federation.collecting.roster import Roster
 from fairflare.federation.collecting.transport import Listener, Question
 from fairflare.federation.plan.run_settings import RunSettings
 from fairflare.federation.server.rounds import RoundFailed, Stopped
-from fairflare.federation.site.replies import VALIDATED
 from fairflare.methods.base.rule import RoundInputs, Rule, Weighing
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.reporting.results import ResultsStore
+from tests.tiny import rows
 
 from .network import SILENT, SITES, Heard, Line, Network, Run, good, misbehave, number
 
@@ -123,7 +123,7 @@ class Told(FedAvg):
 def test_the_largest_loss_is_the_worst(tmp_path: Path) -> None:
     def with_loss(s: str, n: str, task: Message) -> Message:
         reply = good(s, n, task)
-        reply.metrics = {"dice": 0.5, "loss": float(number(s))} if n == "validate" else reply.metrics
+        reply.metrics = rows({"dice": 0.5, "loss": float(number(s))}) if n == "validate" else reply.metrics
         return reply
 
     loss = Run(tmp_path, with_loss, num_rounds=1)().results["fairness"]["loss"]
@@ -208,7 +208,7 @@ def failed(s: str, n: str, task: Message) -> Message:
 
 def bad_metric(s: str, n: str, task: Message) -> Message:
     reply = good(s, n, task)
-    reply.metrics["dice"] = 1.5
+    reply.metrics[0]["value"] = 1.5
     return reply
 
 
@@ -334,7 +334,7 @@ def test_too_few_good_final_tests_fail(tmp_path: Path) -> None:
     def behaviour(s: str, n: str, task: Message) -> Any:
         reply = good(s, n, task)
         if n == "validate" and s != "site-1":
-            reply.metrics = {}  # an answer without a metric is none
+            reply.metrics = []  # an answer without a metric is none
         return reply
 
     run = Run(tmp_path, behaviour, num_rounds=1, min_sites=2)
@@ -774,10 +774,6 @@ def test_local_models_stay_only_where_asked_for(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ best model
 
 
-def _as_validation(measured: dict[str, float], test: dict[str, float]) -> dict[str, float]:
-    return {**test, **{VALIDATED + name: value for name, value in measured.items()}}
-
-
 def scored(by_round: list[float]) -> Any:
     """Let every site measure this value on the model that a round receives."""
 
@@ -785,7 +781,8 @@ def scored(by_round: list[float]) -> Any:
         reply = good(s, n, task)
         if (n == "train" or "validation" in task.meta["measure"]) and task.current_round < len(by_round):
             measured = {"dice": by_round[task.current_round] + 0.01 * number(s), "loss": 3.0}
-            reply.metrics = measured if n == "train" else _as_validation(measured, reply.metrics)
+            others = [row for row in reply.metrics if row["split"] != "validation"]
+            reply.metrics = [*others, *rows(measured, "validation")]
         return reply
 
     return behaviour

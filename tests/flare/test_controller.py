@@ -38,7 +38,7 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from fairflare.recipes import FairRecipe
 from fairflare.reporting.results import RoundRecord
-from tests.tiny import run_document
+from tests.tiny import rows, run_document
 
 from ..federation.network import SILENT, SITES, Line, good, misbehave
 
@@ -560,7 +560,7 @@ def test_bad_settings_fail_at_once(given: dict[str, Any], message: str) -> None:
 
 def test_messages_survive_flares_form() -> None:
     sent = Message(
-        params={"w": torch.ones(2)}, is_update=True, metrics={"dice": 0.5}, current_round=3,
+        params={"w": torch.ones(2)}, is_update=True, metrics=rows({"dice": 0.5}), current_round=3,
         meta={"version": __version__, "status": "ok", "num_steps": 4, "report": {"x": 1.0}},
     )  # fmt: skip
     shareable = FLModelUtils.to_shareable(encode_model(sent, 9))
@@ -569,7 +569,7 @@ def test_messages_survive_flares_form() -> None:
     assert model.total_rounds == 9
     got = decode_model(model)
     assert got.params["w"].tolist() == [1.0, 1.0]
-    assert (got.is_update, got.metrics, got.current_round) == (True, {"dice": 0.5}, 3)
+    assert (got.is_update, got.metrics, got.current_round) == (True, rows({"dice": 0.5}), 3)
     assert got.meta == sent.meta
     for empty in (Message(meta={}), Message(params={"w": torch.ones(1)}, meta={"a": 1})):
         back = decode_model(FLModelUtils.from_shareable(FLModelUtils.to_shareable(encode_model(empty))))

@@ -38,6 +38,7 @@ from fairflare.methods.base.reports import ReportError
 from fairflare.methods.fed_avg import FedAvg
 from fairflare.methods.fed_lwr import FedLWR
 from tests.shapes import of_what_travels, one_each
+from tests.tiny import rows
 
 from ..federation.examples import RECEIVED, SITES, anchor_message, begun, finish, net_state, take, train_message
 from ..federation.network import misbehave
@@ -207,7 +208,7 @@ def test_a_site_may_keep_reports_and_metrics_at_home() -> None:
     block = [DXOBlocker([DataKind.METRICS])]
     for message in (
         anchor_message("b", FedLWR()),
-        Message(meta={"version": __version__, "status": "ok"}, metrics={"dice": 0.5}, current_round=1),
+        Message(meta={"version": __version__, "status": "ok"}, metrics=rows({"dice": 0.5}), current_round=1),
     ):
         with pytest.raises(ContentBlockedException, match="METRICS is blocked"):
             through(message, block)
@@ -234,7 +235,8 @@ def test_results_and_log_hold_the_notes(tmp_path: Path) -> None:
     def filtered(site: str, name: str, task: Message) -> Shareable:
         reply = Message(
             params={key: torch.full_like(value, 0.1) for key, value in task.params.items()}, is_update=True,
-            metrics={"dice": 0.1}, meta={"version": __version__, "status": "ok"}, current_round=task.current_round,
+            metrics=rows({"dice": 0.1}, "validation"), meta={"version": __version__, "status": "ok"},
+            current_round=task.current_round,
         )  # fmt: skip
         return ExcludeVars(["0.bias"]).process(FLModelUtils.to_shareable(encode_model(reply)), at_site())
 
@@ -335,7 +337,9 @@ def test_the_offload_is_on_during_a_run_and_gone_after_it(
         if end == "failed":
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         message = Message(
-            metrics={"dice": 0.5}, meta={"version": __version__, "status": "ok"}, current_round=task.current_round
+            metrics=rows({"dice": 0.5}, "validation" if name == "train" else "test"),
+            meta={"version": __version__, "status": "ok"},
+            current_round=task.current_round,
         )
         if name == "train" and end != "aborted":  # a late file would stand in a folder that is gone
             message.params, message.is_update = {k: torch.ones_like(v) for k, v in task.params.items()}, True

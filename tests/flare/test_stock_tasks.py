@@ -18,6 +18,7 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_opt.pt.file_model_locator import PTFileModelLocator
 
+from fairflare.core.cells import make_cells
 from fairflare.exchange.messages import SiteReply, SiteTask, encode_task
 from fairflare.federation.plan.run_settings import Place, RunSettings
 from fairflare.federation.record.best_model import BestModel
@@ -29,6 +30,7 @@ from fairflare.methods.base.training import LocalTraining
 from fairflare.methods.ditto import DittoTraining
 from fairflare.methods.solo import SoloTraining
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import metric_values
 
 from ..methods.support import SEGMENTATION, initial
 from .test_executor import Site
@@ -69,7 +71,7 @@ def test_a_named_model_gets_real_metrics(site: Site) -> None:
         assert answer.get_return_code() == ReturnCode.OK
         dxo = from_shareable(answer)
         assert dxo.data_kind == DataKind.METRICS
-        assert dxo.data == own
+        assert dxo.data == metric_values(own)
         assert 0 < dxo.data["dice"] < 1
 
 
@@ -102,7 +104,8 @@ def test_a_failure_is_a_return_code_and_no_metric(site: Site, state: Any, kind: 
 def test_a_metric_that_is_no_number_is_not_sent(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = {"dice": 0.5, "hausdorff": float("nan")}
     monkeypatch.setattr(
-        "fairflare.flare.executor.SiteWorker.perform", lambda *args: SiteReply("ok", metrics=dict(metrics))
+        "fairflare.flare.executor.SiteWorker.perform",
+        lambda *args: SiteReply("ok", metrics=make_cells(metrics, "test")),
     )
     assert from_shareable(validate(site, initial())).data == {"dice": 0.5}
     metrics["dice"] = float("nan")
@@ -215,7 +218,7 @@ def test_a_named_model_is_tested_as_it_came_whatever_the_site_has_of_its_own(tmp
             patch.setattr(SiteFolder, "opened", lambda *_: pytest.fail("opened"))
             assert from_shareable(validate(site, given)).data == wanted
         own = site.reply("validate", message=encode_task(SiteTask("validate", given, 1, 1, 0))).metrics
-        assert own != wanted
+        assert metric_values(own) != wanted
 
 
 def test_a_local_model_of_which_parts_stay_at_the_site_is_not_submitted(tmp_path: Path) -> None:

@@ -160,7 +160,9 @@ HEAVY: dict[str, Callable[[], Any]] = {
     "20000 entries": lambda: {f"m{i}": 0.5 for i in range(20_000)},
     "very deep": lambda: _deep(450),
 }
-WEIGHTY = ("reason", "metrics", "initial_metrics", "report", "stats", "status", "data")
+WEIGHTY = (
+    "reason", "metrics", "cells", "value", "split", "metric", "initial_metrics", "report", "stats", "status", "data",
+)  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ places
@@ -173,10 +175,15 @@ def places(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         yield here
         if isinstance(value, dict) and not any(isinstance(entry, torch.Tensor) for entry in value.values()):
             yield from places(value, here)
+        for number, row in enumerate(value if isinstance(value, list) else ()):
+            if isinstance(row, dict):
+                yield from places(row, (*here, str(number)))
 
 
 def _at(reply: Any, path: tuple[str, ...]) -> Any:
     for key in path:
+        if isinstance(reply, list) and key.isdigit():
+            reply = dict(zip(map(str, range(len(reply))), reply, strict=True))
         if not isinstance(reply, dict) or key not in reply:
             return None
         reply = reply[key]

@@ -35,6 +35,7 @@ from fairflare.flare.messages.wire import encode_model
 from fairflare.methods.base.rule import MakesTensors, Rule, anchor_fields
 from fairflare.tasks.base import Task
 from fairflare.tasks.networks import GivenHead
+from tests.tiny import rows
 
 from ..federation.examples import example_report
 from ..federation.network import SITES, Line, number
@@ -129,7 +130,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
             if not key.startswith(getattr(rule, "makes", ()))
         }
         reply.is_update = True
-        reply.metrics = {"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}
+        reply.metrics = rows({"dice": 0.2 + 0.1 * k, "loss": 1.5 / k, "site_a/dice": 0.5}, "validation")
         meta.update(num_samples=10 * k, num_steps=3)
         meta["stats"] |= {"epsilon": 0.5 * k, "ledger": LEDGER}
         meta["report"] = {**example_report(rule.report_fields, k, layers), **group_report(rule, k)}
@@ -148,7 +149,7 @@ def good_reply(rule: Rule, site: str, name: str, current_round: int, like: dict[
         meta["report"] |= {"method_groups": GROUPS} if group_report(rule, k) else {}
         meta["report"] |= {"privacy": ["patient", "DP-SGD", "all that is sent"], "budget": [8.0, 1e-3, 1e4, 9.0]}
     else:
-        reply.metrics = {"dice": 0.2 * k, "loss": 0.4 / k}
+        reply.metrics = rows({"dice": 0.2 * k, "loss": 0.4 / k}, withheld=["auc"])
         meta["num_samples"] = 10 * k
         meta["stats"] |= {"resampled": [0.2 * k] * DRAWS, "drawn_units": "images", "num_units": 10 * k}
         meta["stats"] |= {"group_names": [*GROUPS], **group_sums(10 * k), "ledger": LEDGER}

@@ -97,7 +97,7 @@ def collected(
         reply = SiteReply(STATUS_OK, update=dict(update), report=report, num_samples=count, num_steps=steps)
         message = encode_reply(reply, current_round)
         try:
-            collector.keep(collector.read_training(name, message, needs_metrics=False))
+            collector.keep(collector.read_training(name, message))
         except ReportError as error:
             collector.reject(name, str(error))
     return collector

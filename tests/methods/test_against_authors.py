@@ -104,7 +104,7 @@ def served(
                     STATUS_OK, update={n: torch.from_numpy(u.copy()) for n, u in update.items()},
                     report=reports[site], num_samples=samples[site],
                 )  # fmt: skip
-                collector.keep(collector.read_training(site, encode_reply(reply, current_round), needs_metrics=False))
+                collector.keep(collector.read_training(site, encode_reply(reply, current_round)))
             state, _ = collector.aggregate()
         theirs = authors(current_round, theirs, deltas, reports)
         worst = max(worst, float(np.abs(flat(state) - theirs).max()))

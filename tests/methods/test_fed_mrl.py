@@ -41,6 +41,7 @@ from fairflare.methods.fed_prox import ProximalTraining
 from fairflare.methods.parts.mu_policy import BanditMu, FixedMu, MuPolicy, QMixMu, RandomMu, VdnMu
 from fairflare.methods.parts.weightings import BySamples, BySom, Uniform
 from fairflare.tasks.segmentation import SegmentationTask
+from tests.tiny import metric_values
 
 from ..unit.test_som import Reference
 from .mrl import PLAIN, Regression, differences, federation, model_of, plan, same, start, train
@@ -86,7 +87,7 @@ class Server:
                 SiteReply(STATUS_OK, update=update, report=found, num_samples=count, num_steps=1), current_round
             )
             try:
-                self.collector.keep(self.collector.read_training(site, message, needs_metrics=False))
+                self.collector.keep(self.collector.read_training(site, message))
             except ReportError as error:
                 self.collector.reject(site, str(error))
         model, weighing = self.collector.aggregate()
@@ -243,7 +244,7 @@ def test_segmentation_has_no_classes(tmp_path):
         reply = worker.perform(SiteTask("train", dict(state), 0, 3, 0, {"mean_loss": 0.5, "mu": {site: 0.1}}))
         assert reply.status == STATUS_OK, reply.reason
         assert reply.report["entropy"] is reply.report["num_classes"] is None
-        assert reply.report["global_accuracy"] == reply.metrics["dice"]
+        assert reply.report["global_accuracy"] == metric_values(reply.metrics)["dice"]
         reports[site] = reply.report
         states[site] = {name: tensor + reply.update[name] for name, tensor in state.items()}
     server.round(reports, asked=("site-1", "site-2"), received=state, states=states)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fairflare.base.settings import build, values_of
+from fairflare.core.cells import make_cells
 from fairflare.exchange.messages import STATUS_OK, SiteReply, SiteTask, address, decode_task, encode_reply, encode_task
 from fairflare.federation.collecting.collector import Collector, LikeReceived
 from fairflare.federation.server.rounds import Stopped
@@ -20,6 +21,7 @@ from fairflare.methods.fed_avg import FedAvg
 from fairflare.reporting.table import fairness_table
 from fairflare_lab.compare.comparison import compare
 from tests.federation.network import Run
+from tests.tiny import metric_values, rows
 from tests.unit.report_runs import read, read_all
 
 from .own import NORM, SITES, STATISTICS, Plane, Sites, run
@@ -252,9 +254,11 @@ def test_the_best_model_is_not_tested_without_what_the_sites_had_then(tmp_path, 
     def answer(site, task, message):
         reply = sites.perform(site, task, message)
         if task == "train" and message.current_round == 1:  # received: the model of round 0
-            reply.metrics["accuracy"] = 1.0
+            reply.metrics = rows({**metric_values(reply.metrics), "accuracy": 1.0}, "validation")
         if task == "validate":
-            reply.metrics = {k: 0.25 if k.endswith("accuracy") else v for k, v in reply.metrics.items()}
+            reply.metrics = [
+                {**row, "value": 0.25} if row["metric"].endswith("accuracy") else row for row in reply.metrics
+            ]
         return reply
 
     sites = Sites(tmp_path / "state", half(name))
@@ -364,7 +368,9 @@ def test_what_stays_is_exactly_as_it_was_in_the_common_model(tmp_path) -> None:
     collector.begin(0, 1, shape=LikeReceived(received, {"bn.weight"}), received=received, sites=["a", "b", "c"])
     for number, site in enumerate(("a", "b", "c")):
         update = {"weight": torch.full((500,), 0.1 * number).double()}
-        message = encode_reply(SiteReply(STATUS_OK, update=update, metrics={"dice": 0.5}, num_steps=1), 0)
+        message = encode_reply(
+            SiteReply(STATUS_OK, update=update, metrics=make_cells({"dice": 0.5}, "validation"), num_steps=1), 0
+        )
         collector.keep(collector.read_training(site, message))
     state, weighing = collector.aggregate()
     assert torch.equal(state["bn.weight"], received["bn.weight"])

@@ -12,6 +12,8 @@ from fairflare.base.settings import Number, Whole
 LAST, BEST = "last", "best"  # models: that of the last round, and the best by the validation splits
 TEST, VALIDATION, GLOBAL, CLINICAL = "test", "validation", "global", "clinical"
 OF_ALL = "global/"  # prefix of a metric of the global test where it stands among the metrics of the sites
+SUPPRESSED = "suppressed"  # reason: the site withholds the value, which rests on too few cases
+UNDEFINED = "undefined there"  # reason: the value was measured and is not finite
 NOT_COUNTED = "not annotated there, or in no image"
 
 
@@ -24,8 +26,8 @@ class Cell:
             group or class that the site withholds as a whole.
         site: name of the site; empty: over all sites together, or on images that belong to no single site.
         model: ``last``, ``best``, or ``last 5`` for a mean over the models of the last five rounds.
-        split: images: ``test``, ``validation``, ``global`` (of no single site), or ``clinical``: the test split, with
-            thresholds from the validation split.
+        split: images: ``test``, ``validation``, a further test list ``test_<name>``, ``global`` (of no single site), or
+            ``clinical``: the test split, with thresholds from the validation split.
         part: class, structure or finding that is measured; empty: no single one. Of a gap the group that is behind.
         group: group of people as ``<attribute>=<group>``, ``<attribute>=`` for all groups together, ``<attribute>`` for
             a gap between groups; empty: all images.
@@ -49,8 +51,9 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Return the metric's name where metrics of the sites and of the global test stand together."""
-        return OF_ALL + self.metric if self.split == GLOBAL else self.metric
+        """Return the metric's name where metrics of several test lists stand together: ``<list>/<metric>``."""
+        alone = self.split in (TEST, VALIDATION, CLINICAL)
+        return self.metric if alone else f"{self.split.removeprefix('test_')}/{self.metric}"
 
     @property
     def counted(self) -> float:
@@ -75,6 +78,21 @@ class Vector:
     unit: str = ""
     count: Whole | None = None
     values: tuple[Number | None, ...] = ()
+
+
+def make_cells(metrics: Mapping[str, float], split: str) -> list[Cell]:
+    """Return the cells of the metrics that were measured on a split; a value that is not finite becomes a reason."""
+    return [
+        Cell(name, split=split, value=float(value))
+        if math.isfinite(value)
+        else Cell(name, split=split, reason=UNDEFINED)
+        for name, value in metrics.items()
+    ]
+
+
+def values_of(cells: Iterable[Cell]) -> dict[str, float]:
+    """Return the values of cells that are not withheld by their names; NaN if undefined."""
+    return {cell.name: math.nan if cell.value is None else cell.value for cell in cells if cell.reason != SUPPRESSED}
 
 
 def pivot(cells: Iterable[Cell], *keys: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ contains unchecked values, which are used only after :mod:`fairflare.federation.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +18,7 @@ from fairflare import __version__
 from fairflare.base.aspect import ASPECTS, GROUPS, NORMS, PHASES, SUMS
 from fairflare.base.cases.resampling import MOST
 from fairflare.base.checks import number
+from fairflare.core.cells import Cell
 from fairflare.exchange.sent_tensors import ALL
 
 TASK_CHECK = "check"  # this task sends no model
@@ -33,6 +33,8 @@ TASKS = (TASK_CHECK, TASK_TRAIN, *FURTHER, TASK_VALIDATE, *(name for one in ASPE
 
 SPLIT_TEST = "test"  # entry of a request's ``measure`` that stands for the test list and all further test lists
 SPLIT_VALIDATION = "validation"
+
+CELL = ("metric", "split", "value", "reason")  # columns of a cell that a site sends
 
 STATUS_OK = "ok"
 STATUS_SKIPPED = "skipped"  # the site refused for an expected reason: too little data, no local model
@@ -62,7 +64,7 @@ class Message:
     Attributes:
         params: tensors by name, unchecked in a message from a site; ``None`` if the message has no model.
         is_update: whether ``params`` are differences to the model that the site received.
-        metrics: metrics by name, measured on the received model.
+        metrics: cells of the metrics that were measured on the received model, each a dict of :data:`CELL`.
         meta: directives to a site, or status, report and statistics from a site.
         current_round: number of the round that the message belongs to.
         by_site: names of directives that have an entry for each site; see :func:`address`. This attribute is not sent.
@@ -136,7 +138,7 @@ class SiteReply:
     status: str
     reason: str = ""
     update: dict[str, torch.Tensor] | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: list[Cell] = field(default_factory=list)  # of the received model: also those that are withheld
     report: dict[str, Any] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
     num_samples: int | None = None
@@ -250,22 +252,21 @@ def _texts(values: Any) -> tuple[str, ...]:
 
 
 def encode_reply(reply: SiteReply, current_round: int | None) -> Message:
-    """Return the message of a site's answer; a metric that is not finite is left out, and its name is listed."""
-    metrics = {name: float(value) for name, value in reply.metrics.items()}
-    not_finite = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    """Return the message of a site's answer; of a cell only the columns :data:`CELL` that are not empty are sent."""
+    columns = ({name: getattr(cell, name) for name in CELL} for cell in reply.metrics)
     meta = {
         "version": __version__,
         "status": reply.status,
         "reason": reply.reason,
         "report": reply.report,
-        "stats": {**reply.stats, **({"not_finite": not_finite} if not_finite else {})},
+        "stats": reply.stats,
         "num_samples": reply.num_samples,
         "num_steps": reply.num_steps,
     }
     return Message(
         params=None if reply.update is None else clean_state(reply.update),
         is_update=reply.update is not None,
-        metrics={name: value for name, value in metrics.items() if name not in not_finite},
+        metrics=[{name: part for name, part in row.items() if part not in (None, "")} for row in columns],
         meta=clean_meta(meta),
         current_round=current_round,
     )

@@ -163,9 +163,10 @@ def _all_methods() -> list[Row]:
     rows.append((
         "`metrics`", f"`{TASK_TRAIN}`, `{TASK_VALIDATE}`",
         "how good the received model, with what stays at the site, is on the validation split, and the final one on "
-        "the test split and on each further test list, whose name stands in front; the last one on the validation "
-        "split too",
-        "see the tasks", f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
+        "the test split and on each further test list; the last one on the validation split too: a cell for each, of "
+        "`metric`, `split`, and `value` or `reason`: not finite, or withheld, as are then all that could be there",
+        "see the tasks; of a withheld one that few cases have its class, perhaps none",
+        f"those by class: `{METRICS_BY_CLASS}`; of too few cases: `{MIN_CASES}`",
     ))  # fmt: skip
     return rows
 

@@ -208,7 +208,7 @@ class FairAggregator(Bounds, ModelAggregator):
             sent = None if self.fl_ctx is None else self.fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)
             self._shape.received = sent.get(ModelLearnableKey.WEIGHTS) or {} if isinstance(sent, Mapping) else {}
         try:
-            training = self._collector.read_training(site, self._add_head(model), needs_metrics=False)
+            training = self._collector.read_training(site, self._add_head(model))
             numbers = {str(name): value for name, value in (model.metrics or {}).items() if _is_number(value)}
             self._metrics[site] = {name: float(value) for name, value in numbers.items()}
             self._kinds[site] = {_kind(value) for value in model.params.values()}
@@ -310,7 +310,6 @@ class FairAggregator(Bounds, ModelAggregator):
         message = decode_model(model)
         given = message.meta if isinstance(message.meta, dict) else {}
         message.meta = {"version": __version__, "status": STATUS_OK, **given}
-        message.metrics = None  # unchecked: metrics are for the stock controller and may be in percent
         if _positive(message.meta.get("num_steps")) is None:  # FLARE counts such steps as 1
             message.meta.pop("num_steps", None)
         if message.current_round is not None:

@@ -18,6 +18,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fairflare.base.disk.files import safe_name
 from fairflare.base.settings import Flag, settings
 from fairflare.base.task import Task
+from fairflare.core.cells import values_of
 from fairflare.exchange.messages import (
     STATUS_OK,
     TASK_PLAN,
@@ -170,5 +171,8 @@ class SiteExecutor(Executor):
 
 
 def _brief(reply: SiteReply) -> str:
-    shown = [*sorted(reply.metrics.items()), *(item for item in reply.stats.items() if item[0] == "train_loss")]
+    shown = [
+        *sorted(values_of(reply.metrics).items()),
+        *(item for item in reply.stats.items() if item[0] == "train_loss"),
+    ]
     return ", ".join([*(f"{k} {v:.4f}" for k, v in shown), f"{reply.stats.get('seconds', 0):.1f} s"])

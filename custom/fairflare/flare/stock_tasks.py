@@ -12,14 +12,14 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.app_constant import AppConstants, ModelName
 
+from fairflare.core.cells import SUPPRESSED, values_of
 from fairflare.exchange.messages import STATUS_OK, STATUS_SKIPPED, TASK_VALIDATE, SiteReply, SiteTask, clean_state
 from fairflare.exchange.tensor_file import in_words
-from fairflare.federation.site.replies import suppressed_in
 from fairflare.federation.site.site_file import SUBMITS
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.flare.messages.wire import META_KEY
 from fairflare.methods.base.home import OwnModel
-from fairflare.methods.base.reports import SUPPRESSED, TOO_FEW
+from fairflare.methods.base.reports import TOO_FEW
 
 SUBMIT_MODEL = AppConstants.TASK_SUBMIT_MODEL
 
@@ -94,13 +94,14 @@ def metrics_of(reply: SiteReply, primary: str) -> DXO:
     Raises:
         NotServed: the model could not be tested, or its ``primary`` metric is withheld or not finite.
     """
-    metrics = {name: float(value) for name, value in reply.metrics.items() if math.isfinite(value)}
-    held, odd = primary in suppressed_in({SUPPRESSED: None, **reply.stats}), ReturnCode.EXECUTION_RESULT_ERROR
+    values, odd = values_of(reply.metrics), ReturnCode.EXECUTION_RESULT_ERROR
+    held = any(cell.metric == primary and cell.reason == SUPPRESSED for cell in reply.metrics)
+    metrics = {name: value for name, value in values.items() if math.isfinite(value)}
     _refuse_if(
         (reply.status == STATUS_SKIPPED, ReturnCode.TASK_ABORTED, reply.reason),
         (reply.status != STATUS_OK, ReturnCode.EXECUTION_EXCEPTION, reply.reason),
         (held, odd, f"{primary} is {SUPPRESSED}: {TOO_FEW}"),
-        (primary not in metrics, odd, f"{primary} is {reply.metrics.get(primary)}, no number"),
+        (primary not in metrics, odd, f"{primary} is {values.get(primary)}, no number"),
     )
     return DXO(DataKind.METRICS, data=metrics)
 

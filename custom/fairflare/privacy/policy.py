@@ -15,6 +15,7 @@ import torch
 from fairflare.base.aspect import PRIVATE, refusals
 from fairflare.base.settings import BelowOne, Positive, PositiveInt, field_names, settings
 from fairflare.base.task import LOSS, SiteData
+from fairflare.core.cells import SUPPRESSED, TEST, VALIDATION, Cell
 from fairflare.core.features.norms import running_statistics
 from fairflare.exchange.messages import (
     FURTHER,
@@ -28,7 +29,7 @@ from fairflare.exchange.messages import (
     SiteTask,
 )
 from fairflare.methods.base.local_loop import Trained
-from fairflare.methods.base.reports import LENGTH, SUPPRESSED
+from fairflare.methods.base.reports import LENGTH
 from fairflare.methods.base.site_run import SiteError, SiteRun
 from fairflare.methods.base.training import LocalTraining
 from fairflare.privacy.ledger import BudgetRefused, Cost, Ledger, Spending
@@ -318,7 +319,7 @@ class Private:
                 return SiteReply(reply.status, reason=reply.reason)
             return SiteReply(STATUS_FAILED, reason=f"site {self.site!r}: {request.name} failed; its own log says why")
         stats: dict[str, Any] = {"synthetic": reply.stats["synthetic"]} if "synthetic" in reply.stats else {}
-        numbers = {name: value for name, value in reply.metrics.items() if (name, value) in self._noisy}
+        cells = [cell for cell in reply.metrics if (cell.metric, cell.value) in self._noisy]
         # With secure sums the update's norm may leave: the update has its noise, so its norm costs no further privacy.
         free = {LENGTH} if request.sums and request.name == TASK_TRAIN else set()
         report = {name: value for name, value in reply.report.items() if name in free or (name, value) in self._noisy}
@@ -326,11 +327,13 @@ class Private:
             report = {name: fact for name, fact in reply.report.items() if name in PUBLIC}
             report |= {} if units is None else self.facts(units, "test" in report["splits"])
         else:
-            stats[SUPPRESSED] = sorted(f"metrics/{name}" for name in metrics if name not in numbers)
+            split = VALIDATION if request.name == TASK_TRAIN else TEST
+            hidden = sorted({*metrics} - {cell.metric for cell in cells})
+            cells += [Cell(name, split=split, reason=SUPPRESSED) for name in hidden]
             stats |= {LAST_LINE: self.ledger.last} if self.ledger.last else {}
         if request.name == TASK_TRAIN and request.current_round in self._after:
             stats[EPSILON] = self._after[request.current_round]
-        return replace(reply, metrics=numbers, report=report, stats=stats)
+        return replace(reply, metrics=cells, report=report, stats=stats)
 
     def facts(self, units: PrivateUnits, counts: bool) -> dict[str, Any]:
         """Return the guarantee of differential privacy, for the results.

@@ -19,7 +19,6 @@ from fairflare.base.settings import Flag, Number, Whole
 from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, TEST, Cell, Vector, pivot
 
 SCHEMA_VERSION = 2
-SUPPRESSED = "suppressed"  # stands in place of a value that a site withholds for too few cases
 
 #: Significant digits of values by layer and site, and decimals of CKA: limited, as a long run has millions of them.
 LAYER_DIGITS, CKA_DECIMALS = 8, 6

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fairflare.base.checks import few, first_of, gathered
-from fairflare.core.cells import Cell, Vector, pivot
+from fairflare.core.cells import SUPPRESSED, Cell, Vector, pivot
 from fairflare.core.statistics.group_intervals import Ends, gap_intervals, intervals_of
 from fairflare.core.statistics.group_metrics import (
     LABELS,
@@ -25,7 +25,7 @@ from fairflare.core.statistics.group_metrics import (
 )
 from fairflare.core.statistics.group_sums import CASES, FOLDS, IMAGES, Sums, add_parts, added, leave_each_out
 from fairflare.core.statistics.intervals import FEW, LEVEL, degrees_of_folds, rescale_folds
-from fairflare.reporting.documents import SUPPRESSED, Results
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import MISSING, Shown, Table, interval, listed, number
 from fairflare.reporting.layout import Cell as Entry
 from fairflare.reporting.values import in_words, withheld_reason

@@ -10,10 +10,10 @@ from typing import Literal
 
 from fairflare.base import checks
 from fairflare.base.metric import metric_name
-from fairflare.core.cells import BEST, LAST, OF_ALL
+from fairflare.core.cells import BEST, LAST, OF_ALL, SUPPRESSED
 from fairflare.core.cells import Cell as Figure
 from fairflare.core.fairness import declared_as
-from fairflare.reporting.documents import SUPPRESSED, Results
+from fairflare.reporting.documents import Results
 from fairflare.reporting.findings import run_findings
 from fairflare.reporting.groups import group_notes, group_tables
 from fairflare.reporting.layout import MISSING, STYLES, Cell, Shown, Table, counted, interval, listed, printed

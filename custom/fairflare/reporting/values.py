@@ -11,12 +11,12 @@ from typing import Any
 from fairflare.base import checks
 from fairflare.base.cases.sampling import MEAN_RECALL, SHARES
 from fairflare.base.checks import first_of
-from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, OF_ALL, Cell
+from fairflare.core.cells import GLOBAL, LAST, NOT_COUNTED, OF_ALL, SUPPRESSED, UNDEFINED, Cell
 from fairflare.core.fairness import BEFORE_RECORDED, FairnessSummary, higher_is_better, summarize
 from fairflare.core.statistics.footing import OWN, name_structures, structure_of
-from fairflare.reporting.documents import SUPPRESSED, Metrics, Results
+from fairflare.reporting.documents import Metrics, Results
 
-UNDEFINED, NO_VALUE = "undefined there", "no value"
+NO_VALUE = "no value"
 MAX_COLUMNS = 20  # largest number of columns of metrics, whose names the sites choose
 
 SPELT = {"dice": "Dice", "auc": "AUC", "iou": "IoU", "ece": "ECE", "hd95": "HD95", "nsd": "NSD", "pr": "PR"}

@@ -13,6 +13,7 @@ from fairflare.base.aspect import GROUPS
 from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.settings import values_of
+from fairflare.core.cells import SUPPRESSED as WITHHELD
 from fairflare.core.features.batch_norms import MEAN, VARIANCE, registered_names
 from fairflare.exchange.messages import SPLIT_TEST, STATUS_OK, TASK_VALIDATE, SiteTask
 from fairflare.exchange.sent_tensors import rebuilt
@@ -133,7 +134,7 @@ def _tested(
         reply = worker.perform(request, lambda: bool(stop()))
     if reply.status != STATUS_OK:
         raise RuntimeError(f"the left-out site {site!r} could not test the model: {reply.reason}")
-    metrics = {name: value if math.isfinite(value) else None for name, value in reply.metrics.items()}
+    metrics = {cell.name: cell.value for cell in reply.metrics if cell.reason != WITHHELD}
     drawn = [value if math.isfinite(value) else None for value in reply.stats.get(RESAMPLED) or ()]
     statistics = {**dict.fromkeys((SUPPRESSED, *(field.name for field in FIELDS))), **reply.stats}
     bins = plan.run.group_bins, plan.run.calibration_bins

@@ -10,8 +10,9 @@ from typing import Any
 
 from fairflare.base.checks import gathered
 from fairflare.base.settings import by_name
+from fairflare.core.cells import SUPPRESSED
 from fairflare.core.fairness import FairnessSummary, summarize
-from fairflare.reporting.documents import SUPPRESSED, Results
+from fairflare.reporting.documents import Results
 from fairflare.reporting.layout import Cell, Spread, spread
 from fairflare.reporting.values import (
     by_site_of,

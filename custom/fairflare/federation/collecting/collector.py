@@ -22,6 +22,7 @@ from fairflare.base.disk.temporary import OwnedFolder
 from fairflare.base.machine.threads import one_thread
 from fairflare.base.site_data import UNLABELLED
 from fairflare.base.task import Metric
+from fairflare.core.cells import Cell, values_of
 from fairflare.core.features.layers import is_statistic, layers_of
 from fairflare.core.states import Movement, WeightsOf, layerwise_average, weighted_average
 from fairflare.core.weighting import counted_samples, normalise, ramp
@@ -37,6 +38,7 @@ from fairflare.federation.plan.refusals import refuse
 from fairflare.federation.site.replies import (
     COUNTS,
     IN_REPORT,
+    OF_TRAINING,
     named,
     read_head,
     read_metrics,
@@ -86,12 +88,17 @@ class Training:
     site: str
     state: State  # the model, each tensor of which is converted when it is read; empty once the model is staged
     report: dict[str, Any]
-    metrics: dict[str, float]
+    cells: list[Cell]  # metrics of the received model, also those that the site withholds
     stats: dict[str, Any]
     num_samples: int | None
     num_steps: int | None
     notes: tuple[str, ...] = ()
     moved: bool = True  # False: the sent model equals the received one, though the site counted steps
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the received model by name, NaN if undefined."""
+        return values_of(self.cells)
 
 
 @dataclass
@@ -144,7 +151,7 @@ class Collector:
         seed: seed of the run, for rules that draw random numbers.
         memory: bytes of local models that are staged in memory; further ones are staged on disk. ``None`` stands for a
             quarter of the free memory.
-        metrics: metrics that sites may measure, by name; ``None`` if the server does not know the task.
+        metrics: metrics that sites may measure, by name; ``None`` if the server does not know the task, and reads none.
         sums: opens secure sums of the sites' updates, so that no site sends its own; ``None`` if every site sends its
             update.
         context: what is known of the network and the sites.
@@ -244,7 +251,7 @@ class Collector:
 
     # -- reading what a site sent
 
-    def read_training(self, site: str, message: Message, *, needs_metrics: bool = True) -> Training:
+    def read_training(self, site: str, message: Message) -> Training:
         """Return a site's answer to ``train``, with every value checked.
 
         Raises:
@@ -268,11 +275,11 @@ class Collector:
         assert self._shape is not None
         nothing = Incoming({}, dict[str, torch.Tensor]().__getitem__)
         state = nothing if self.sums is not None else read_state(self._shape, message, site, self.staging)
-        limits: dict[str, Any] = {"suppressed": suppressed_in(stats), "needed": needs_metrics and not alone}
-        metrics = read_metrics(site, message.metrics, stats["not_finite"], self.metrics, **limits)
+        known = self.metrics
+        cells = [] if known is None else read_metrics(site, message.metrics, known, OF_TRAINING, needed=not alone)
         if not state.moved and not counts["num_steps"]:
             raise ReportError(f"site {site!r}: it {SENT_BACK} and counts no step; it does not count as trained")
-        return Training(site, state, report, metrics, stats, **counts, notes=state.notes, moved=state.moved)
+        return Training(site, state, report, cells, stats, **counts, notes=state.notes, moved=state.moved)
 
     def read_anchor(self, site: str, message: Message) -> dict[str, Any]:
         """Return a site's checked report about the anchor, the average of the local models.

@@ -10,9 +10,9 @@ from typing import Any
 
 from fairflare.base.aspect import GROUPS
 from fairflare.base.cases.resampling import IMAGES, UNITS
-from fairflare.base.checks import listed, printable, refuse_if
+from fairflare.base.checks import gathered, listed, printable, refuse_if
 from fairflare.base.task import SPLIT_GLOBAL, Metric
-from fairflare.core.cells import Cell, Vector
+from fairflare.core.cells import SUPPRESSED, VALIDATION, Cell, Vector, values_of
 from fairflare.core.statistics.footing import ADJUSTED, OWN, Footing
 from fairflare.core.statistics.group_sums import shapes
 from fairflare.exchange.messages import SPLIT_TEST, SPLIT_VALIDATION, TASK_VALIDATE, Message
@@ -25,10 +25,9 @@ from fairflare.federation.site.groups import IN_GROUPS, NAMES, read_groups, read
 from fairflare.federation.site.replies import (
     COUNTS,
     DRAWN_UNITS,
-    IN_METRICS,
     NUM_UNITS,
+    OF_TEST,
     RESAMPLED,
-    VALIDATED,
     read_head,
     read_metrics,
     read_stats,
@@ -40,6 +39,7 @@ from fairflare.reporting.documents import LeftOut, PhaseRecord
 
 BY_GROUP = "by_group"  # key that the server adds to a reply's stats: sums by group of people
 CLINICAL = "clinical"  # key that the server adds to a reply's stats: a classifier's clinical figures
+CELLS = "cells"  # key that the server adds to a reply's stats: the reply's metrics as cells
 SAID = "sampling"  # key that the server adds to a reply's stats: the reply's fields about chance, in one mapping
 NOTHING: Mapping[str, Any] = {"images": {}}
 AGAIN = 30.0  # least timeout, in seconds, of sites that are asked again: a site that restarts is back by then
@@ -92,16 +92,15 @@ class Tested:
         by_site = {site: self.phase.stats[site][name] for site in sorted(self.phase.good)}
         return {site: value for site, value in by_site.items() if value is not None}
 
-    def withheld(self, what: str = IN_METRICS) -> dict[str, list[str]]:
-        """Return the names of the test metrics that a site withholds, ``{site: names}``, where it withholds any.
+    def withheld(self) -> dict[str, list[str]]:
+        """Return the names of the test metrics that a site withholds, ``{site: names}``, where it withholds any."""
+        cells = [cell for site in sorted(self.phase.good) for cell in self.phase.stats[site][CELLS]]
+        return gathered((c.site, c.name) for c in cells if c.reason == SUPPRESSED and c.split != VALIDATION)
 
-        ``what``: :data:`IN_METRICS`; ``IN_GROUPS``: names of groups, and of classes in groups.
-        """
-        names_by_site = {site: suppressed_in(self.phase.stats[site], what) for site in sorted(self.phase.good)}
-        in_test = {
-            site: [name for name in names if not name.startswith(VALIDATED)] for site, names in names_by_site.items()
-        }
-        return {site: names for site, names in in_test.items() if names}
+    def withheld_groups(self) -> dict[str, list[str]]:
+        """Return the names of groups of people, and of classes in them, that a site withholds, where it does so."""
+        names_by_site = {site: suppressed_in(self.phase.stats[site], IN_GROUPS) for site in sorted(self.phase.good)}
+        return {site: names for site, names in names_by_site.items() if names}
 
     def drawn(self, metric: str) -> list[Vector]:
         """Return the primary metric on draws of each site's test cases, with what was drawn (such as patients)."""
@@ -163,7 +162,6 @@ class FinalTest:
             whole: whether the validation is of whole volumes in a run that validates on patches.
         """
         measure = (SPLIT_TEST, SPLIT_VALIDATION) if validation else (SPLIT_TEST,)
-        by_site: dict[str, dict[str, float]] = {}
 
         def use(phase: Phase, site: str, message: Message) -> dict[str, float]:
             metrics = self._read(phase, site, message)
@@ -174,8 +172,7 @@ class FinalTest:
                 f"field {DRAWN_UNITS!r} must be one of {', '.join(UNITS)}, got {unit!r:.40}":
                     unit is not None and unit not in UNITS,
             })  # fmt: skip
-            by_site[site] = {k.removeprefix(VALIDATED): v for k, v in metrics.items() if k.startswith(VALIDATED)}
-            return {name: value for name, value in metrics.items() if not name.startswith(VALIDATED)}
+            return metrics
 
         def exchange(sites: Sequence[str], timeout: float) -> Phase:
             what: dict[str, Any] = {"measure": measure, "resample": resample, "whole": whole}
@@ -184,7 +181,7 @@ class FinalTest:
             return self.ask(TASK_VALIDATE, current_round, state, list(sites), timeout, use, **what)
 
         phase = exchange(self.roster.known(), self.run.validate_timeout)
-        tested = Tested(phase, by_site, [phase.record()])
+        tested = Tested(phase, phases=[phase.record()])
         # Ask failed sites again, unless all failed (then the model is at fault) or a dropped site never came back.
         again = sorted(set(phase.left_out) - self.roster.doubtful(phase.left_out))
         if phase.good and again:
@@ -194,7 +191,8 @@ class FinalTest:
             _merge(phase, second)
         phase.left_out |= self.roster.excluded
         if validation:
-            tested.validation = self.footing.make_comparable(by_site)
+            cells = {site: [c for c in phase.stats[site][CELLS] if c.split == VALIDATION] for site in phase.good}
+            tested.validation = self.footing.make_comparable({s: values_of(measured) for s, measured in cells.items()})
             sampling = tested.said(SAID)
             self.footing = self.footing.without(
                 {site: values.get("structure_support") or {} for site, values in sampling.items()}
@@ -262,7 +260,8 @@ class FinalTest:
         )
         stats[CLINICAL] = read_clinical(site, stats, self.parts, images, self.findings)
         phase.stats[site] = stats
-        return read_metrics(site, message.metrics, stats["not_finite"], self.metrics, suppressed=suppressed_in(stats))
+        stats[CELLS] = read_metrics(site, message.metrics, self.metrics, OF_TEST)
+        return values_of(cell for cell in stats[CELLS] if cell.split != VALIDATION)
 
 
 def _merge(first: Phase, second: Phase) -> None:

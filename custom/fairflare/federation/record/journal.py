@@ -12,6 +12,7 @@ from fairflare.base.machine.child import run_in_child
 from fairflare.base.plugins import tell_listeners
 from fairflare.base.task import Metric
 from fairflare.core.cells import BEST, LAST, VALIDATION, Cell
+from fairflare.core.cells import SUPPRESSED as WITHHELD
 from fairflare.exchange.messages import BySite
 from fairflare.federation.collecting.collector import Training
 from fairflare.federation.collecting.final_test import CLINICAL, SAID, Tested, mean_of
@@ -119,8 +120,10 @@ class Journal:
         self.left_out(phase, record)
         record.validation = {site: dict(phase.good[site]) for site in sorted(phase.good)}
         record.suppressed = {
-            site: withheld for site, f in sorted(phase.trained.items()) if (withheld := f.stats[SUPPRESSED])
-        }
+            site: withheld for site, training in sorted(phase.trained.items())
+            if (withheld := [*(f"metrics/{cell.metric}" for cell in training.cells if cell.reason == WITHHELD),
+                             *(training.stats[SUPPRESSED] or ())])
+        }  # fmt: skip
         record.train = {site: self._trained(site, training, record) for site, training in sorted(phase.trained.items())}
         self._note_classes_at_home(phase)
         record.notes = [note for _, training in sorted(phase.trained.items()) for note in training.notes]

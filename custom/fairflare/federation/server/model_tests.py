@@ -20,7 +20,6 @@ from fairflare.federation.record.models import ModelFiles
 from fairflare.federation.server.check import Check
 from fairflare.federation.server.personalisation import own_models
 from fairflare.federation.server.sums import SecureSums
-from fairflare.federation.site.groups import IN_GROUPS
 from fairflare.methods.base.rule import State
 from fairflare.reporting.global_test import global_test
 from fairflare.reporting.groups import POOLED, by_group
@@ -97,7 +96,7 @@ class ModelTests:
     def _add_groups(self, last: Tested, state: State) -> None:
         """Add the figures of groups of people; with secure sums those over all sites are opened as sums."""
         bins = self.run.group_bins, self.run.calibration_bins
-        numbers, withheld = last.said(BY_GROUP), last.withheld(IN_GROUPS)
+        numbers, withheld = last.said(BY_GROUP), last.withheld_groups()
         if self.sums is not None:
             record, has, numbers = RoundRecord(current_round=self.run.rounds_in_all), numbers, {}
             try:

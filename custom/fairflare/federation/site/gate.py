@@ -14,14 +14,14 @@ from typing import Any
 
 from fairflare.base.cases.floor import Floor, may_leave
 from fairflare.base.task import Metric, SiteData, Task, metric_name
+from fairflare.core.cells import SUPPRESSED as WITHHELD
+from fairflare.core.cells import Cell
 from fairflare.exchange.messages import (
     SPLIT_TEST,
-    SPLIT_VALIDATION,
     STATUS_OK,
     TASK_CHECK,
     TASK_NORMS,
     TASK_PLAN,
-    TASK_TRAIN,
     TASK_VALIDATE,
     SiteReply,
     SiteTask,
@@ -30,13 +30,11 @@ from fairflare.federation.site import case_counts, clinical, groups, norm_moment
 from fairflare.federation.site.replies import (
     AT_HOME,
     DRAWN_UNITS,
-    IN_METRICS,
     IN_REPORT,
     IN_STATS,
     NUM_UNITS,
     RESAMPLED,
     STATS,
-    VALIDATED,
 )
 from fairflare.federation.site.sampling import CLASSES, ERROR, STRUCTURE_SUPPORT, STRUCTURES, SUPPORT
 from fairflare.methods.base.catalog import fields_of
@@ -114,10 +112,10 @@ class Gate:
         held = [
             *(name for _, kept in sent for name in kept),
             *reply.stats.pop(groups.HELD, ()),
-            *self._withhold_metrics(request, reply),
             *self._withhold_report(request, reply),
             *self._withhold_stats(request, reply),
         ]
+        reply.metrics = self._withhold_metrics(reply.metrics)
         if held:
             reply.stats[SUPPRESSED] = sorted(held)
 
@@ -129,11 +127,10 @@ class Gate:
         A metric that the task does not declare counts as one by class. Values on draws of the test images are removed
         too, unless the primary metric is a mean over images.
         """
-        plain = {name for name in reply.metrics if self._plain(self._split_and_name(name, TASK_TRAIN)[1])}
-        if kept := {name: value for name, value in sorted(reply.metrics.items()) if name not in plain}:
+        if kept := {(cell.split, cell.metric): cell.value for cell in reply.metrics if not self._plain(cell.metric)}:
             # The level is below FLARE's default, since a site may stream its log to the server.
             log.debug("site %s: metrics that stay at home: %s", self.site, kept)
-        reply.metrics = {name: value for name, value in reply.metrics.items() if name in plain}
+        reply.metrics = [cell for cell in reply.metrics if self._plain(cell.metric)]
         # The spread of many resampled values of a metric over classes reveals the class counts.
         for key in (CLASSES, SUPPORT, STRUCTURES, STRUCTURE_SUPPORT, *(() if self._mean_of_images() else OF_DRAWS)):
             reply.stats.pop(key, None)
@@ -145,23 +142,20 @@ class Gate:
 
     # -- too few cases
 
-    def _withhold_metrics(self, request: SiteTask, reply: SiteReply) -> Iterator[str]:
-        """Remove metrics of too few cases from a reply, and yield the names of all withheld metrics.
+    def _withhold_metrics(self, metrics: list[Cell]) -> list[Cell]:
+        """Return cells without the values of too few cases, and a cell with the reason for every withheld metric.
 
-        Declared metrics that were not measured are named too: the absence of a name would reveal that a class has no
-        image.
+        Declared metrics that were not measured are among these, in the order of the names: what is missing, or stands
+        elsewhere, would reveal that a class has no image.
         """
-        if self.floor.least <= 1 or not reply.metrics:
-            return
-        splits = {self._split_and_name(name, request.name)[0] for name in reply.metrics}
-        names = dict.fromkeys(reply.metrics)
-        for prefix, split in self._prefixes(request.name).items():
-            if split in splits:
-                names |= {prefix + name: None for name in self._declared if self.classes or self._plain(name)}
-        for name in names:
-            if not self._may_leave(*self._split_and_name(name, request.name)):
-                reply.metrics.pop(name, None)
-                yield IN_METRICS + name
+        if self.floor.least <= 1:
+            return metrics
+        names = [name for name in self._declared if self.classes or self._plain(name)]
+        places = {(cell.split, cell.metric) for cell in metrics}
+        places |= {(split, name) for split in {cell.split for cell in metrics} for name in names}
+        withheld = sorted(place for place in places if not self._may_leave(*place))
+        shown = [cell for cell in metrics if (cell.split, cell.metric) not in withheld]
+        return [*shown, *(Cell(name, split=split, reason=WITHHELD) for split, name in withheld)]
 
     def _may_leave(self, split: str, name: str) -> bool:
         found = self._declared.get(name)
@@ -221,16 +215,3 @@ class Gate:
     def _mean_of_images(self) -> bool:
         own = self._declared.get(self.task.primary_metric)
         return own is not None and own.mean_of_images
-
-    def _prefixes(self, task: str) -> dict[str, str]:
-        """Return the split that a metric was measured on, by the prefix of the metric's name, for a task."""
-        if task != TASK_VALIDATE:
-            return {"": SPLIT_VALIDATION}
-        further = {split.removeprefix("test_") + "/": split for split in self.data.test_splits if split != SPLIT_TEST}
-        return {"": SPLIT_TEST, VALIDATED: SPLIT_VALIDATION, **further}
-
-    def _split_and_name(self, name: str, task: str) -> tuple[str, str]:
-        for prefix, split in self._prefixes(TASK_VALIDATE).items():
-            if prefix and name.startswith(prefix):
-                return split, name.removeprefix(prefix)
-        return self._prefixes(task)[""], name

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from re import Pattern
 from typing import Any
 
 from fairflare import __version__
 from fairflare.base.checks import MAX_SAMPLES, first_of, gathered, is_number, printable, refuse_if
 from fairflare.base.site_data import UNLABELLED
-from fairflare.base.task import LOSS, Metric
+from fairflare.base.task import Metric
+from fairflare.core.cells import SUPPRESSED as WITHHELD
+from fairflare.core.cells import UNDEFINED, Cell
 from fairflare.core.fairness import declared_as
-from fairflare.exchange.messages import STATUS_OK, Message, same_version
+from fairflare.exchange.messages import CELL, STATUS_OK, Message, same_version
 from fairflare.federation.site import clinical, groups
 from fairflare.federation.site.sampling import SAMPLING
 from fairflare.methods.base.reports import (
@@ -30,14 +32,13 @@ from fairflare.methods.base.reports import (
 from fairflare.methods.parts.consistency import SHARE, WITHOUT_LABELS
 from fairflare.privacy.policy import EPSILON, LAST_LINE, PRIVACY
 
-#: Prefix of the names of the last model's metrics on the validation split. No test list can have this name.
-VALIDATED = "validation.split/"
 AT_HOME = "classes_at_home"  # key in a reply's stats: true where metrics by class are withheld
 RESAMPLED = "resampled"  # key in a reply's stats: values of the primary metric on draws of the test images
 DRAWN_UNITS, NUM_UNITS = "drawn_units", "num_units"  # keys in a reply's stats: kind of units, and number
 #: Prefixes of the names in a reply's ``suppressed``: the part of the reply from which a value is withheld.
-IN_METRICS, IN_REPORT, IN_STATS = "metrics/", "report/", "stats/"
+IN_REPORT, IN_STATS = "report/", "stats/"
 MAX_METRICS = 1000  # largest number of metrics in a reply
+OF_TRAINING, OF_TEST = re.compile("validation"), re.compile("validation|test|test_.*")  # splits that are measured
 MAX_NAMES = 40_000  # largest number of characters in the names of a reply's metrics together
 METRIC_NAME = re.compile(r"[A-Za-z0-9_/.-]+")
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -58,18 +59,13 @@ STATS = (
     ),
     Field("synthetic", "flag", required=False, doc="whether the data are made up", of=NO_IMAGES),
     Field(
-        "not_finite", "names", required=False,
-        doc="names of the metrics that were measured and are no finite numbers",
-        keep="those by class: `metrics_by_class`", of=NO_IMAGES,
-    ),
-    Field(
         AT_HOME, "flag", required=False,
         doc="there, and true, where metrics by class stay at home", of=NO_IMAGES,
     ),
     Field(
         SUPPRESSED, "names", required=False,
-        doc="names of what stays at home for too few cases (`min_cases`): of all that could be there, so that a name "
-        "does not tell whether there is anything",
+        doc="names of what else stays at home for too few cases (`min_cases`): of all that could be there, so that a "
+        "name does not tell whether there is anything",
         reveals="that a split, or a class in it, has fewer cases than `min_cases`; of a class perhaps none",
         of=NO_IMAGES,
     ),
@@ -200,75 +196,66 @@ def read_stats(site: str, meta: Mapping[str, Any], primary: Metric | None = None
     return values
 
 
-def suppressed_in(stats: Mapping[str, Any], what: str = IN_METRICS) -> list[str]:
+def suppressed_in(stats: Mapping[str, Any], what: str) -> list[str]:
     """Return the names of the values that a site withholds because of too few cases, from its reply's ``stats``.
 
-    ``what`` is the prefix of the part of the reply that is meant, such as :data:`IN_METRICS` or :data:`IN_REPORT`.
+    ``what`` is the prefix of the part of the reply that is meant, such as :data:`IN_REPORT`.
     """
     return [name.removeprefix(what) for name in stats[SUPPRESSED] or () if name.startswith(what)]
 
 
 def read_metrics(
-    site: str,
-    metrics: Any,
-    not_finite: Sequence[str] | None = None,
-    declared: Mapping[str, Metric] | None = None,
-    *,
-    suppressed: Sequence[str] = (),
-    needed: bool = True,
-) -> dict[str, float]:
-    """Return the checked metrics of a reply: numbers in their declared range, NaN for those that are not finite.
+    site: str, rows: Any, declared: Mapping[str, Metric], splits: Pattern[str], *, needed: bool = True
+) -> list[Cell]:
+    """Return the checked cells of a reply: numbers in their declared range, and reasons for missing ones.
 
     Args:
         site: name of the site that sent the reply.
-        metrics: the metrics as the site sent them.
-        not_finite: names of the metrics that the site measured and found not finite.
-        declared: the metrics that the job's task declares, by name; ``None`` if not known (under a stock controller).
-            Then every metric but a loss must lie in [0, 1].
-        suppressed: names of the metrics that the site withholds; they are in no result.
-        needed: whether the reply must have at least one metric.
+        rows: the cells as the site sent them.
+        declared: the metrics that the job's task declares, by name.
+        splits: pattern of the splits that may be measured.
+        needed: whether the reply must have at least one value, or withhold one.
 
     Raises:
         ReportError: a needed metric is missing, there are too many, or one is not declared or out of range (names
             site, metric, value).
     """
-    undefined, sent = not_finite or (), {} if metrics is None else metrics
-    none = isinstance(sent, Mapping) and not sent and not suppressed
-    if none and not needed:
-        return {}
-    why = f" that is finite (not finite: {printable(', '.join(undefined))})" if undefined else ""
-    many = not isinstance(sent, Mapping) or len(sent) + len(undefined) + len(suppressed) > MAX_METRICS
+    sent = [] if rows is None else rows
     refuse_if(site, {
-        f"the answer carries no metric{why}": none,
-        f"metrics must be a dict of at most {MAX_METRICS}, got {shortened(sent)}": many,
+        f"metrics must be a list of at most {MAX_METRICS} cells, got {shortened(sent)}":
+            not isinstance(sent, list) or len(sent) > MAX_METRICS or not all(isinstance(row, Mapping) for row in sent),
     })  # fmt: skip
-    names = (*sent, *undefined, *suppressed)
+    columns = [[row.get(column) for column in CELL] for row in sent]
+    names = [part for metric, split, _, _ in columns for part in (metric, split)]
     odd = [n for n in names if not isinstance(n, str) or len(n) > MAX_TEXT or not METRIC_NAME.fullmatch(n)]
     size = sum(len(str(name)) for name in names)
-    both = sorted({*sent, *undefined} & {*suppressed})
     refuse_if(site, {
         f"a metric is called {shortened(next(iter(odd), ''))}; a name has letters, digits, '_', '/', '.' and '-', at "
         f"most {MAX_TEXT}": bool(odd),
         f"the names of its metrics have {size} characters, more than {MAX_NAMES}": size > MAX_NAMES,
-        f"metric {next(iter(both), '')!r} came, and is said to stay there": bool(both),
     })  # fmt: skip
-    for name, value in sent.items():
-        metric, shown = range_of(name, declared), shortened(value)
-        number = is_number(value)
-        lies = metric is not None and number and metric.holds(value)
+    cells: dict[tuple[str, str], Cell] = {}
+    for name, split, value, reason in columns:
+        metric, shown, missing = declared_as(name, declared), shortened(value), value is None
         refuse_if(site, {
-            f"metric {name!r} must be a finite number, got {shown}": not number,
-            f"metric {name!r} is not declared by the job's task": metric is None,
-            f"metric {name!r} must lie in {metric.range if metric else ''}, got {shown}": not lies,
+            f"metric {name!r} was measured on {split!r}, which nobody asked for": not splits.fullmatch(split),
+            f"metric {name!r} comes twice": (split, name) in cells,
+            f"metric {name!r} has an unknown reason, {shortened(reason)}":
+                reason is not None and not (isinstance(reason, str) and reason in (UNDEFINED, WITHHELD)),
+            f"metric {name!r} must be a finite number or a reason, got {shown}": missing == (reason is None),
+            f"metric {name!r} must be a finite number, got {shown}": not missing and not is_number(value),
         })  # fmt: skip
-    return {**dict.fromkeys(undefined, math.nan), **{name: float(value) for name, value in sent.items()}}
-
-
-def range_of(name: str, declared: Mapping[str, Metric] | None) -> Metric | None:
-    """Return the declaration of a metric; if the task is not known, that of a loss or of a metric in [0, 1]."""
-    if declared is not None:
-        return declared_as(name.removeprefix(VALIDATED), declared)
-    return LOSS if name.rpartition("/")[2] == LOSS.name else Metric(name=name, doc="")
+        refuse_if(site, {
+            f"metric {name!r} is not declared by the job's task": not missing and metric is None,
+            f"metric {name!r} must lie in {metric.range if metric else ''}, got {shown}":
+                not missing and metric is not None and not metric.holds(value),
+        })  # fmt: skip
+        cells[split, name] = Cell(name, site, split=split, value=None if missing else float(value), reason=reason or "")
+    undefined = printable(", ".join(sorted({cell.name for cell in cells.values() if cell.reason == UNDEFINED})))
+    why = f" that is finite (not finite: {undefined})" if undefined else ""
+    empty = all(cell.reason == UNDEFINED for cell in cells.values())
+    refuse_if(site, {f"the answer carries no metric{why}": needed and empty})
+    return [] if empty else list(cells.values())
 
 
 def named(site: str, reason: str) -> str:

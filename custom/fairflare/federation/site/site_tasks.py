@@ -13,6 +13,7 @@ from fairflare.base.machine.computing import plainly
 from fairflare.base.settings import field_names
 from fairflare.base.stopping import TaskStopped
 from fairflare.base.task import SPLIT_GLOBAL
+from fairflare.core.cells import make_cells
 from fairflare.core.features.adapting import network_of
 from fairflare.exchange.messages import (
     COMPARED,
@@ -35,7 +36,7 @@ from fairflare.exchange.messages import (
 from fairflare.federation.site import case_counts, clinical, groups, norm_moments, sums
 from fairflare.federation.site.facts import OTHER_IMAGES, facts_of, labels_of, support_of
 from fairflare.federation.site.gate import TRAINS_BELOW, check_names
-from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED, VALIDATED
+from fairflare.federation.site.replies import DRAWN_UNITS, NUM_UNITS, RESAMPLED
 from fairflare.federation.site.site_file import SUBMITS
 from fairflare.methods.base.home import LOCAL_MODEL
 from fairflare.methods.base.reports import TOO_FEW
@@ -125,7 +126,7 @@ def train(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteReply:
         reply = SiteReply(
             STATUS_OK,
             update={name: update[name] for name in training.sends(update)},
-            metrics=metrics,
+            metrics=make_cells(metrics, SPLIT_VALIDATION),
             report=report,
             stats=stats,
             num_samples=None if alone else trained.num_samples,
@@ -181,15 +182,12 @@ def validate(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     run, model = worker.open(request, store)
     if not request.as_sent:
         model.load_state_dict(worker.training.home.measured(run, model.state_dict()))
-    metrics = worker.evaluate(model, run, "test")
+    metrics = make_cells(worker.evaluate(model, run, SPLIT_TEST), SPLIT_TEST)
     if worker.private is not None:  # further measurements would not be counted in the privacy ledger
         return SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test"))
     splits = [split for split in run.data.test_splits if split not in (SPLIT_TEST, SPLIT_GLOBAL)]
-    further = {f"{split.removeprefix('test_')}/": split for split in splits}
-    if SPLIT_VALIDATION in request.measure:
-        further[VALIDATED] = "validation"
-    for prefix, split in further.items():
-        metrics |= {prefix + name: value for name, value in worker.evaluate(model, run, split).items()}
+    for split in [*splits, *([SPLIT_VALIDATION] if SPLIT_VALIDATION in request.measure else [])]:
+        metrics += make_cells(worker.evaluate(model, run, split), split)
     reply = SiteReply(STATUS_OK, metrics=metrics, num_samples=run.data.num_samples("test") or None)
     if reply.num_samples is None:
         return reply

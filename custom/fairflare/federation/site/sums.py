@@ -19,6 +19,7 @@ from pydantic import Field
 from fairflare.base.cases.floor import Floor
 from fairflare.base.checks import first_of, listed
 from fairflare.core.aggregation.updates import squared_norms
+from fairflare.core.cells import Cell
 from fairflare.core.features.batch_norms import MEAN, VARIANCE
 from fairflare.core.features.layers import layers_of
 from fairflare.exchange.messages import STATUS_OK, TASK_CHECK, TASK_VALIDATE, SiteReply, SiteTask, clean_meta
@@ -74,7 +75,8 @@ def answered(worker: SiteWorker, request: SiteTask, store: SiteStore) -> SiteRep
     names = () if stored is None else (*stored["params"], *stored["buffers"])
     if stored is None or not request.state.keys() >= set(names) or stored["model"] != _digest(request, names).hex():
         return None
-    return SiteReply(**json.loads(stored["reply"]))
+    fields = json.loads(stored["reply"])
+    return SiteReply(**{**fields, "metrics": [Cell(**cell) for cell in fields["metrics"]]})
 
 
 def kept_home(
@@ -107,7 +109,8 @@ def kept_home(
         reply.report = {name: value for name, value in reply.report.items() if value is not by_class} | {CLASSES: shown}
     store.save(KEPT, request.current_round, {
         **parts, "model": _digest(request, (*kinds_of_tensors.params, *kinds_of_tensors.buffers)).hex(),
-        "reply": json.dumps(clean_meta(vars(reply))), SHOWN: [f"{label}.sum" for label in shown],
+        "reply": json.dumps(clean_meta({**vars(reply), "metrics": list(map(vars, reply.metrics))})),
+        SHOWN: [f"{label}.sum" for label in shown],
     }, kept=1)  # fmt: skip
     return reply
 

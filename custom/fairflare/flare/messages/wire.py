@@ -21,7 +21,7 @@ fobs.register(TensorDecomposer)  # needed in both processes before the first ten
 META_KEY = "fairflare"  # FLModel.meta[META_KEY]: directives to a site, report from a site
 TRAINING_KEY = "training"  # key in the content of META_KEY: the site half, for sites with a script
 NUM_STEPS = MetaKey.NUM_STEPS_CURRENT_ROUND  # FLARE's own FedAvg weighs sites by it
-REPORT = "report"
+REPORT, CELLS = "report", "cells"
 
 
 class OnDisk:
@@ -48,7 +48,7 @@ def encode_model(message: Message, num_rounds: int | None = None) -> FLModel:
     head: dict[str, Any] = {META_KEY: meta}
     if (steps := message.meta.get("num_steps")) is not None:
         head[NUM_STEPS] = int(steps)
-    metrics = dict(message.metrics) if message.metrics else None
+    metrics = {CELLS: message.metrics} if message.metrics else None
     if message.params is None:
         # A reply without a model has its report in ``metrics``, where FLARE's filters can block it. FLModel needs
         # params or metrics, so metrics are an empty dict if there are none.
@@ -67,22 +67,22 @@ def encode_model(message: Message, num_rounds: int | None = None) -> FLModel:
 def decode_model(model: FLModel) -> Message:
     """Convert an ``FLModel`` that FLARE received to a message; its values are not checked."""
     head = model.meta if isinstance(model.meta, Mapping) else {}
-    meta, params, metrics = head.get(META_KEY), model.params, model.metrics
+    metrics = model.metrics if isinstance(model.metrics, Mapping) else {}
+    meta, params = head.get(META_KEY), model.params
     if isinstance(meta, Mapping):
         meta = dict(meta)
         if MetaKey.FILTER_HISTORY in head:
             meta["filters"] = head[MetaKey.FILTER_HISTORY]
         if meta.get("num_steps") is None and NUM_STEPS in head:
             meta["num_steps"] = head[NUM_STEPS]
-        if params is None and isinstance(metrics, Mapping) and REPORT in metrics:
+        if params is None and REPORT in metrics:
             meta[REPORT] = metrics[REPORT]
-            metrics = {name: value for name, value in metrics.items() if name != REPORT}
     if isinstance(params, Mapping):
         params = {name: OnDisk(value) if hasattr(value, "materialize") else value for name, value in params.items()}
     return Message(
         params=params,
         is_update=model.params_type == ParamsType.DIFF,
-        metrics=metrics,
+        metrics=metrics.get(CELLS),
         meta=meta,
         current_round=model.current_round,
     )

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 Floats = npt.NDArray[np.float64]
 
@@ -23,6 +22,8 @@ class SecretDraws:
     """
 
     def __init__(self, key: bytes | None = None) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
         cipher = Cipher(algorithms.ChaCha20(os.urandom(32) if key is None else key, bytes(16)), mode=None)
         self._stream = cipher.encryptor()
 

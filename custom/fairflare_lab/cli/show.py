@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from fairflare.cli import completion
 from fairflare.cli.options import Metric, Overwrite
 from fairflare.cli.screen import console, say, user_errors
-from fairflare.reporting.documents import Results
+
+if TYPE_CHECKING:
+    from fairflare.reporting.documents import Results
 
 
 def show_several(

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import Progress
 
 from fairflare.base.checks import gathered
 from fairflare.cli.data.own_images import manifest_of, prepared_for
 from fairflare.cli.data.sites import file_in, sites_of
 from fairflare.cli.options import parse_settings
 from fairflare.cli.screen import AsJson, console, errors, one_document, say, user_errors
-from fairflare.data.datalist import labels_in
-from fairflare.data.kinds import grouped, named, shown
 from fairflare.data.listing.attributes import UNKNOWN
 
 MOST = 20  # largest number of kinds of problems that are printed for a site without --all
@@ -45,6 +42,8 @@ def check_data(
     as_json: AsJson = False,
 ) -> None:
     """Read every image as training does, and list all problems. The exit code is 1 if training would fail."""
+    from rich.progress import Progress
+
     from fairflare.checking.images import check_sites
 
     with one_document(as_json) as put:
@@ -118,6 +117,8 @@ def make_task(
 
 def _labels(sites: Mapping[str, Mapping[str, Any]]) -> tuple[list[int], list[str] | None, list[str]]:
     """Return all labels that are class numbers, the class names, and the findings, from datalists that can be read."""
+    from fairflare.data.datalist import labels_in
+
     numbers: list[int] = []
     findings: dict[str, None] = {}
     names = None
@@ -139,6 +140,8 @@ _tell = partial(say, where=console)
 
 def _kinds(problems: Sequence[Any], every: bool) -> Iterator[dict[str, Any]]:
     """Yield site, text and gravity of each kind of problem of a site, with names of images; ``every``: each problem."""
+    from fairflare.data.kinds import grouped
+
     by_site = gathered(((not problem.grave, problem.site), (problem.about, problem.text)) for problem in problems)
     for (note, site), alike in sorted(by_site.items(), key=lambda one: one[0][0]):
         for kind in [[one] for one in alike] if every else grouped(alike):
@@ -160,6 +163,8 @@ def _print_problems(problems: Sequence[Any], every: bool) -> None:
 
 def _describe_kind(problems: Sequence[tuple[str, str]]) -> str:
     """Return the text of the first of several problems of one kind, with the images' names of the other problems."""
+    from fairflare.data.kinds import named, shown
+
     first = problems[0][1]
     if len(problems) == 1:
         return first

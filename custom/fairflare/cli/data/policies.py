@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from fairflare.cli.screen import console, say, user_errors
 
@@ -31,6 +30,8 @@ def policies(
 
 def _arguments(project: Path) -> dict[str, Any]:
     """Return the arguments of the ``SitePolicyBuilder`` in a project file."""
+    import yaml
+
     try:
         content = yaml.safe_load(project.read_text(encoding="utf-8"))
         (arguments,) = (entry.get("args") or {} for entry in content["builders"] if entry["path"] == BUILDER)

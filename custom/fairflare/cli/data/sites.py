@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from fairflare.base.checks import NO_SITE, SERVER, nearest, site_names
 from fairflare.base.disk.files import keys_once, unreadable
 from fairflare.cli.screen import note
-from fairflare.data.datalist import SPLITS
 from fairflare.reporting.layout import listed
 
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -145,6 +144,7 @@ def sites_of(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: the path has no site; the message says what was expected.
     """
+    from fairflare.data.datalist import SPLITS
     from fairflare.federation.site.site_file import own_settings
 
     if path.is_dir():

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.progress import track
 from rich.table import Table
 
 from fairflare.base.checks import gathered
 from fairflare.base.disk.files import csv_text, write_whole
 from fairflare.cli.options import Device, OfModels, Overwrite, OwnCode, refuse_to_replace, which_model
 from fairflare.cli.screen import console, errors, note, say, user_errors
-from fairflare.data.datalist import DataError
-from fairflare.data.dicom_files import files_of_series
-from fairflare.data.image_file import SUFFIXES, Dicom, Unknown, image_file, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -201,6 +197,8 @@ def cases_of(
 
 def _has_all(path: Path) -> bool:
     """Return whether a file has several volumes; one that cannot be opened is refused when it is read."""
+    from fairflare.data.image_file import image_file
+
     with suppress(Exception):
         return image_file(path).facts().volumes > 1
     return False
@@ -219,6 +217,7 @@ def _images_of(text: str, out: Path) -> dict[Path, str]:
 
 
 def _images_in(folder: Path, out: Path) -> dict[Path, str]:
+    from fairflare.data.image_file import SUFFIXES
     from fairflare.data.preparers.contents import contents
 
     if out.resolve() == folder.resolve():
@@ -239,7 +238,9 @@ def _images_in(folder: Path, out: Path) -> dict[Path, str]:
 def _series_in(folders: Iterable[Path]) -> list[Path]:
     """Return the folders that hold the files of a single DICOM series and no other file; each is one volume."""
     from fairflare.data import dicom
+    from fairflare.data.dicom_files import files_of_series
     from fairflare.data.geometry import NO_SERIES, Misfit
+    from fairflare.data.image_file import Dicom, Unknown, kind_of
 
     places = []
     for place in folders:
@@ -313,6 +314,7 @@ def _targets(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted) ->
 
 def _mask_of(image: Path, name: str) -> str:
     """Return the name of the mask of an image with this name in the output."""
+    from fairflare.data.image_file import Dicom, image_file
     from fairflare.prediction.masks import mask_name
 
     try:
@@ -328,6 +330,11 @@ def _mask_of(image: Path, name: str) -> str:
 
 def _predict_all(predictor: Predictor, names: Mapping[Path, str], wanted: Wanted) -> int:
     """Apply the model to all images, write the results, and return the number of images that could not be used."""
+    from rich.progress import track
+
+    from fairflare.data.datalist import DataError
+    from fairflare.data.image_file import SUFFIXES, kind_of
+
     rows: list[dict[str, Any]] = []
     lines: list[tuple[str, ...]] = []
     failed = 0
@@ -365,6 +372,7 @@ def _segment(predictor: Predictor, image: Path, name: str, wanted: Wanted) -> To
     """Write the mask of a picture, of each slice of a volume, or of a whole volume in its own grid."""
     import numpy as np
 
+    from fairflare.data.datalist import DataError
     from fairflare.data.reading import turn_and_size
     from fairflare.prediction import masks
     from fairflare.tasks.placing import back_in_place

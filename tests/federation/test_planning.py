@@ -14,16 +14,19 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from fairflare.cli.commands import app
 from fairflare.core.plans.counts import Case, foreground, intensities
 from fairflare.core.plans.document import plan_of
 from fairflare.exchange.messages import STATUS_OK, Message, SiteReply, SiteTask, encode_reply
+from fairflare.federation.collecting.phase import RoundFailed
 from fairflare.federation.plan.plan import Plan
 from fairflare.federation.plan.run_settings import PlanRun, usual_waits
 from fairflare.federation.plan.task_files import TASKS_BY_KIND, load_task_class
 from fairflare.federation.server.planning import PLAN, read_counts
+from fairflare.federation.site import case_counts
 from fairflare.federation.site.case_counts import FIELDS
 from fairflare.federation.site.worker import SiteWorker
 from fairflare.federation.transports.local import run_local
@@ -230,6 +233,44 @@ def test_a_wrong_answer_is_refused_by_site_field_and_value(changes: dict[str, An
     with pytest.raises(ReportError, match=re.escape(text)) as found:
         read_counts("x", message(report, number), number, NAMES, 1)
     assert "'x'" in str(found.value)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_site_whose_answer_cannot_be_is_named_and_the_plan_is_of_the_others(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    local, cases = data
+    field, perform = ("spacing_0_cases", "resampled_1")[number], SiteWorker.perform
+
+    def lying(self: SiteWorker, request: SiteTask, *more: Any) -> Any:
+        reply = perform(self, request, *more)
+        if request.name == "plan" and self.site == "b" and field in reply.report:
+            reply.report[field] = [-value for value in reply.report[field]]
+        return reply
+
+    monkeypatch.setattr(SiteWorker, "perform", lying)
+    found = planned(tmp_path, local)
+    results = next(tmp_path.rglob("results.json")).read_text("utf-8")
+    assert re.search(rf"'b': field '{field}\[0\]' must lie in \[1, [\d.e+]+\], got -", results)
+    if not number:  # who lies later has counted in the first question
+        same(found, pooled({site: of for site, of in cases.items() if site != "b"}))
+
+
+def test_a_site_that_adds_cases_to_a_secure_sum_ends_the_plan(
+    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = case_counts._save
+
+    def lying(request: Any, store: Any, numbers: dict[str, Any]) -> None:
+        name = next(iter(numbers))
+        more = torch.zeros_like(numbers[name])
+        more[7] = 1
+        save(request, store, {**numbers, name: numbers[name] + more})
+
+    monkeypatch.setattr(case_counts, "_save", lying)
+    with pytest.raises(RoundFailed, match=r"plan: the sum of spacing_0 is of \d+ cases, the sites have 9"):
+        planned(tmp_path, data[0], secure="sums", min_sites=3)
+    assert not [*tmp_path.rglob(PLAN)]
 
 
 def test_a_lie_within_the_range_moves_a_median_by_no_more_than_its_cases() -> None:

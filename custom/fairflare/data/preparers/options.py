@@ -141,13 +141,13 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
     option("classes", list[str] | None, "In the order of their numbers.", None, metavar="NAME"),
     option(
         "uncertain", Literal["ignore", "zero", "one"] | None,
-        "What -1 in a column of findings becomes: not known, 0 or 1.",
+        "What -1 in a column of findings becomes: not known, 0 or 1.", None,
     ),
     option(
         "blank", Literal["zero", "missing"] | None,
-        "What an empty cell in a column of findings becomes: 0, or not known.",
+        "What an empty cell in a column of findings becomes: 0, or not known.", None,
     ),
-    option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes."),
+    option("slices", Plane | None, "List slices of this plane, for 2D tasks; default: whole volumes.", None),
     option("keep_empty", bool, "With --slices: also those without a label.", False, "--keep-empty"),
     option("leave_out", bool, "Go on without what cannot be used.", False, "--leave-out"),
     option(
@@ -171,18 +171,15 @@ OPTIONS: Mapping[str, Parameter] = {declared.name: declared for declared in (
     option("mask_values", list[str] | None, "Such as 0=0 128=1 255=2.", None, metavar="VALUE=LABEL", made=parse_pairs),
     option(
         "mask_drawn_on", Literal["stored", "upright"] | None, "Where only one of image and mask says how it lies: the "
-        "mask is drawn on the pixels as they are stored, or as they are shown.",
+        "mask is drawn on the pixels as they are stored, or as they are shown.", None,
     ),
 )}  # fmt: skip
 
 
-def of_function(name: str, text: str, prepare: Callable[..., dict[str, Path]], dealing: Dealing | None) -> Preparer:
-    """Return the command that calls ``prepare``, whose arguments in :data:`OPTIONS` become the command's options."""
+def declare_preparer(
+    name: str, text: str, prepare: Callable[..., dict[str, Path]], names: Sequence[str], dealing: Dealing | None
+) -> Preparer:  # fmt: skip
+    """Return the command that calls ``prepare``, with options for its arguments and for the options ``names``."""
     given = [parameter for parameter in signature(prepare).parameters.values() if parameter.name in OPTIONS]
-    return Preparer(
-        name,
-        text,
-        prepare,
-        [OPTIONS[parameter.name].replace(default=parameter.default) for parameter in given],
-        dealing,
-    )
+    named = [OPTIONS[parameter.name].replace(default=parameter.default) for parameter in given]
+    return Preparer(name, text, prepare, [*named, *(OPTIONS[option] for option in names)], dealing)

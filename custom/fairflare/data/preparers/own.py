@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,10 @@ from fairflare.data.preparers.dealing import Dealing
 from fairflare.data.preparers.items import Item
 from fairflare.data.preparers.labels import labels_of
 from fairflare.data.preparers.listed import (
+    Blank,
     CellMeanings,
     Groups,
+    Uncertain,
     attributes_of,
     classes_of,
     groups_by_site,
@@ -29,6 +31,7 @@ from fairflare.data.preparers.listed import (
 )  # fmt: skip
 from fairflare.data.preparers.looking import AIR, Look, Looker, looks_of, refuse_bad, refuse_empty
 from fairflare.data.preparers.names import file_name, listing
+from fairflare.data.preparers.options import OPTIONS, Plane
 from fairflare.data.preparers.trees import Tree
 from fairflare.data.preparers.writing import Form, Writing, write_pool
 
@@ -38,23 +41,84 @@ NUCLEAR = {"PET", "PT", "NM", "SUV", "SPECT"}  # names of channels that belong b
 LEAST, PATCH, COVERED, COARSEST = 32, 48, 80.0, 2.5
 
 
-def write_own(
-    trees: Mapping[str, Tree], look: Looker, out_dir: str | Path, dealing: Dealing, writing: Writing,
-    what: str = "image", plane: str | None = None, *, attributes: Mapping[str, str] | None = None,
-    classes: Sequence[str] | None = None, group: Groups = None, leave_out: bool | None = None,
-    mask_values: Mapping[str, int | str] | None = None, mask_drawn_on: DrawnOn | None = None,
-    answers: CellMeanings | None = None,
-) -> dict[str, Path]:  # fmt: skip
+@dataclass(frozen=True)
+class PrepareRequest:
+    """Store what a user asks of the preparation of their own files; a command has some of these options.
+
+    Attributes:
+        out_dir: folder to write to.
+        csv: table of the images, relative to their folder, or else to the working folder: ``image`` (a path below the
+            folder, or a name, with or without ending), ``label`` (a number or a name) or ``mask``, and perhaps
+            ``site``, ``patient`` and ``split`` (training, validation or test).
+        columns: names of columns that differ from those above: ``{"image": "id_code", "label": "diagnosis"}``.
+        attributes: attributes of the people and their columns, in the table or in a BIDS tree's ``participants.tsv``:
+            ``{"sex": "sex", "age": "age_approx:40,60"}``; numbers after a colon are the inner edges of bins; an
+            attribute without edges is a category.
+        classes: names of the classes in the order of their numbers; images of other classes are refused. Default: all
+            that occur, numbers by size, names by the alphabet. A table has findings if it lacks the column ``label``
+            and has a column for each name in ``classes``.
+        uncertain, blank: what -1 and an empty cell of a finding become, see :class:`.listed.CellMeanings`.
+        slices: list slices of this plane instead of whole volumes.
+        keep_empty: with ``slices``, also list slices in which the mask is 0.
+        leave_out: skip images that cannot be used, or of which no finding is known, and report them; None if the
+            command has no such option.
+        unlabelled: folders of images without labels, see :func:`fairflare.data.preparers.trees.add_unlabelled`.
+        suffix: suffixes of the images of a BIDS tree, such as ``T1w``; several are the channels of a case.
+        channels: names of the images of a case, in the order of the network's input: the ends of their names, the
+            columns of the table, or the names for ``_0000``, ``_0001``, ...
+        group: regular expression whose first group is the patient, such as ``"^(p[0-9]+)_"``, or one for each site by
+            name; without it an image of which the source names no patient is a patient of its own. It is searched in
+            the path of an image below its folder (images, volumes), or in its name (masks, folders).
+        mask_values: ``{value in the file: label}`` for ``fairflare.json``.
+        mask_drawn_on: rule for pairs of which only one file states a geometry, for ``fairflare.json``.
+        dealing: rule by which the images are dealt to sites; default: the sites that the source names.
+        writing: see :func:`fairflare.data.preparers.writing.write_sites`.
+    """
+
+    out_dir: str | Path
+    csv: str | Path | None = None
+    columns: Mapping[str, str] | None = None
+    attributes: Mapping[str, str] | None = None
+    classes: Sequence[str] | None = None
+    uncertain: Uncertain | None = None
+    blank: Blank | None = None
+    slices: Plane | None = None
+    keep_empty: bool = False
+    leave_out: bool | None = None
+    unlabelled: Sequence[str] | None = None
+    suffix: str | Sequence[str] | None = None
+    channels: Sequence[str] | None = None
+    group: Groups = None
+    mask_values: Mapping[str, int | str] | None = None
+    mask_drawn_on: DrawnOn | None = None
+    dealing: Dealing = field(default_factory=Dealing)
+    writing: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def take(
+        cls, names: Sequence[str], out_dir: str | Path, options: Mapping[str, Any], dealing: Dealing | None = None
+    ) -> PrepareRequest:
+        """Return the request with these options, which may be those of ``names`` and of :class:`.Writing`.
+
+        Raises:
+            TypeError: the command has no such option.
+        """
+        known = {*names, *Writing.__annotations__}
+        if strange := [name for name in options if name not in known]:
+            raise TypeError(f"no such option: {', '.join(strange)}; expected some of {', '.join(sorted(known))}")
+        writing = {name: value for name, value in options.items() if name not in names}
+        values = {name: options.get(name, OPTIONS[name].default) for name in names}
+        return cls(out_dir, **values, dealing=dealing or Dealing(), writing=writing)
+
+
+def write_own(request: PrepareRequest, trees: Mapping[str, Tree], look: Looker, what: str = "image") -> dict[str, Path]:
     """Check all images and masks of a user's source, and write those that can be used.
 
     Args:
+        request: what the user asks for.
         trees: images of the source by site; for a site without a name, each image names its site.
         look: function that checks one image and its mask.
-        out_dir, dealing, writing: as in :func:`fairflare.data.preparers.writing.write_pool`.
         what: word for the images in messages, ``"image"`` or ``"volume"``.
-        plane: plane of the slices to list; None if files are listed whole.
-        attributes, classes, group, leave_out, mask_values, mask_drawn_on: options of the commands.
-        answers: what cells of findings mean.
 
     Returns:
         Folder of each site.
@@ -63,40 +127,102 @@ def write_own(
         DataError: images cannot be used (the message names all of them), or facts about them contradict each other.
         ValueError: options contradict each other.
     """
-    notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
     cases = [replace(case, site=case.site or site) for site, tree in trees.items() for case in tree.cases]
-    channels = [*dict.fromkeys(name for case in cases if case.channels for name in case.channels)]
+    channels = _channels(cases)
+    names, declared, cases = _label(request, cases, what)
+    expressions = groups_by_site(request.group, {case.site for case in cases})
+    good, notes = _usable(request, trees, cases, look, what)
+    looks = [seen for _, seen in good]
+    called = {value: name for tree in trees.values() for value, name in tree.names.items() if value}
+    sites = gathered((case.site, seen) for case, seen in good)
+    task, settings, meanings = ({}, {}, {}) if names else labels_of(sites, called, notes, request.mask_values, what)
+    if findings := any(isinstance(case.mask, tuple) for case in cases):
+        task["findings"] = names
+    if not all(seen.own_plane for seen in looks):
+        task["orientation"] = request.slices
+    if request.mask_drawn_on is not None:
+        settings["mask_drawn_on"] = request.mask_drawn_on
+    if empty := sum(seen.empty for seen in looks):
+        listed = sum(len(seen.slices or ()) for seen in looks)
+        notes.append(f"{empty} of {empty + listed} slices have no label and are left out (--keep-empty keeps them)")
+    seed = request.writing.get("seed", 0)
+    items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
+    refuse_one_patient(items, request.group)
+    record = dict(request.writing.get("record", {}))
+    if what == "volume":
+        kind = {} if request.slices else {"kind": "volume_classification" if names else "volume_segmentation"}
+        record |= {**kind, "volumes": _count_volumes(good)}
+        task |= suited_patches(good) if kind and not names else {}
+        task |= {"channels": channels} if channels else {}
+    if not names:
+        masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
+        record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
+    form = Form(
+        names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
+        mask_labels=meanings,
+    )  # fmt: skip
+    return write_pool(items, request.out_dir, request.dealing, settings, form, **{**request.writing, "record": record})
+
+
+def _channels(cases: Sequence[Item]) -> list[str]:
+    """Return the names of the channels; none if each case is one image.
+
+    Raises:
+        DataError: only some of the cases name their images.
+    """
+    channels = [*dict.fromkeys(name for case in cases for name in case.channels)]
     several = any(len(case.channels) > 1 for case in cases)
     if unnamed := sorted({case.site for case in cases if several and not case.channels}):
         raise DataError(
             f"the images of {listing(unnamed)} have no names, and others' have: {', '.join(channels)}; name"
             " them in dataset.json ('channel_names')"
         )
-    if vars(dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
+    return channels if several else []
+
+
+def _label(
+    request: PrepareRequest, cases: Sequence[Item], what: str
+) -> tuple[list[str] | None, dict[str, Any], list[Item]]:
+    """Return the names of the classes, the declared attributes, and the images with their labels and attributes.
+
+    Raises:
+        DataError: labels or attributes are not as expected.
+        ValueError: options contradict each other.
+    """
+    if vars(request.dealing) != vars(Dealing()) and any(case.mask is None for case in cases):
         raise ValueError("--unlabelled needs images as the sites have them; leave the options of dealing out")
-    findings = any(isinstance(case.mask, dict) for case in cases)
-    names, labels = _labels(cases, classes, what, answers)
-    if attributes and cases and not any(case.row for case in cases):
+    names, labels = _labels(cases, request, what)
+    if request.attributes and cases and not any(case.row for case in cases):
         raise ValueError("--attributes are columns of a table (--csv, or participants.tsv of BIDS), and there is none")
-    declared, people = attributes_of(attributes, [case.row for case in cases])
-    expressions = groups_by_site(group, {case.site for case in cases})
-    cases = [replace(c, mask=label, attributes=own) for c, label, own in zip(cases, labels, people, strict=True)]
-    found = list(zip(cases, looks_of(cases, look), strict=True))
-    silent = {case.image for case in cases if findings and max(case.mask) < 0}
-    good = [(case, seen) for case, seen in found if isinstance(seen, Look) and case.image not in silent]
+    declared, people = attributes_of(request.attributes, [case.row for case in cases])
+    paired = zip(cases, labels, people, strict=True)
+    return names, declared, [replace(case, mask=label, attributes=person) for case, label, person in paired]
+
+
+def _usable(
+    request: PrepareRequest, trees: Mapping[str, Tree], cases: Sequence[Item], look: Looker, what: str
+) -> tuple[list[tuple[Item, Look]], list[str]]:
+    """Return each image that can be used with what its check showed, and notes on all of them.
+
+    Raises:
+        DataError: images cannot be used and may not be left out, or one value of the masks has two names.
+    """
+    notes = list(dict.fromkeys(note for tree in trees.values() for note in tree.notes))
+    looked = list(zip(cases, looks_of(cases, look), strict=True))
+    silent = {case.image for case in cases if isinstance(case.mask, tuple) and max(case.mask) < 0}
+    good = [(case, seen) for case, seen in looked if isinstance(seen, Look) and case.image not in silent]
     bad: list[tuple[str, str | Misfit]] = [
         (at_site(name, site), problem) for site, tree in trees.items() for name, problem in tree.alone
     ]
     unusable: list[tuple[Item, str | Misfit]] = [
         (case, "no finding of it is known for certain") for case in cases if case.image in silent
     ]
-    unusable += [(case, problem) for case, problem in found if not isinstance(problem, Look)]
+    unusable += [(case, problem) for case, problem in looked if not isinstance(problem, Look)]
     bad += [(at_site(shown(case.image), case.site), problem) for case, problem in unusable]
-    if said := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", leave_out, notes):
-        notes.append(said)
+    if left_out := refuse_bad(bad, len(good) + len(bad), f"{what}(s)", request.leave_out, notes):
+        notes.append(left_out)
     refuse_empty({case.site for case in cases}, {case.site for case, _ in good})
-    looks = [seen for _, seen in good]
-    notes += notes_of(note for seen in looks for note in seen.notes)
+    notes += notes_of(note for _, seen in good for note in seen.notes)
     notes += [
         f"{site}: {text}" if site else text
         for site in dict.fromkeys(case.site for case, _ in good)
@@ -104,39 +230,11 @@ def write_own(
     ]
     seen_by = gathered((case.site, (shown(case.image), seen.channels)) for case, seen in good if seen.channels)
     notes += [f"{site}: {line}" if site else line for site, line in odd_images(seen_by)]
-    told = [(site or "dataset.json", {k: name for k, name in tree.names.items() if k}) for site, tree in trees.items()]
+    called = ((site or "dataset.json", {k: v for k, v in tree.names.items() if k}) for site, tree in trees.items())
     drawn = ((at_site(shown(case.mask), case.site), seen.names) for case, seen in good if isinstance(case.mask, Path))
-    for text in (*two_names(told), *two_names(drawn)):
+    for text in (*two_names(called), *two_names(drawn)):
         raise DataError(text)
-    called = {value: name for _, own in told for value, name in own.items()}
-    sites = gathered((case.site, seen) for case, seen in good)
-    task, settings, meanings = ({}, {}, {}) if names else labels_of(sites, called, notes, mask_values, what)
-    task |= {"findings": names} if findings else {}
-    if not all(seen.own_plane for seen in looks):
-        task["orientation"] = plane
-    if mask_drawn_on is not None:
-        settings["mask_drawn_on"] = mask_drawn_on
-    if empty := sum(seen.empty for seen in looks):
-        listed = sum(len(seen.slices or ()) for seen in looks)
-        notes.append(f"{empty} of {empty + listed} slices have no label and are left out (--keep-empty keeps them)")
-    seed = writing.get("seed", 0)
-    items = [_item(case, seen, expressions[case.site], seed) for case, seen in good if seen.slices != ()]
-    refuse_one_patient(items, group)
-    record = dict(writing.get("record", {}))
-    if what == "volume":
-        kind = {} if plane else {"kind": "volume_classification" if names else "volume_segmentation"}
-        record |= {**kind, "volumes": _count_volumes(good)}
-        task |= suited_patches(good) if kind and not names else {}
-        task |= {"channels": channels} if several else {}
-    if not names:
-        masked = dict.fromkeys(case.site for case, _ in good if case.mask is not None)
-        record["marked"] = {s: Counter(v for case, seen in good if case.site == s for v in seen.values) for s in masked}
-    writing["record"] = record
-    form = Form(
-        names, stratified=names is not None and not findings, task=task, attributes=declared, notes=notes,
-        mask_labels=meanings,
-    )  # fmt: skip
-    return write_pool(items, out_dir, dealing, settings, form, **writing)
+    return good, notes
 
 
 def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
@@ -149,17 +247,16 @@ def _item(case: Item, seen: Look, expression: str | None, seed: int) -> Item:
     )  # fmt: skip
 
 
-def _labels(
-    cases: Sequence[Item], classes: Sequence[str] | None, what: str, answers: CellMeanings | None
-) -> tuple[list[str] | None, list[Any]]:
+def _labels(cases: Sequence[Item], request: PrepareRequest, what: str) -> tuple[list[str] | None, list[Any]]:
     """Return the names of the classes (None for masks), and the class, the findings, or the mask of each image.
 
     Raises:
         DataError: some images have masks and some have classes, a class is none of the given ones, or classes are
             given although the images have masks.
     """
+    classes, answers = request.classes, CellMeanings(request.uncertain, request.blank)
     if any(isinstance(case.mask, dict) for case in cases):
-        return list(classes or ()), [case.mask and (answers or CellMeanings()).labels(case) for case in cases]
+        return list(classes or ()), [case.mask and answers.labels(case) for case in cases]
     texts = [case.mask for case in cases if isinstance(case.mask, str)]
     if problem := first_of({
         f"some {what}s have masks and some have classes; prepare them one by one":

@@ -144,10 +144,7 @@ def build_classifier(
     image_size: Sequence[int] = (224, 224),
     patch_size: int = 16,
     max_pool: bool = True,
-    projector_dim: int | None = None,
-    neck_dim: int | None = None,
-    cosine_scale: float | None = None,
-    retrained_head: bool = False,
+    **heads: Any,
 ) -> Classifier:
     """Build a classification network, initialised from torch's current random state.
 
@@ -161,7 +158,7 @@ def build_classifier(
             themselves matter to a vision transformer only.
         patch_size: side of a vision transformer's patch, in every direction.
         max_pool: whether the ResNet pools after its first convolution; small images need no pooling.
-        projector_dim, neck_dim, cosine_scale, retrained_head: see :class:`Classifier`.
+        heads: ``projector_dim``, ``neck_dim``, ``cosine_scale`` and ``retrained_head`` of :class:`Classifier`.
     """
     encoder: nn.Module
     dimensions = len(image_size)
@@ -177,16 +174,7 @@ def build_classifier(
             layers: Any = encoder.class_layers
             width = layers.out.in_features
             layers.out = nn.Identity()
-    model = Classifier(
-        encoder,
-        width,
-        classes,
-        in_channels=in_channels,
-        projector_dim=projector_dim,
-        neck_dim=neck_dim,
-        cosine_scale=cosine_scale,
-        retrained_head=retrained_head,
-    )
+    model = Classifier(encoder, width, classes, in_channels=in_channels, **heads)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = norm_momentum

@@ -175,13 +175,7 @@ def run(
     from fairflare.base.disk.files import safe_name
     from fairflare.cli.data.own_images import fitted
     from fairflare.cli.data.sites import run_sites
-    from fairflare.cli.run.folder import (
-        earlier_results,
-        last_errors,
-        refuse_to_replace_run,
-        site_settings,
-        what_sites_said,
-    )
+    from fairflare.cli.run.folder import earlier_results, refuse_to_replace_run, site_settings
     from fairflare.cli.run.here import logged, run_plan, stopped_by_signals
     from fairflare.cli.run.simulate import RUN_FOLDER, simulate
     from fairflare.federation.plan.request import RunRequest
@@ -226,8 +220,19 @@ def run(
                 code = run_plan(plan, place, local, stop, [Bar(screen, plan.run.num_rounds)], jobs or 1)
     if stop.why:
         raise KeyboardInterrupt(stop.why)
+    return _read_completed(place, plan.task, code, log)
+
+
+def _read_completed(place: Path, task: Task, code: int, log: Path) -> Results:
+    """Read the results of a run that has ended with an exit code.
+
+    Raises:
+        RuntimeError: the run failed; the text has the reason and names the log.
+    """
+    from fairflare.cli.run.folder import last_errors, what_sites_said
+
     try:
-        results = Results(place, plan.task)
+        results = Results(place, task)
     except ValueError:
         raise RuntimeError(f"the run ended before its first round: {'; '.join(last_errors(log))}; log: {log}") from None
     if code or results.document.status != "completed":

@@ -65,3 +65,19 @@ def test_functions_are_named_by_verbs() -> None:
     nodes = [node for tree in budget.trees().values() for node in ast.walk(tree)]
     names = [n.name for n in nodes if isinstance(n, ast.FunctionDef) and not n.name.startswith("__")]
     assert sum(bool(PREPOSITIONS.match(name)) for name in names) <= 118
+
+
+COMMANDS = {"run", "plan_options", "evaluate", "predict", "compare"}  # ``fairflare.run`` is like one, too
+
+
+def test_functions_are_short() -> None:
+    """Hold functions to 45 statements, imports and nested ones too, and those of no command to 9 parameters."""
+    sizes = {}
+    for module, tree in budget.trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                statements = sum(isinstance(n, ast.stmt) for part in node.body for n in ast.walk(part))
+                names = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                few = len(names) <= 9 or node.name == "__init__" or node.name in COMMANDS
+                sizes[f"{module}.{node.name} {statements} {len(names)}"] = statements <= 45 and few
+    assert [name for name, short in sizes.items() if not short] == []
